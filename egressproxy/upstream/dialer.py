@@ -47,10 +47,9 @@ _Target = tuple[IPAddress, int]
 class Dialer:
     """Opens connections and keeps the dials in progress."""
 
-    __slots__ = ("_beginnings", "_is_looking", "_limited", "_poller", "_stagger_s")
+    __slots__ = ("_beginnings", "_is_looking", "_limited", "_poller")
 
-    def __init__(self, stagger_s: float = STAGGER_S) -> None:
-        self._stagger_s = stagger_s
+    def __init__(self) -> None:
         self._poller: Poller | None = None
         self._limited: dict[Dial[Any], float] = {}  # each with the monotonic time of its end
         self._is_looking = False  # a look at them is due
@@ -73,7 +72,7 @@ class Dialer:
             endpoints = [*endpoints[first:], *endpoints[:first]]
             beginning = key, first
         patience_s = timeout_s / 2 if timeout_s > 0 else PATIENCE_S
-        dial = Dial(self, self._poller, endpoints, protocol_factory, self._stagger_s, patience_s, beginning)
+        dial = Dial(self, self._poller, endpoints, protocol_factory, patience_s, beginning)
         dial.try_next()
         if timeout_s > 0 and not dial.done():
             if not self._is_looking:
@@ -105,7 +104,7 @@ class Dialer:
             dial.too_late()
 
     def __repr__(self) -> str:
-        return f"Dialer(stagger {self._stagger_s} s)"
+        return f"Dialer({len(self._limited)} dials with a time limit)"
 
 
 def abandon(dial: Dial[P]) -> None:
@@ -127,7 +126,6 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         "_patience_s",
         "_poller",
         "_stagger",
-        "_stagger_s",
         "_targets",
         "_tried",
         "_trying",
@@ -139,7 +137,6 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         poller: Poller,
         targets: Sequence[_Target],
         factory: Callable[[], P],
-        stagger_s: float,
         patience_s: float,
         beginning: tuple[int, int] | None,
     ) -> None:  # fmt: skip
@@ -148,7 +145,6 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self._poller = poller
         self._targets = targets
         self._factory = factory
-        self._stagger_s = stagger_s
         self._patience_s = patience_s
         self._beginning = beginning  # where only some of the addresses are tried: their set, and which is the first
         self._next = 0
@@ -177,7 +173,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
                 continue
             self._tried += 1
             if self._has_more:
-                self._stagger = asyncio.get_running_loop().call_later(self._stagger_s, self.try_next)
+                self._stagger = asyncio.get_running_loop().call_later(STAGGER_S, self.try_next)
             return
         if not self._trying and not self._is_done:
             self.set_exception(_fault(self._failures))
@@ -191,7 +187,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         loop = asyncio.get_running_loop()
         if not self._makes_way_at:
             self._makes_way_at = loop.time() + self._patience_s
-        self._stagger = loop.call_at(max(self._makes_way_at, loop.time() + self._stagger_s), self._make_way)
+        self._stagger = loop.call_at(max(self._makes_way_at, loop.time() + STAGGER_S), self._make_way)
 
     def _make_way(self) -> None:
         fd = next(iter(self._trying))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
@@ -50,43 +51,31 @@ class Claim(Generic[C]):
         return f"Claim({self.client}, {'waits' if self.given is not None else 'has asked'})"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pool(Generic[C]):
     """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.
 
     `kept` holds the idle connections while clients are counted; only claims get them.
     """
 
-    __slots__ = (
-        "_held",
-        "_holders",
-        "idle",
-        "is_counting",
-        "is_retired",
-        "kept",
-        "limit",
-        "max_idle",
-        "name",
-        "open",
-        "share",
-        "waiting",
-    )
+    name: str
+    limit: int = MAX_OPEN
+    max_idle: int = 256
+    max_waiting: int = MAX_OPEN
+    share: int = SHARE
+    idle: list[C] = field(default_factory=list)
+    kept: list[C] = field(default_factory=list)
+    open: int = 0
+    is_counting: bool = False
+    is_retired: bool = False
+    waiting: FairQueue[Claim[C]] = field(init=False)
+    # While clients are counted: who holds each connection given since then, and how many each client holds.
+    _holders: dict[C | Claim[C], str] = field(default_factory=dict)
+    _held: Shares = field(init=False)
 
-    def __init__(
-        self, name: str, limit: int = MAX_OPEN, max_idle: int = 256, max_waiting: int = MAX_OPEN, share: int = SHARE
-    ) -> None:
-        self.name = name
-        self.limit = limit
-        self.share = share
-        self.max_idle = max_idle
-        self.idle: list[C] = []
-        self.kept: list[C] = []
-        self.open = 0
-        self.waiting: FairQueue[Claim[C]] = FairQueue(max_waiting, share)
-        self.is_counting = False
-        self.is_retired = False
-        # While clients are counted: who holds each connection given since then, and how many each client holds.
-        self._holders: dict[C | Claim[C], str] = {}
-        self._held = Shares(sys.maxsize, share)
+    def __post_init__(self) -> None:
+        self.waiting = FairQueue(self.max_waiting, self.share)
+        self._held = Shares(sys.maxsize, self.share)
 
     @property
     def place(self) -> str:

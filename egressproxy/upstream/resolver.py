@@ -161,13 +161,12 @@ class Resolver:
             self._remember(host, entry)
             entry.settle(waiter, host)
             return waiter
-        stale = entry is not None and entry.stale_until > now
+        stale = entry if entry is not None and entry.stale_until > now else None
         lookup = self._lookups.known.get(host)
-        if lookup is None and not (stale and entry is not None and entry.retry_at > now):
+        if lookup is None and (stale is None or stale.retry_at <= now):
             lookup = self._lookups.start(host, client, now)
-        if entry is not None and stale and (lookup is None or entry.backoff_s or now - lookup.started > STALE_AFTER_S):
-            self._stats("stale")
-            waiter.set_result(entry.addresses)
+        if stale is not None and (lookup is None or stale.backoff_s or now - lookup.started > STALE_AFTER_S):
+            self._use_stale(waiter, stale)
             return waiter
         too_many = client != "" and self._waiting.of(client) >= MAX_WAITERS_OF_CLIENT
         if lookup is None or too_many or self._waiting.total >= MAX_WAITERS:
@@ -180,8 +179,8 @@ class Resolver:
         waiter.add_done_callback(partial(self._left, client))
         lookup.waiters.append(waiter)
         self._lookups.turns.join(lookup, client)
-        if entry is not None and stale:
-            loop.call_later(STALE_AFTER_S, self._use_stale, waiter, entry)
+        if stale is not None:
+            loop.call_later(STALE_AFTER_S, self._use_stale, waiter, stale)
         return waiter
 
     def close(self) -> None:

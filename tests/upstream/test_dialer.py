@@ -3,8 +3,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from ipaddress import IPv4Address, ip_address
 from typing import Any
 
@@ -72,6 +73,12 @@ def run() -> Any:
     return runs
 
 
+@pytest.fixture
+def stagger(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Call it with the seconds after which the next address is tried beside a silent one."""
+    return partial(monkeypatch.setattr, dialer, "STAGGER_S")
+
+
 async def serve(origin: Origin, host: str = "127.0.0.1") -> int:
     server = await asyncio.get_running_loop().create_server(origin, host, 0)
     return int(server.sockets[0].getsockname()[1])
@@ -124,13 +131,15 @@ def test_a_refusal_says_so_and_is_safe_to_retry(run: Any):
     run(main())
 
 
-def test_no_answer_is_a_timeout_within_one_budget_for_all(run: Any):
+def test_no_answer_is_a_timeout_within_one_budget_for_all(run: Any, stagger: Callable[[float], None]):
+    stagger(0.01)
+
     async def main() -> None:
         with deaf() as one, deaf() as two, deaf() as three:
             loop = asyncio.get_running_loop()
             started = loop.time()
             with pytest.raises(UpstreamFault) as caught:
-                await Dialer(stagger_s=0.01).dial([one, two, three], asyncio.Protocol, timeout_s=1.0)
+                await Dialer().dial([one, two, three], asyncio.Protocol, timeout_s=1.0)
             assert 0.95 < loop.time() - started < 2.5, "one after the other would take three"
             fault = fault_of(caught)
             assert (fault.reason, fault.status) == (Reason.CONNECT_TIMEOUT, 504)
@@ -138,10 +147,12 @@ def test_no_answer_is_a_timeout_within_one_budget_for_all(run: Any):
     run(main())
 
 
-def test_the_next_address_is_tried_at_once_after_a_failure(run: Any):
+def test_the_next_address_is_tried_at_once_after_a_failure(run: Any, stagger: Callable[[float], None]):
+    stagger(60)
+
     async def main() -> None:
         port = await serve(Origin())
-        dialer = Dialer(stagger_s=60)
+        dialer = Dialer()
         transport, _, endpoint = await dialer.dial(
             [(LOCAL, closed_port()), (LOCAL, port)], asyncio.Protocol, timeout_s=5
         )
@@ -151,11 +162,13 @@ def test_the_next_address_is_tried_at_once_after_a_failure(run: Any):
     run(main())
 
 
-def test_the_next_address_is_tried_while_the_first_is_silent(run: Any):
+def test_the_next_address_is_tried_while_the_first_is_silent(run: Any, stagger: Callable[[float], None]):
+    stagger(0.02)
+
     async def main() -> None:
         port = await serve(Origin())
         with deaf() as silent:
-            dialer = Dialer(stagger_s=0.02)
+            dialer = Dialer()
             transport, _, endpoint = await dialer.dial([silent, (LOCAL, port)], asyncio.Protocol, timeout_s=5)
         assert endpoint == (LOCAL, port)
         transport.abort()
@@ -187,7 +200,9 @@ def test_no_address_and_an_unreachable_one_fail(run: Any):
     run(main())
 
 
-def test_cancelling_closes_every_attempt(run: Any):
+def test_cancelling_closes_every_attempt(run: Any, stagger: Callable[[float], None]):
+    stagger(0.001)
+
     async def main() -> None:
         import os
 
@@ -197,7 +212,7 @@ def test_cancelling_closes_every_attempt(run: Any):
         gc.collect()  # those of the loops of other tests
         with deaf() as one, deaf() as two:
             before = len(os.listdir("/proc/self/fd"))
-            dial = Dialer(stagger_s=0.001).dial([one, two], asyncio.Protocol, timeout_s=5)
+            dial = Dialer().dial([one, two], asyncio.Protocol, timeout_s=5)
             await settle(lambda: len(os.listdir("/proc/self/fd")) == before + 2)
             dial.cancel()
             await settle(lambda: len(os.listdir("/proc/self/fd")) == before)
@@ -318,12 +333,14 @@ def many(port: int, count: int = 64) -> list[tuple[Any, int]]:
 
 
 def test_a_name_with_many_silent_addresses_has_four_attempts_at_once_and_eight_in_all(
-    run: Any, counted: type[CountedSocket]
+    run: Any, stagger: Callable[[float], None], counted: type[CountedSocket]
 ):
+    stagger(0.001)
+
     async def main() -> None:
         with deaf("0.0.0.0") as (_, port):
             with pytest.raises(UpstreamFault) as caught:
-                await Dialer(stagger_s=0.001).dial(many(port), asyncio.Protocol, timeout_s=1.0)
+                await Dialer().dial(many(port), asyncio.Protocol, timeout_s=1.0)
             assert fault_of(caught).reason is Reason.CONNECT_TIMEOUT
             await settle(lambda: not counted.open)
         assert counted.made == 8
@@ -342,12 +359,14 @@ def test_a_name_with_many_addresses_that_refuse_has_eight_attempts(run: Any, cou
     run(main())
 
 
-def test_silent_addresses_make_way_for_others_within_the_time(run: Any):
+def test_silent_addresses_make_way_for_others_within_the_time(run: Any, stagger: Callable[[float], None]):
+    stagger(0.01)
+
     async def main() -> None:
         with deaf() as one, deaf() as two, deaf() as three, deaf() as four:
             port = await serve(Origin())
             endpoints = [one, two, three, four, (LOCAL, port)]
-            transport, _, endpoint = await Dialer(stagger_s=0.01).dial(endpoints, asyncio.Protocol, timeout_s=2)
+            transport, _, endpoint = await Dialer().dial(endpoints, asyncio.Protocol, timeout_s=2)
         assert endpoint == (LOCAL, port)
         transport.abort()
 
@@ -373,9 +392,13 @@ def test_the_next_dial_goes_on_where_one_has_failed_and_begins_where_one_has_suc
     run(main())
 
 
-def test_who_gives_up_early_has_the_others_tried_next(run: Any, counted: type[CountedSocket]):
+def test_who_gives_up_early_has_the_others_tried_next(
+    run: Any, stagger: Callable[[float], None], counted: type[CountedSocket]
+):
+    stagger(0.001)
+
     async def main() -> None:
-        made = Dialer(stagger_s=0.001)
+        made = Dialer()
         with deaf("127.0.1.1") as (_, port):
             serving = await asyncio.get_running_loop().create_server(Origin(), "127.0.1.5", port)
             endpoints = [*[(ip_address("127.0.1.1"), port)] * 4, *many(port, 20)[4:]]

@@ -15,6 +15,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.protocols.http1.framing import (
     BARE_CR_OR_LF,
     FIELD_LINE,
+    IDENTITY_FIELDS,
     MAX_LENGTH,
     TCHAR,
     HeadLimits,
@@ -55,8 +56,8 @@ _FORBIDDEN_TRAILERS = frozenset(
     b"authorization proxy-authorization www-authenticate proxy-authenticate proxy-authentication-info "
     b"cookie set-cookie x-api-key api-key x-goog-api-key "
     b"cache-control expect max-forwards pragma range if-match if-none-match if-modified-since if-unmodified-since "
-    b"if-range age date expires location retry-after vary "
-    b"x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role".split()
+    b"if-range age date expires location retry-after vary ".split()
+    + IDENTITY_FIELDS.encode().split()
 )
 
 

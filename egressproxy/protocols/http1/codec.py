@@ -254,8 +254,7 @@ class _HeadReader(Generic[H]):
         if end - at > self._most_bytes:
             self._look_for_end()
         if end == len(buffer):
-            self._buffer = b""
-            self._at = self._scanned = 0
+            self._release()
         else:
             self._at = self._scanned = end
 
@@ -297,6 +296,9 @@ class _HeadReader(Generic[H]):
         if (end if end >= 0 else len(self._buffer)) - self._at > limit:
             raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limit} bytes", 431)
         return end
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._state.name}, buffered={self.buffered})"
 
 
 class RequestReader(_HeadReader[Hop]):
@@ -385,9 +387,6 @@ class RequestReader(_HeadReader[Hop]):
             elif buffer[at] not in _TCHARS and buffer[at] != 0x0D:
                 raise Malformed(Reason.BAD_REQUEST_LINE, "the connection does not speak HTTP/1")
         return Reason.BAD_FIELD if self._is_line_checked else Reason.BAD_REQUEST_LINE
-
-    def __repr__(self) -> str:
-        return f"RequestReader({self._state.name}, buffered={self.buffered})"
 
 
 class ResponseReader(_HeadReader[response_head.ResponseHop]):
@@ -509,9 +508,6 @@ class ResponseReader(_HeadReader[response_head.ResponseHop]):
     def _break(self, reason: Reason, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         self._fault = partial(UpstreamFault, reason, message, retry=retry)
         self._state = _BROKEN
-
-    def __repr__(self) -> str:
-        return f"ResponseReader({self._state.name}, buffered={self.buffered})"
 
 
 assert CHUNKED < 0 > UNTIL_CLOSE  # `if head.body` asks whether a body follows, whatever its framing

@@ -18,6 +18,7 @@ __all__ = [
     "BARE_CR_OR_LF",
     "FIELD_LINE",
     "FIELD_VALUE",
+    "IDENTITY_FIELDS",
     "MAX_LENGTH",
     "TCHAR",
     "HeadLimits",
@@ -51,6 +52,9 @@ FIELD_LINE = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
 
 #: A CR that is not followed by LF, or the reverse; a CR at the very end may still get its LF.
 BARE_CR_OR_LF = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
+
+#: Fields that would speak for a client's identity: gateways make them, so none that a client sends is passed on.
+IDENTITY_FIELDS = "x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role"
 
 #: What nearly every Connection field says.
 _COMMON_OPTIONS = {

@@ -19,6 +19,7 @@ from egressproxy.model.fields import TOKEN, Fields, finder
 from egressproxy.model.message import Hop, RequestHead, TargetForm
 from egressproxy.protocols.http1.framing import (
     FIELD_LINE,
+    IDENTITY_FIELDS,
     TCHAR,
     HeadLimits,
     HopFields,
@@ -59,15 +60,10 @@ _ABSOLUTE = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[0-9]{1,9}")
 
 
-#: Fields that would speak for a client's identity: gateways make them, so none that a client sends is passed on.
-_IDENTITY = (
-    "x-forwarded-client-cert x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role"
-)
-
 #: Fields of this hop, of the framing, and of identity. The look-ahead spares the alternatives for most lines.
 _HOP_NAMES = rb"(?=[cehkptuvxCEHKPTUVX])" + any_case(
     "host connection content-length transfer-encoding proxy-connection proxy-authorization keep-alive te "
-    "upgrade expect via http2-settings " + _IDENTITY
+    "upgrade expect via http2-settings x-forwarded-client-cert " + IDENTITY_FIELDS
 )
 _HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 

@@ -99,7 +99,7 @@ class UpstreamConnection(FlowControl):
 
     def eof_received(self) -> bool:
         """The upstream sends no more: the end of a body, or an error."""
-        self._end(clean=True, reset=False)
+        self._end(None)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -107,9 +107,7 @@ class UpstreamConnection(FlowControl):
         if self.is_lost:
             return
         self.is_lost = True
-        if error is not None and not self.is_idle and not self.has_ended and self.error is None:
-            self._look_for_late_refusal(error)
-        self._end(clean=error is None, reset=isinstance(error, ConnectionResetError | BrokenPipeError))
+        self._end(error)
         self.feeder = None
         self.gone()
 
@@ -282,16 +280,15 @@ class UpstreamConnection(FlowControl):
         except GatewayError as error:
             self._fail(error)
 
-    def _end(self, *, clean: bool, reset: bool) -> None:
-        """The upstream sends no more."""
+    def _end(self, error: Exception | None) -> None:
+        """The upstream sends no more: after this error of the transport, or cleanly."""
         if self.is_idle or self.has_ended or self.error is not None:
             return
-        if reset and not self.octets_in:
-            self._fail(
-                UpstreamFault(Reason.UPSTREAM_RESET, "the upstream reset its connection", retry=RetrySafety.IF_REUSED)
-            )
+        fault = self._fault_of(error) if error is not None else None
+        if fault is not None:
+            self._fail(fault)
             return
-        self.reader.feed_eof(clean)
+        self.reader.feed_eof(error is None)
         if self.sink is not None:
             self._pump()
         elif self.driver is not None:
@@ -309,17 +306,23 @@ class UpstreamConnection(FlowControl):
         ):
             self.is_last = True
 
-    def _look_for_late_refusal(self, error: Exception) -> None:
-        """With TLS 1.3 the server judges our certificate after our Finished: its alert comes this late, or is lost
-        in a reset.
+    def _fault_of(self, error: Exception) -> GatewayError | None:
+        """What an error of the transport means; None where it depends on what was read before.
 
-        Source: RFC 8446 section 4.4.4 and appendix E.1.
+        With TLS 1.3 the server judges our certificate after our Finished: its alert comes this late, or is lost in a
+        reset. Source: RFC 8446 section 4.4.4 and appendix E.1.
         """
         if isinstance(error, ssl.SSLError):
-            self._fail(tls_fault(error))
-        elif self.served == 1 and not self.octets_in and isinstance(self.transport, TlsStream):
+            return tls_fault(error)
+        if self.octets_in:
+            return None
+        if self.served == 1 and isinstance(self.transport, TlsStream):
             message = "the upstream ended the TLS connection before its first word"
-            self._fail(UpstreamFault(Reason.TLS_PROTOCOL, message, detail=type(error).__name__))
+            return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=type(error).__name__)
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
+            message = "the upstream reset its connection"
+            return UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.IF_REUSED)
+        return None
 
     def _fail(self, error: GatewayError) -> None:
         self.error = error
