@@ -252,25 +252,28 @@ def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) 
     return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, **rest}
 
 
+#: Methods -> what they do, with all objects and with one.
+_OF_ALL: Final = {"get": "list", "post": "post"}
+_OF_ONE: Final = {"get": "get", "put": "put", "patch": "patch", "delete": "delete"}
+
+
 def _paths(served: Iterable[tuple[ServedKind, str]], base: str, is_writable: bool) -> dict[str, Any]:
     """What may be done where: kubectl looks for the parameters of a patch to know who validates."""
     paths: dict[str, Any] = {}
     for kind, version in served:
         prefix = f"/{_group_path(kind, version)}/{'namespaces/{namespace}/' if kind.is_namespaced else ''}{kind.plural}"
-        verbs = {"get": "get", **({"put": "put", "patch": "patch", "delete": "delete"} if is_writable else {})}
-        one = {method: _operation(kind, version, action, base) for method, action in verbs.items()}
-        whole = {"get": _operation(kind, version, "list", base)}
-        if is_writable:
-            whole["post"] = _operation(kind, version, "post", base)
-        paths[prefix] = whole
-        paths[f"{prefix}/{{name}}"] = one
+        for path, actions in ((prefix, _OF_ALL), (f"{prefix}/{{name}}", _OF_ONE)):
+            paths[path] = {
+                method: _operation(kind, version, action, base)
+                for method, action in actions.items()
+                if is_writable or method == "get"
+            }
     return paths
 
 
 def _operation(kind: ServedKind, version: str, action: str, base: str) -> dict[str, Any]:
     names = ("dryRun", "fieldManager", "fieldValidation") if action in ("post", "put", "patch") else ()
-    if action == "patch":
-        names = (*names, "force")
+    names += ("force",) if action == "patch" else ()
     text = {"type": "string", "uniqueItems": True}
     shown = {"$ref": f"{base}{_name(kind, version)}"}
     answer = {"schema": shown} if base == _V2 else {"content": {"application/json": {"schema": shown}}}

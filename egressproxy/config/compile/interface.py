@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from egressproxy.config.reading.problems import Problem
-from egressproxy.config.resources.meta import OUR_GROUP, Resource
+from egressproxy.config.resources.meta import OUR_GROUP, Key, Resource
 from egressproxy.errors import Denied
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.gateway import ConfigIR
@@ -39,9 +39,6 @@ CONTROLLER = "egressproxy.io/gateway-controller"
 
 #: Kinds that several groups have.
 _OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "XBackendDestination"})
-
-#: (group, kind, namespace, name) of an object; the namespace of a cluster-scoped object is "".
-Key = tuple[str, str, str, str]
 
 #: The `status` of an object as Kubernetes shapes it.
 Status = dict[str, Any]

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from pydantic.alias_generators import to_camel
 
 from egressproxy.config.resources.values import NULL_IS_EMPTY_MAP, Int, Label, Subdomain, Timestamp
+from egressproxy.model.published_object import Key
 
 __all__ = [
     "GATEWAY_GROUP",
@@ -35,9 +36,6 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 #: Where a field is written: line and column of its value, then those of its key.
 Spot = tuple[int, int, int, int]
-
-#: (group, kind, namespace, name); the namespace of a cluster-scoped object is "".
-Key = tuple[str, str, str, str]
 
 
 class Model(BaseModel):

@@ -15,7 +15,7 @@ from egressproxy.model.published_object import Key
 __all__ = ["WriteQueue"]
 
 #: Of the bodies that are asked for together.
-MAX_OCTETS: Final = 16 * 1024 * 1024
+MAX_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,22 +51,19 @@ class WriteQueue:
         try:
             while self._waiting:
                 batch = _together(self._waiting)
+                found: Sequence[tuple[Write, Written] | Exception | None]
                 try:
-                    await self._ask(batch)
+                    view = await self._objects.view()
+                    writes = [_at_version(each.write, view) for each in batch]
+                    found = [
+                        (write, result) if isinstance(result, Written) else result
+                        for write, result in zip(writes, await self._state.write(writes), strict=True)
+                    ]
                 except Exception as error:
-                    self._answer(batch, [error] * len(batch))
+                    found = [error] * len(batch)
+                self._answer(batch, found)
         finally:
             self._task = None
-
-    async def _ask(self, batch: Sequence[_Waiting]) -> None:
-        view = await self._objects.view()
-        writes = [_at_version(each.write, view) for each in batch]
-        results = await self._state.write(writes)
-        found = [
-            (write, result) if isinstance(result, Written) else result
-            for write, result in zip(writes, results, strict=True)
-        ]
-        self._answer(batch, found)
 
     def _answer(self, batch: Sequence[_Waiting], found: Sequence[tuple[Write, Written] | Exception | None]) -> None:
         for each, result in zip(batch, found, strict=True):
@@ -82,13 +79,13 @@ class WriteQueue:
 
 
 def _together(waiting: Sequence[_Waiting]) -> list[_Waiting]:
-    """The first, and all others up to MAX_OCTETS that are not for an object that one before them is for."""
+    """The first, and all others up to MAX_BYTES that are not for an object that one before them is for."""
     batch: list[_Waiting] = []
     named: set[Key] = set()
-    octets = 0
+    size = 0
     for each in waiting:
-        octets += len(each.write.body)
-        if batch and octets > MAX_OCTETS:
+        size += len(each.write.body)
+        if batch and size > MAX_BYTES:
             break
         if each.write.name and each.write.key in named:
             continue

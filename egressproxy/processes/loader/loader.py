@@ -38,9 +38,8 @@ class Loader:
     `first` is a process that was started already.
     """
 
-    def __init__(self, first: LoaderProcess | None = None, quiet_s: float = QUIET_S) -> None:
+    def __init__(self, first: LoaderProcess | None = None) -> None:
         self._process = first
-        self._quiet_s = quiet_s
         self._quiet: asyncio.TimerHandle | None = None
         self._turn = asyncio.Lock()
         self._is_asking = False
@@ -121,7 +120,7 @@ class Loader:
             return
         with suppress(OSError):  # the next request starts its own, and says why it cannot
             self._warm()
-            self._quiet = asyncio.get_running_loop().call_later(self._quiet_s, self._drop)
+            self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._drop)
 
     def _drop(self) -> None:
         self._cancel_quiet()

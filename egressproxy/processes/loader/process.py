@@ -7,6 +7,7 @@ ends the process: nothing of it is served.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import selectors
@@ -87,7 +88,7 @@ class LoaderProcess:
         ended the process then.
         """
         deadline = time.monotonic() + LIMIT_S
-        answer, words = _Heap(MAX_ANSWER), _Heap(MAX_WORDS)
+        answer, words = io.BytesIO(), io.BytesIO()
         status, has_said = None, False
         try:
             self._signal(signal.SIGCONT)  # whoever has stopped it meanwhile: it could answer nobody
@@ -98,15 +99,15 @@ class LoaderProcess:
         finally:
             if status != 0 or not self._is_kept:
                 with suppress(BlockingIOError):  # a copy has it still
-                    words.take(os.read(self._errors.fileno(), MAX_WORDS))
+                    words.write(os.read(self._errors.fileno(), MAX_WORDS))
                 self.close()
-            for line in words.whole().decode(errors="replace").splitlines():
+            for line in words.getvalue().decode(errors="replace").splitlines():
                 log.warning("while loading: %s", line)
         if status:
             is_foreign = not has_said if self._is_kept and status > 0 else status < 0 and -status != signal.SIGALRM
             failed = LoaderEnded if is_foreign else LoadingFailed
             raise failed(f"the process that reads the configuration {ending(status)}; the log has its words")
-        return answer.whole()
+        return answer.getvalue()
 
     def end(self) -> None:
         """End it in the midst of a request, which fails then."""
@@ -126,7 +127,9 @@ class LoaderProcess:
             with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended, but for its status
                 os.killpg(self._process.pid, number)
 
-    def _exchange(self, function: str, request: memoryview, answer: _Heap, words: _Heap, deadline: float) -> None:
+    def _exchange(
+        self, function: str, request: memoryview, answer: io.BytesIO, words: io.BytesIO, deadline: float
+    ) -> None:
         """Give it the request and take its answer, until those who serve it have closed all of their ends."""
         with ExitStack() as stack, selectors.DefaultSelector() as selector:
             asked, asking = _pipe(stack)
@@ -140,8 +143,8 @@ class LoaderProcess:
             files = {each.fileno(): each for each in (asking, answers, errors)}
             os.set_blocking(asking.fileno(), False)
             selector.register(asking, selectors.EVENT_WRITE)
-            selector.register(answers, selectors.EVENT_READ, answer)
-            selector.register(errors, selectors.EVENT_READ, words)
+            selector.register(answers, selectors.EVENT_READ, (answer, MAX_ANSWER))
+            selector.register(errors, selectors.EVENT_READ, (words, MAX_WORDS))
             if self._is_kept:
                 selector.register(self._control, selectors.EVENT_READ)
             while not files.keys().isdisjoint(selector.get_map()):
@@ -158,11 +161,15 @@ class LoaderProcess:
                         request = _rest(asking.fileno(), request)
                         is_over = not request
                     else:
-                        is_over = not key.data.take(os.read(key.fd, _PIECE))
+                        heap, limit = key.data
+                        piece = os.read(key.fd, _PIECE)
+                        is_over = not piece
+                        if heap.tell() < limit:
+                            heap.write(piece)
                     if is_over:
                         selector.unregister(key.fileobj)
                         files[key.fd].close()
-                if answer.is_full:
+                if answer.tell() >= MAX_ANSWER:
                     raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
 
     def _is_gone(self) -> bool:
@@ -201,28 +208,6 @@ def _rest(descriptor: int, request: memoryview) -> memoryview:
         return request[os.write(descriptor, request) :]
     except BrokenPipeError:
         return request[:0]  # its status will tell
-
-
-class _Heap:
-    """What was read, up to a limit."""
-
-    def __init__(self, limit: int) -> None:
-        self._left = limit
-        self._pieces: list[bytes] = []
-
-    @property
-    def is_full(self) -> bool:
-        return self._left <= 0
-
-    def take(self, piece: bytes) -> bool:
-        """False at the end."""
-        if not self.is_full:
-            self._pieces.append(piece)
-            self._left -= len(piece)
-        return bool(piece)
-
-    def whole(self) -> bytes:
-        return b"".join(self._pieces)
 
 
 def _command(*, is_kept: bool) -> list[str]:

@@ -109,7 +109,7 @@ async def test_one_that_has_to_wait_is_asked_for_again(queue: WriteQueue, state:
 async def test_what_is_asked_for_together_is_bounded_in_size(
     queue: WriteQueue, state: Writable, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(write_queue, "MAX_OCTETS", 25)
+    monkeypatch.setattr(write_queue, "MAX_BYTES", 25)
     state.may_answer.set()
     await asyncio.gather(
         *(queue.put(write(name, body=b"x" * 10)) for name in "abcde"), queue.put(write("f", body=b"x" * 99))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.config.reading.problems import ConfigError
+from egressproxy.processes.loader import loader as loader_module
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
@@ -77,8 +78,9 @@ async def test_where_a_process_serves_one_request_the_next_one_waits_already(
     loader.close()
 
 
-async def test_it_goes_when_nobody_asks_and_comes_with_the_next_request(folder: Path):
-    loader = Loader(quiet_s=0.05)
+async def test_it_goes_when_nobody_asks_and_comes_with_the_next_request(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader_module, "QUIET_S", 0.05)
+    loader = Loader()
     await loader.load((folder,), BIND)
     first = loader.pid
     assert first is not None
