@@ -272,7 +272,7 @@ def _paths(served: Iterable[tuple[ServedKind, str]], base: str, is_writable: boo
 
 
 def _operation(kind: ServedKind, version: str, action: str, base: str) -> dict[str, Any]:
-    names = ("dryRun", "fieldManager", "fieldValidation") if action in ("post", "put", "patch") else ()
+    names: tuple[str, ...] = ("dryRun", "fieldManager", "fieldValidation") if action in ("post", "put", "patch") else ()
     names += ("force",) if action == "patch" else ()
     text = {"type": "string", "uniqueItems": True}
     shown = {"$ref": f"{base}{_name(kind, version)}"}

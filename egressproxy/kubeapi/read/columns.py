@@ -36,33 +36,32 @@ def columns(group: str, kind: str) -> Sequence[Column]:
     return _COLUMNS.get((group, kind), _PLAIN)
 
 
-def _at(value: Any, *path: str) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
+def _at(value: Any, path: str) -> Any:
+    """What stands at `spec.type`; None where nothing does."""
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def _items(value: Any, *path: str) -> list[Any]:
-    found = _at(value, *path)
-    return found if isinstance(found, list) else []
-
-
-def _of_each(name: str, value: Any, *path: str) -> Iterator[Any]:
-    return (_at(each, name) for each in _items(value, *path))
+def _all_at(value: Any, path: str) -> list[Any]:
+    """What stands at `spec.rules.backendRefs`, of every rule, each item of a list by itself."""
+    found = [value]
+    for name in path.split("."):
+        inner = [each[name] for each in found if isinstance(each, dict) and each.get(name) is not None]
+        found = [item for each in inner for item in (each if isinstance(each, list) else [each])]
+    return found
 
 
 def _text(path: str, default: str = "") -> Callable[[Manifest], str]:
-    """Of the field `spec.type`."""
-
     def cell(manifest: Manifest) -> str:
-        value = _at(manifest, *path.split("."))
+        value = _at(manifest, path)
         return ("" if value is None else str(value)) or default
 
     return cell
 
 
-def _first(*cells: Callable[[Manifest], str]) -> Callable[[Manifest], str]:
-    return lambda manifest: next((text for cell in cells if (text := cell(manifest))), "")
+def _first(*paths: str) -> Callable[[Manifest], str]:
+    return lambda manifest: next((str(text) for path in paths if (text := _at(manifest, path))), "")
 
 
 def _few(values: Iterable[Any]) -> str:
@@ -76,19 +75,25 @@ def _each(values: Callable[[Manifest], Iterable[Any]], empty: str = "") -> Calla
     return lambda manifest: _few(values(manifest)) or empty
 
 
-def _condition_of(conditions: Iterable[Any], type_: str) -> str:
-    return next((str(_at(each, "status")) for each in conditions if _at(each, "type") == type_), "")
+def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], str]:
+    """Each item that stands at `path`, or those of its fields that it has, as in `gw/http`."""
+
+    def told(item: Any) -> str:
+        return separator.join([str(item[name]) for name in names if item.get(name)]) if isinstance(item, dict) else item
+
+    return _each(lambda manifest: map(told, _all_at(manifest, path)))
 
 
-def _condition(type_: str) -> Callable[[Manifest], str]:
-    return lambda manifest: _condition_of(_items(manifest, "status", "conditions"), type_)
-
-
-def _condition_everywhere(type_: str, list_: str) -> Callable[[Manifest], str]:
-    """Of a route's parents or a policy's ancestors: True or False where they agree, else how many of them are True."""
+def _condition(type_: str, of: str = "status") -> Callable[[Manifest], str]:
+    """At every place `of` (a route's parents, a policy's ancestors): True or False where they agree, else how many of
+    them are True.
+    """
 
     def cell(manifest: Manifest) -> str:
-        found = [_condition_of(_items(each, "conditions"), type_) for each in _items(manifest, "status", list_)]
+        places = [_all_at(place, "conditions") for place in _all_at(manifest, of)]
+        found = [
+            next((str(_at(each, "status")) for each in place if _at(each, "type") == type_), "") for place in places
+        ]
         if len(set(found)) < 2:
             return found[0] if found else ""
         return f"{found.count('True')}/{len(found)}"
@@ -96,82 +101,56 @@ def _condition_everywhere(type_: str, list_: str) -> Callable[[Manifest], str]:
     return cell
 
 
-def _parents(manifest: Manifest) -> Iterator[str]:
-    for ref in _items(manifest, "spec", "parentRefs"):
-        section = _at(ref, "sectionName")
-        yield f"{_at(ref, 'name')}/{section}" if section else str(_at(ref, "name"))
-
-
-def _backends(manifest: Manifest) -> Iterator[str]:
-    for rule in _items(manifest, "spec", "rules"):
-        for ref in _items(rule, "backendRefs"):
-            port = _at(ref, "port")
-            yield f"{_at(ref, 'name')}:{port}" if port else str(_at(ref, "name"))
-
-
-def _listeners(manifest: Manifest) -> Iterator[str]:
-    for listener in _items(manifest, "spec", "listeners"):
-        yield f"{_at(listener, 'name')}:{_at(listener, 'port')}"
-
-
 def _attached(manifest: Manifest) -> int:
-    counts = [_at(each, "attachedRoutes") for each in _items(manifest, "status", "listeners")]
-    return sum(count for count in counts if isinstance(count, int))
+    return sum(count for count in _all_at(manifest, "status.listeners.attachedRoutes") if isinstance(count, int))
 
 
-def _targets(manifest: Manifest) -> Iterator[str]:
-    for ref in _items(manifest, "spec", "targetRefs"):
-        section = _at(ref, "sectionName")
-        yield f"{_at(ref, 'kind')}/{_at(ref, 'name')}" + (f"/{section}" if section else "")
-
-
-def _hosts(manifest: Manifest, section: str) -> Iterator[str]:
-    for entry in _items(manifest, "spec", "destinations", section):
-        yield from _items(entry, "hostnames")
-        yield from _items(entry, "cidrs")
+def _hosts(section: str) -> Callable[[Manifest], str]:
+    entries = f"spec.destinations.{section}"
+    return _each(
+        lambda manifest: (
+            host
+            for entry in _all_at(manifest, entries)
+            for host in _all_at(entry, "hostnames") + _all_at(entry, "cidrs")
+        )
+    )
 
 
 def _destination(manifest: Manifest) -> str:
-    destination = _at(manifest, "spec", "destination")
-    for path in (("fqdn", "hostname"), ("ip", "address"), ("service", "name"), ("kubernetesService", "name")):
-        if value := _at(destination, *path):
-            return str(value)
-    if value := _at(manifest, "spec", "externalHostname", "hostname"):  # in the shape of XBackend
-        return str(value)
-    endpoints = _items(destination, "failover", "endpoints")
-    return _few(_at(each, "backendRef", "name") for each in endpoints)
+    found = _first(
+        "spec.destination.fqdn.hostname",
+        "spec.destination.ip.address",
+        "spec.destination.service.name",
+        "spec.destination.kubernetesService.name",
+        "spec.externalHostname.hostname",  # in the shape of XBackend
+    )(manifest)
+    return found or _few(_all_at(manifest, "spec.destination.failover.endpoints.backendRef.name"))
 
 
 def _destination_ports(manifest: Manifest) -> Iterator[str]:
-    destination = _at(manifest, "spec", "destination")
-    for port in _items(destination, "ports"):
-        yield f"{_at(port, 'number') or _at(port, 'port')}/{_at(port, 'protocol') or 'HTTP'}"
-    if number := _at(destination, "fqdn", "port") or _x_backend_port(manifest):
-        yield f"{number}/{_at(manifest, 'spec', 'protocol') or 'HTTP'}"
+    for port in _all_at(manifest, "spec.destination.ports"):
+        yield f"{_first('number', 'port')(port)}/{_at(port, 'protocol') or 'HTTP'}"
+    if number := _at(manifest, "spec.destination.fqdn.port") or _x_backend_port(manifest):
+        yield f"{number}/{_at(manifest, 'spec.protocol') or 'HTTP'}"
 
 
 def _x_backend_port(manifest: Manifest) -> str:
     """The port in the shape of XBackend: a number, or an object with one."""
-    port = _at(manifest, "spec", "port")
-    return str(port if isinstance(port, int) else _at(port, "number") or _at(port, "port") or "")
+    port = _at(manifest, "spec.port")
+    return str(port) if isinstance(port, int) else _first("number", "port")(port)
 
 
 def _service_ports(manifest: Manifest) -> Iterator[str]:
-    for port in _items(manifest, "spec", "ports"):
+    for port in _all_at(manifest, "spec.ports"):
         yield f"{_at(port, 'port')}/{_at(port, 'protocol') or 'TCP'}"
-
-
-def _endpoint_addresses(manifest: Manifest) -> Iterator[Any]:
-    for endpoint in _items(manifest, "endpoints"):
-        yield from _items(endpoint, "addresses")
 
 
 def _entries(*names: str) -> Callable[[Manifest], int]:
     return lambda manifest: sum(len(_at(manifest, name) or ()) for name in names)
 
 
-def _pairs(mapping: Any) -> Iterator[str]:
-    return (f"{key}={value}" for key, value in (mapping or {}).items())
+def _selector(manifest: Manifest) -> Iterator[str]:
+    return (f"{key}={value}" for key, value in (_at(manifest, "spec.selector") or {}).items())
 
 
 def _field(name: str, path: str, default: str = "", *, is_wide: bool = False) -> Column:
@@ -195,24 +174,32 @@ _ACCEPTED: Final = Column("Accepted", _condition("Accepted"), "The condition Acc
 _PROGRAMMED: Final = Column("Programmed", _condition("Programmed"), "The condition Programmed.")
 _RESOLVED: Final = Column("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs.", is_wide=True)
 _STREAM_ROUTE: Final = (
-    Column("Parents", _each(_parents), "What it attaches to: spec.parentRefs."),
-    Column("Accepted", _condition_everywhere("Accepted", "parents"), "The condition Accepted, at all parents."),
-    Column("ResolvedRefs", _condition_everywhere("ResolvedRefs", "parents"), "At all parents.", is_wide=True),
-    Column("Backends", _each(_backends), "backendRefs of all rules.", is_wide=True),
+    Column("Parents", _list("spec.parentRefs", "name", "sectionName"), "What it attaches to: spec.parentRefs."),
+    Column("Accepted", _condition("Accepted", "status.parents"), "The condition Accepted, at all parents."),
+    Column("ResolvedRefs", _condition("ResolvedRefs", "status.parents"), "At all parents.", is_wide=True),
+    Column(
+        "Backends",
+        _list("spec.rules.backendRefs", "name", "port", separator=":"),
+        "backendRefs of all rules.",
+        is_wide=True,
+    ),
 )
-_ROUTE: Final = _object_with(
-    Column("Hostnames", _each(lambda m: _items(m, "spec", "hostnames")), "spec.hostnames."), *_STREAM_ROUTE
-)
+_ROUTE: Final = _object_with(Column("Hostnames", _list("spec.hostnames"), "spec.hostnames."), *_STREAM_ROUTE)
 _LISTENERS: Final = (
-    Column("Listeners", _each(_listeners), "Names and ports of spec.listeners.", is_wide=True),
+    Column(
+        "Listeners",
+        _list("spec.listeners", "name", "port", separator=":"),
+        "Names and ports of spec.listeners.",
+        is_wide=True,
+    ),
     Column("Routes", _attached, "Attached routes, summed over the listeners.", is_wide=True, type="integer"),
 )
-_TARGETS: Final = Column("Targets", _each(_targets), "spec.targetRefs.")
+_TARGETS: Final = Column("Targets", _list("spec.targetRefs", "kind", "name", "sectionName"), "spec.targetRefs.")
 _BY_ANCESTORS: Final = Column(
-    "Accepted", _condition_everywhere("Accepted", "ancestors"), "The condition Accepted, at all ancestors."
+    "Accepted", _condition("Accepted", "status.ancestors"), "The condition Accepted, at all ancestors."
 )
 _BACKEND: Final = _object_with(
-    Column("Type", _first(_text("spec.destination.type"), _text("spec.type")), "spec.destination.type."),
+    Column("Type", _first("spec.destination.type", "spec.type"), "spec.destination.type."),
     Column("Destination", _destination, "Where it leads."),
     _ACCEPTED,
     Column("Ports", _each(_destination_ports), "Ports and protocols.", is_wide=True),
@@ -223,7 +210,7 @@ _BACKEND: Final = _object_with(
 def _event(times: Sequence[str], about: str, message: str, *wide: Column) -> Sequence[Column]:
     """The two groups that have Events name the same fields otherwise; the first of `times` that an Event has counts."""
     return (
-        Column("Last Seen", _first(*map(_text, times)), "When it last happened.", is_age=True),
+        Column("Last Seen", _first(*times), "When it last happened.", is_age=True),
         Column("Type", _text("type"), "Normal or Warning."),
         Column("Reason", _text("reason"), "Why, in one word."),
         Column(
@@ -243,7 +230,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
     ),
     (GATEWAY, "Gateway"): _object_with(
         _field("Class", "spec.gatewayClassName"),
-        Column("Address", _each(lambda m: _of_each("value", m, "status", "addresses")), "status.addresses."),
+        Column("Address", _list("status.addresses.value"), "status.addresses."),
         _PROGRAMMED,
         *_LISTENERS,
     ),
@@ -261,12 +248,8 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         _TARGETS, _field("Hostname", "spec.validation.hostname"), _BY_ANCESTORS
     ),
     (GATEWAY, "ReferenceGrant"): _object_with(
-        Column(
-            "From",
-            _each(lambda m: (f"{_at(e, 'namespace')}/{_at(e, 'kind')}" for e in _items(m, "spec", "from"))),
-            "Who may refer.",
-        ),
-        Column("To", _each(lambda m: _of_each("kind", m, "spec", "to")), "What may be referred to."),
+        Column("From", _list("spec.from", "namespace", "kind"), "Who may refer."),
+        Column("To", _list("spec.to.kind"), "What may be referred to."),
     ),
     ("gateway.networking.x-k8s.io", "XBackend"): _object_with(
         Column("Hostname", _text("spec.externalHostname.hostname"), "The external hostname."),
@@ -283,11 +266,11 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         Column("Mode", _text("spec.mode", "Enforce"), "Enforce, Report or Open."),
         _TARGETS,
         _BY_ANCESTORS,
-        Column("Allow", _each(lambda m: _hosts(m, "allow")), "destinations.allow.", is_wide=True),
-        Column("Deny", _each(lambda m: _hosts(m, "deny")), "destinations.deny.", is_wide=True),
+        Column("Allow", _hosts("allow"), "destinations.allow.", is_wide=True),
+        Column("Deny", _hosts("deny"), "destinations.deny.", is_wide=True),
     ),
     (OURS, "PayloadProcessingPipeline"): _object_with(
-        Column("Processors", _each(lambda m: _of_each("name", m, "spec", "processors")), "In order."), _ACCEPTED
+        Column("Processors", _list("spec.processors.name"), "In order."), _ACCEPTED
     ),
     ("", "Namespace"): _object_with(_field("Status", "status.phase")),
     ("", "Secret"): _object_with(
@@ -298,9 +281,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         _field("Type", "spec.type", "ClusterIP"),
         _field("Cluster-IP", "spec.clusterIP", "<none>"),
         Column("Port(s)", _each(_service_ports, "<none>"), "spec.ports."),
-        Column(
-            "Selector", _each(lambda m: _pairs(_at(m, "spec", "selector")), "<none>"), "spec.selector.", is_wide=True
-        ),
+        Column("Selector", _each(_selector, "<none>"), "spec.selector.", is_wide=True),
     ),
     ("", "Pod"): _object_with(
         _field("Status", "status.phase"),
@@ -309,8 +290,8 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
     ),
     ("discovery.k8s.io", "EndpointSlice"): _object_with(
         _field("AddressType", "addressType"),
-        Column("Ports", _each(lambda m: _of_each("port", m, "ports")), "ports."),
-        Column("Endpoints", _each(_endpoint_addresses), "endpoints."),
+        Column("Ports", _list("ports.port"), "ports."),
+        Column("Endpoints", _list("endpoints.addresses"), "endpoints."),
     ),
     ("", "Event"): _event(
         ("lastTimestamp", "eventTime"),
