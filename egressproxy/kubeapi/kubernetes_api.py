@@ -72,7 +72,7 @@ class KubernetesApi:
         self._writes = WriteQueue(state, self._objects)
 
     def changed(self) -> None:
-        """A source of objects has changed: whoever watches is told."""
+        """A source of objects has changed: watchers are told."""
         self._objects.changed()
 
     def end_watches(self) -> None:
@@ -80,7 +80,7 @@ class KubernetesApi:
         self._watches.end()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """None where the path is none of ours. Raises ApiError."""
+        """The response; None where the path is none of this API's. Raises ApiError."""
         path = request.path.rstrip("/")
         if request.method in METHODS and request.path.startswith(("/api/", "/apis/")):
             return read_only(WRITES_ARE_OFF) if self._access is None else await self._write(request, path, self._access)

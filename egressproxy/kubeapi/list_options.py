@@ -98,7 +98,7 @@ def form(accept: str) -> Form:
 
 
 def truth(query: Mapping[str, str], name: str) -> bool:
-    """Raises ApiError(400)."""
+    """Whether a parameter is there and true, as Go's strconv.ParseBool reads it. Raises ApiError(400) for others."""
     value = query.get(name, "").lower()
     if value not in ("", "0", "1", "f", "t", "false", "true"):
         raise ApiError(400, "BadRequest", f"{name}={value} is no truth value; write true or false")
@@ -113,11 +113,12 @@ class Position(NamedTuple):
     name: str
 
     def to_token(self) -> str:
+        """metav1.ListMeta.continue."""
         return base64.urlsafe_b64encode(json.dumps(self).encode()).decode()
 
     @classmethod
     def from_token(cls, token: str) -> Position:
-        """Raises ApiError(400)."""
+        """The position that `to_token` wrote. Raises ApiError(400) where it has not."""
         try:
             version, namespace, name = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
             if isinstance(version, int) and isinstance(namespace, str) and isinstance(name, str):
@@ -144,7 +145,7 @@ class Options:
 
     @classmethod
     def of(cls, query: Mapping[str, str], kind: ServedKind) -> Options:
-        """Raises ApiError(400) for what cannot be read, and for what we do not know rather than ignore it."""
+        """Those of a query. Raises ApiError(400) for a value that cannot be read, and for an unknown parameter."""
         unknown = sorted(query.keys() - _KNOWN - _HARMLESS)
         if unknown:
             raise ApiError(400, "BadRequest", f"not supported: {', '.join(unknown)}")

@@ -26,7 +26,7 @@ _METHODS: Final = {"get": 2, "put": 3, "post": 4, "delete": 5, "patch": 8}
 
 
 def encode_document(document: Document) -> bytes:
-    """openapi.v2.Document."""
+    """An OpenAPI v2 document, as `openapi.document_v2` makes it, as the protobuf message openapi.v2.Document."""
     info = document["info"]
     paths = (_message(2, _named(path, _path_item(item))) for path, item in document["paths"].items())
     definitions = (_message(1, _named(name, _schema(part))) for name, part in document["definitions"].items())
@@ -103,8 +103,8 @@ def _text(number: int, value: str) -> bytes:
     return _message(number, value.encode())
 
 
-def _message(number: int, octets: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(octets)) + octets
+def _message(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
 def _count(number: int, value: int) -> bytes:

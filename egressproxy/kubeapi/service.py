@@ -25,7 +25,7 @@ class Application(Protocol):
 
     @property
     def taking(self) -> asyncio.Lock:
-        """Whoever puts a configuration into service holds it."""
+        """Held by what puts a configuration into service."""
 
     def why_not_writable(self) -> str:
         """ "" while configurations are taken; else a sentence for people."""
@@ -57,12 +57,14 @@ class ApiService:
         return self._sources
 
     async def schema(self) -> bytes:
+        """JSON Schema of every kind: made once, and kept compressed. Raises OSError where it cannot be made."""
         async with self._making_schema:  # one process for all who ask
             if not self._schema:
                 self._schema = zlib.compress(await self._loader.schema())
         return zlib.decompress(self._schema)
 
     async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
+        """See `ApiState.write`; one after the other, and none while something else changes what is in service."""
         assert self._writer is not None
         application = self._application
         async with application.taking:

@@ -27,7 +27,7 @@ def legacy_versions(address: str) -> dict[str, Any]:
 
 
 def group_list() -> dict[str, Any]:
-    """/apis."""
+    """/apis: the groups, the core group left out."""
     groups = [_group(name, versions) for name, versions in group_versions().items()]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 

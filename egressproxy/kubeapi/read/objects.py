@@ -22,9 +22,9 @@ from egressproxy.model.published_object import Key, PublishedObject
 
 __all__ = ["MAX_CHANGES", "ChangeType", "Gone", "ObjectChange", "Objects", "View"]
 
-#: What a watcher can be behind, at most: changes, and octets of what changed.
+#: What a watcher can be behind, at most: changes, and bytes of what changed.
 MAX_CHANGES: Final = 4096
-MAX_OCTETS: Final = 8 * 1024 * 1024
+MAX_BYTES: Final = 8 * 1024 * 1024
 
 
 class Gone(Exception):
@@ -78,7 +78,7 @@ class View:
 
 
 class Objects:
-    """Belongs to the event loop. `changed` is called by whoever changes a source."""
+    """Belongs to the event loop. What changes a source calls `changed`."""
 
     def __init__(self, sources: Sequence[ObjectSource], start: int | None = None) -> None:
         self._sources = sources
@@ -86,18 +86,18 @@ class Objects:
         first = start if start is not None else int(time.time() * 1000)
         self._view = View(first, (Part(),) * (len(sources) + 1))
         self._changes: deque[ObjectChange] = deque()
-        self._octets = 0
+        self._bytes = 0
         self._oldest = first  # changes after this one are known
         self._lock = asyncio.Lock()
         self.signal = asyncio.Event()
 
     def changed(self) -> None:
-        """Something may have: whoever waits for `signal` looks again."""
+        """Something may have changed: those that wait for `signal` look again."""
         signal, self.signal = self.signal, asyncio.Event()
         signal.set()
 
     async def view(self) -> View:
-        """What is there now."""
+        """All objects as they are now. What changed since the last view is remembered for `since`."""
         async with self._lock:
             versions = [source.version for source in self._sources]
             if versions != self._seen:
@@ -116,7 +116,7 @@ class Objects:
             return self._view
 
     def since(self, version: int) -> list[ObjectChange]:
-        """The changes after a version. Raises Gone."""
+        """The changes after a version, oldest first. Raises Gone where they are not all remembered."""
         if version < self._oldest:
             raise Gone
         newer = []
@@ -129,10 +129,10 @@ class Objects:
     def _remember(self, changes: Iterable[ObjectChange]) -> None:
         for change in changes:
             self._changes.append(change)
-            self._octets += _octets(change)
-            while len(self._changes) > MAX_CHANGES or self._octets > MAX_OCTETS:
+            self._bytes += _size(change)
+            while len(self._changes) > MAX_CHANGES or self._bytes > MAX_BYTES:
                 forgotten = self._changes.popleft()
-                self._octets -= _octets(forgotten)
+                self._bytes -= _size(forgotten)
                 self._oldest = forgotten.version
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Objects:
         return f"Objects({count} at {self._view.version}, {len(self._changes)} changes kept)"
 
 
-def _octets(change: ObjectChange) -> int:
+def _size(change: ObjectChange) -> int:
     entries = (change.entry, change.before) if change.before is not None else (change.entry,)
     return sum(len(entry.manifest) + len(entry.status or b"") for entry in entries)
 

@@ -59,7 +59,7 @@ def _redact(manifest: dict[str, Any], metadata: dict[str, Any]) -> None:
 
 
 def metadata_only(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """meta.k8s.io/v1 PartialObjectMetadata."""
+    """The object without all but its metadata: meta.k8s.io/v1 PartialObjectMetadata."""
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": manifest["metadata"]}
 
 

@@ -93,7 +93,7 @@ class Watches:
             try:
                 changes = self._objects.since(version)
             except Gone:
-                yield encoder.error(410, "Expired", _EXPIRED)
+                yield _line("ERROR", failure(410, "Expired", _EXPIRED))
                 return
             version = changes[-1].version if changes else max(version, view.version)
             wanted = [change for change in changes if encoder.asked.has(change.entry)]
@@ -143,9 +143,6 @@ class _Encoder:
             return _line("BOOKMARK", table(self.asked.kind, (), metadata, has_columns=False))
         made = {"kind": self.asked.kind.kind, "apiVersion": self.asked.api_version, "metadata": metadata}
         return self._event("BOOKMARK", made)
-
-    def error(self, code: int, reason: str, message: str) -> bytes:
-        return _line("ERROR", failure(code, reason, message))
 
     def _change(self, change: ObjectChange) -> bytes:
         """What a change is for one who sees only what the selectors want."""

@@ -16,13 +16,13 @@ __all__ = ["WriteAccess"]
 
 
 class WriteAccess:
-    """Who may write: whoever knows the token; without one, programs of this machine that ask on loopback."""
+    """Clients that send the token may write; without a token file, programs of this machine that ask on loopback."""
 
     def __init__(self, token_file: Path | None) -> None:
         self._token_file = token_file
 
     async def check(self, request: web.BaseRequest) -> None:
-        """Raises ApiError(401, 403)."""
+        """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a web page."""
         if "Origin" in request.headers:
             raise ApiError(403, "Forbidden", "a web page may not write")
         if self._token_file is None:

@@ -22,30 +22,30 @@ MAX_DIGITS: Final = 19
 _TOO_DEEP: Final = f"it is nested deeper than {MAX_LEVELS} levels"
 
 
-def read_body(octets: bytes) -> Any:
-    """Raises ValueError with a sentence."""
-    value = read_json(octets) if octets.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else read_document(octets)
+def read_body(data: bytes) -> Any:
+    """The value of a body, JSON or YAML, within the bounds of `checks`. Raises ValueError with a sentence."""
+    value = read_json(data) if data.lstrip(b" \t\r\n")[:1] in (b"{", b"[") else read_document(data)
     if why := too_large(value):
         raise ValueError(why)
     return value
 
 
-def read_json(octets: bytes) -> Any:
-    """JSON; what begins like it and is none is read as YAML, of whose flow style it may be. Raises ValueError."""
+def read_json(data: bytes) -> Any:
+    """The value of JSON; text that only begins like JSON may be YAML in flow style. Raises ValueError."""
     try:
-        value = json.loads(octets, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_float)
+        value = json.loads(data, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_float)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        return read_document(octets)
-    if b"\\u" in octets:
+        return read_document(data)
+    if b"\\u" in data:
         _check_surrogates(value)
     return value
 
 
-def read_document(octets: bytes) -> Any:
-    """One document of YAML. Raises ValueError."""
-    found = list(read_documents(octets))
+def read_document(data: bytes) -> Any:
+    """The value of YAML that is one document. Raises ValueError with a sentence."""
+    found = list(read_documents(data))
     if len(found) != 1:
         raise ValueError("one object is expected")
     (document,) = found

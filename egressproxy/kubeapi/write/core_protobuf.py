@@ -27,7 +27,7 @@ Shape = Mapping[int, tuple[str, Reader, bool]]
 
 
 def as_json(kind: str, body: bytes) -> bytes:
-    """The object as JSON. Raises ApiError(400, 415)."""
+    """An object of this core kind, in a runtime.Unknown, as JSON. Raises ApiError(400, 415)."""
     shape = _KINDS.get(kind)
     if shape is None:
         raise ApiError(415, "UnsupportedMediaType", f"{CONTENT_TYPE} is not read for a {kind}; send application/json")
@@ -35,8 +35,8 @@ def as_json(kind: str, body: bytes) -> bytes:
         if not body.startswith(_MAGIC):
             raise ValueError
         unknown = dict(_fields(memoryview(body)[len(_MAGIC) :].tobytes()))
-        said = _object(_octets(unknown[1]), _TYPE)
-        return json.dumps({**said, **_object(_octets(unknown[2]), shape)}).encode()
+        said = _object(_bytes(unknown[1]), _TYPE)
+        return json.dumps({**said, **_object(_bytes(unknown[2]), shape)}).encode()
     except (ValueError, IndexError, KeyError, UnicodeDecodeError):
         raise ApiError(400, "BadRequest", f"the body is no {kind} in protobuf that is known here; send JSON") from None
 
@@ -48,7 +48,7 @@ def _object(data: bytes, shape: Shape) -> dict[str, Any]:
         if not name:
             continue
         if is_map:
-            entry = dict(_fields(_octets(value)))
+            entry = dict(_fields(_bytes(value)))
             made.setdefault(name, {})[_text(entry.get(1, b""))] = read(entry.get(2, b""))
         elif (found := read(value)) not in ("", {}, 0, False):  # proto2 writes what is not set, too
             made[name] = found
@@ -78,26 +78,26 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 64, 7):
-        octet = data[at]
+        byte = data[at]
         at += 1
-        value |= (octet & 0x7F) << shift
-        if octet < 0x80:
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
             return value, at
     raise ValueError
 
 
-def _octets(value: bytes | int) -> bytes:
+def _bytes(value: bytes | int) -> bytes:
     if isinstance(value, int):
         raise ValueError
     return value
 
 
 def _text(value: bytes | int) -> str:
-    return _octets(value).decode()
+    return _bytes(value).decode()
 
 
 def _base64(value: bytes | int) -> str:
-    return b64encode(_octets(value)).decode()
+    return b64encode(_bytes(value)).decode()
 
 
 def _flag(value: bytes | int) -> bool:
@@ -105,7 +105,7 @@ def _flag(value: bytes | int) -> bool:
 
 
 def _metadata(value: bytes | int) -> dict[str, Any]:
-    return _object(_octets(value), _OBJECT_META)
+    return _object(_bytes(value), _OBJECT_META)
 
 
 def _nothing(_value: bytes | int) -> str:

@@ -37,7 +37,7 @@ _KNOWN: Final = frozenset({
 
 
 async def read_body(request: web.BaseRequest) -> bytes:
-    """Raises ApiError(400, 408, 413, 415)."""
+    """The whole body: at most MAX_BODY bytes within BODY_S seconds. Raises ApiError(400, 408, 413, 415)."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise ApiError(415, "UnsupportedMediaType", "a body with a Content-Encoding is not read; send it as it is")
     pieces, size = [], 0
@@ -57,7 +57,7 @@ async def read_body(request: web.BaseRequest) -> bytes:
 
 
 def asked_write(request: web.BaseRequest, asked: ApiResource, body: bytes) -> Write:
-    """Raises ApiError(400, 405, 415, 422)."""
+    """The write that a request with this body asks for at `asked`. Raises ApiError(400, 405, 415, 422)."""
     query = request.query
     unknown = sorted(query.keys() - _KNOWN)
     if unknown:

@@ -42,6 +42,7 @@ _DEFAULTS: Final = {"protocol": "TCP", "sectionName": ""}
 
 
 def shape_of(group: str, kind: str) -> Shape:
+    """The lists with keys of a kind, those of every object included."""
     return {**_COMMON, **_SHAPES.get((group, kind), {})}
 
 

@@ -30,7 +30,7 @@ def write_writes(request: bytes, writes: Sequence[Write]) -> bytes:
 
 
 def read_writes(data: bytes) -> tuple[LoadRequest, tuple[Write, ...]]:
-    """Raises nearly everything if this is no (whole) request."""
+    """What `write_writes` wrote. Raises nearly everything if this is no (whole) request."""
     request, writes = loads(data, _WRITES, "part of a write")
     return read_request(request), writes
 

@@ -26,7 +26,7 @@ MAX_COPIED = 3 * 1024 * 1024
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """The target after a merge patch (RFC 7396 section 2): null removes a field."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     made = dict(target) if isinstance(target, dict) else {}
@@ -39,7 +39,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Any, patch: Any) -> Any:
-    """RFC 6902. Raises WriteRefused."""
+    """The target after a JSON patch (RFC 6902). Raises WriteRefused(400, 413, 422); values are told to nobody."""
     if not isinstance(patch, list) or len(patch) > MAX_OPERATIONS:
         raise WriteRefused(400, "BadRequest", f"a JSON patch is a list of at most {MAX_OPERATIONS} operations")
     made, copied = copy.deepcopy(target), 0
@@ -59,22 +59,22 @@ def json_patch(target: Any, patch: Any) -> Any:
 
 
 def _copied(target: Any, operation: Any) -> int:
-    """The octets that an operation copies or moves. Raises WriteRefused(422) where the object would become too deep:
-    many operations can build together what none of them has in it.
+    """How many bytes of JSON an operation copies or moves. Raises WriteRefused(422) where the object would become too
+    deep: many operations can build together what none of them has in it.
     """
     if not isinstance(operation, dict):
         raise WriteRefused(400, "BadRequest", "an operation of a JSON patch is an object")
     level = len(JsonPointer(operation.get("path", "")).parts)
-    value, octets = operation.get("value"), 0
+    value, size = operation.get("value"), 0
     if operation.get("op") in ("copy", "move"):
         source = JsonPointer(operation.get("from", ""))
         level = max(level, len(source.parts))
         if level <= MAX_LEVELS:
             value = source.resolve(target)
-            octets = len(json.dumps(value))
+            size = len(json.dumps(value))
     if level + depth_of(value, MAX_LEVELS) > MAX_LEVELS:
         raise WriteRefused(422, "Invalid", f"the patch would nest the object deeper than {MAX_LEVELS} levels")
-    return octets
+    return size
 
 
 def strategic_merge_patch(target: Any, patch: Any, shape: Shape, path: tuple[str, ...] = ()) -> Any:

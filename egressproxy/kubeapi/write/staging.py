@@ -43,7 +43,10 @@ def lock(folder: Path) -> int:
 
 
 def file_of(folder: Path, group: str, kind: str, namespace: str, name: str) -> Path:
-    """`httproute.gateway.networking.k8s.io_agents_models.yaml`."""
+    """Where an object is kept: `httproute.gateway.networking.k8s.io_agents_models.yaml`.
+
+    A name that would be too long for a file ends with its hash.
+    """
     kind = f"{kind.lower()}.{group}" if group else kind.lower()
     stem = "_".join(filter(None, (kind, namespace, name)))
     if len(stem) > MAX_NAME:
@@ -100,7 +103,7 @@ def _sync(folder: Path) -> None:
 
 
 def discard(file: Path) -> None:
-    """The staged file is not wanted."""
+    """Remove what `stage` wrote for this file. Raises OSError."""
     _staged(file).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What whoever writes an object is warned of: that it is taken, and not served as it is written."""
+"""Warnings of a write: the object is taken, and not served as it is written."""
 
 from __future__ import annotations
 

@@ -53,10 +53,12 @@ class Write:
 
     @property
     def key(self) -> Key:
+        """That of the object, whose name may be "" still."""
         return self.group, self.kind, self.namespace, self.name
 
     @property
     def api_version(self) -> str:
+        """As manifests say it: `gateway.networking.k8s.io/v1`, `v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property

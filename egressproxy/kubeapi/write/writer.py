@@ -48,6 +48,7 @@ class Writer:
             raise OSError(f"--state-dir {self._folder}: {error.strerror or error}") from None
 
     def close(self) -> None:
+        """Give the folder back."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

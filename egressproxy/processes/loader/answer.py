@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from egressproxy.config.compile import Compiled
 from egressproxy.config.compile.status.broken_references import broken_references
 from egressproxy.config.compile.status.status_warnings import all_warnings
@@ -9,10 +11,11 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
+from egressproxy.model.pickling import dumps, loads
 from egressproxy.net.listening import why_unusable
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.request import read_request
-from egressproxy.processes.loader.result import Loaded, pack_plain, pack_shown, places, read_plain, write_answer
+from egressproxy.processes.loader.result import Loaded, pack_shown, places, write_answer
 
 __all__ = ["answer", "handed_over", "previous_of"]
 
@@ -46,15 +49,20 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
             for each in resources.objects
         ),
         findings=tuple(all_warnings(resources, compiled)),
-        memory=pack_plain((compiled.spec.generation, statuses, generations, compiled.written, compiled.created)),
+        memory=zlib.compress(
+            dumps((compiled.spec.generation, statuses, generations, compiled.written, compiled.created)), 1
+        ),
         broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
         validities=compiled.validities,
     )
 
 
 def previous_of(memory: bytes) -> Compiled | None:
-    """As much of the configuration in service as the next one wants to know."""
+    """As much of the configuration in service as the next one wants to know; None at the first start.
+
+    Raises nearly everything if `memory` is not that of a `Loaded`.
+    """
     if not memory:
         return None
-    generation, statuses, generations, written, created = read_plain(memory)
+    generation, statuses, generations, written, created = loads(zlib.decompress(memory))
     return Compiled(ConfigIR((), generation), statuses, generations, written=written, created=created)

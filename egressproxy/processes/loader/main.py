@@ -3,7 +3,7 @@ reads, compiles, answers and ends. So an answer costs no start, nothing that was
 copy does wrong ends with it.
 
 It holds nothing but modules and one socket, on which a request comes as the name of a function of ours
-(`package.module:function`, octets in, octets out) and three descriptors: where to read it, where to answer, and where
+(`package.module:function`, bytes in, bytes out) and three descriptors: where to read it, where to answer, and where
 to say what is to be logged. It never outlives the one that asks, and dumps no core.
 """
 

@@ -91,7 +91,7 @@ class LoaderProcess:
         answer, words = io.BytesIO(), io.BytesIO()
         status, has_said = None, False
         try:
-            self._signal(signal.SIGCONT)  # whoever has stopped it meanwhile: it could answer nobody
+            self._signal(signal.SIGCONT)  # a process that was stopped meanwhile could answer nobody
             self._exchange(function, memoryview(request), answer, words, deadline)
             status, has_said = self._status(deadline)
         except (TimeoutError, subprocess.TimeoutExpired):

@@ -39,5 +39,5 @@ def write_request(
 
 
 def read_request(data: bytes) -> LoadRequest:
-    """Raises nearly everything if this is no (whole) request."""
+    """What `write_request` wrote. Raises nearly everything if this is no (whole) request."""
     return LoadRequest(*loads(data, _KNOWN, "part of a request"))

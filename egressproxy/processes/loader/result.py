@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,11 +27,9 @@ __all__ = [
     "ListenerAddress",
     "Loaded",
     "builtin",
-    "pack_plain",
     "pack_shown",
     "places",
     "read_answer",
-    "read_plain",
     "read_values",
     "shown",
     "write_answer",
@@ -117,23 +114,16 @@ def shown(packed: bytes) -> Iterator[PublishedObject]:
             yield PublishedObject(group, kind, namespace, name, manifest, generation, status, created)
 
 
-def pack_plain(value: object) -> bytes:
-    """Tuples, dicts, text, numbers and bytes, compressed."""
-    return zlib.compress(dumps(value), 1)
-
-
-def read_plain(packed: bytes) -> Any:
-    """What `pack_plain` was given. Raises nearly everything if it is nothing of the kind."""
-    return loads(zlib.decompress(packed))
-
-
 def write_answer(outcome: Loaded | ConfigError) -> bytes:
     """What the process that loads says in the end, for `read_answer`."""
     return dumps(outcome.problems if isinstance(outcome, ConfigError) else outcome)
 
 
 def read_answer(data: bytes) -> Loaded:
-    """Raises ConfigError where the configuration is refused, ValueError if this is no (whole) answer."""
+    """What `write_answer` wrote, if it is a Loaded.
+
+    Raises ConfigError where the configuration is refused, ValueError if this is no (whole) answer.
+    """
     match read_values(data, LOADED):
         case Loaded() as loaded:
             return loaded

@@ -121,7 +121,7 @@ async def test_a_change_wakes_who_waits():
 
 
 async def test_what_changes_take_up_counts_the_status_and_what_was_before(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MAX_OCTETS", 4 * len(A.manifest))
+    monkeypatch.setattr(module, "MAX_BYTES", 4 * len(A.manifest))
     source = Holder([A])
     objects = Objects([source], 100)
     start = (await objects.view()).version

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
+import zlib
 from pathlib import Path
 
 import pytest
 
-from egressproxy.config.reading.problems import ConfigError
+from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.ir.packing import unpacking
+from egressproxy.model.pickling import dumps
 from egressproxy.model.steps import finished
-from egressproxy.processes.loader.answer import answer
+from egressproxy.processes.loader.answer import answer, previous_of
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, read_answer, shown
@@ -83,3 +86,8 @@ def test_secrets_are_in_the_spec_alone(tmp_path: Path):
         assert b"CANARY" not in each.manifest + (each.status or b"")
     assert b"CANARY" not in made.memory
     assert "CANARY" not in f"{made!r}{made.findings}"
+
+
+def test_what_is_known_of_the_last_configuration_makes_no_objects():
+    with pytest.raises(pickle.UnpicklingError, match="no plain value"):
+        previous_of(zlib.compress(dumps((1, {}, {}, {}, {"a": Severity.ERROR}))))
