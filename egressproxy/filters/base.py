@@ -179,7 +179,6 @@ class FilterType:
         secret_refs: the Secrets that a config refers to.
         summary: one sentence for `egressproxy filters`.
         revision: what decides, besides the spec, whether an instance is kept across a reload.
-        blocks: `build` reads files or runs the operator's code, so it must not run on the event loop.
         is_shared: its counters are shared by all workers.
         inspect: only for types that run the operator's code: says what is wrong without running it. Raises ValueError
             or OSError.
@@ -193,13 +192,12 @@ class FilterType:
     secret_refs: Callable[[Any], tuple[SecretRef, ...]] = lambda _config: ()
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
-    blocks: bool = False
     is_shared: bool = False
     inspect: Callable[[FilterContext], None] | None = None
 
     @property
     def runs_code(self) -> bool:
-        """Whether a config of this type names code of the operator."""
+        """Whether a config of this type names code of the operator: its `build` must not run on the event loop."""
         return self.inspect is not None
 
 

@@ -11,7 +11,6 @@ The operator configures this for the origin: by itself a proxy must not change A
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote_to_bytes
 
@@ -34,7 +33,6 @@ _SCRUB_FIELDS = every_spelling(("accept-encoding", "range", "if-range", "a-im"))
 #: These say how the body of a response is coded: Content-Encoding, and IM of RFC 3229.
 _CODINGS = every_spelling(("content-encoding", "im"))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"
-_instances = count()
 
 
 def _template(text: str) -> str:
@@ -83,7 +81,7 @@ class CredentialInjector(Filter):
         label = config.secret_ref.label
         self._allow_plaintext = config.allow_plaintext
         self._query = config.query.encode()
-        self._held = f"credential {next(_instances)}"
+        self._held = f"credential {id(self)}"
         names: tuple[str, ...] = () if config.keep_client_credentials else CREDENTIAL_FIELDS
         if config.header:
             names = (*names, config.header)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import count
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
@@ -17,8 +16,6 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.telemetry.notices import FilterStats, Notices
 
 __all__ = ["FilterBuildError", "FilterInstances"]
-
-_marks = count()
 
 
 class FilterBuildError(ValueError):
@@ -70,7 +67,7 @@ class FilterInstances:
     def blocks(self, spec: ExtensionIR) -> bool:
         """Whether building this filter blocks, so that it must not be built on the event loop."""
         kind = self._catalog.get(spec.type)
-        return kind is not None and kind.blocks
+        return kind is not None and kind.runs_code
 
     def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
         """The Secrets that this filter refers to (`name/key` as written), and whether each is there.
@@ -115,8 +112,7 @@ class FilterInstances:
         if kind.is_shared and counters is not None:
             context = replace(context, row=counters.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
         made = kind.build(context)
-        completes = type(made).complete is not Filter.complete
-        mark = f"filter {next(_marks)}" if completes else ""
+        mark = f"filter {id(made)}" if type(made).complete is not Filter.complete else ""
         return PlacedFilter(spec, made, kind.also, mark=mark, notices=self._notices)
 
 

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Annotated
 
 from egressproxy.errors import LimitExceeded, Reason
@@ -21,8 +20,6 @@ from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["BODY_LIMIT", "CONCURRENCY_LIMIT", "QOS_CONTROLLER", "REQUEST_RATE_LIMIT"]
-
-_instances = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ class ConcurrencyLimit(Filter):
         self._source = context.source
         self._limit = config.limit
         self._message = f"more than {_requests(config.limit)} at once"
-        self._held = f"concurrency {next(_instances)}"
+        self._held = f"concurrency {id(self)}"
         row = context.row or Row()
         self._counts = row.held
         self._mine = row.mine

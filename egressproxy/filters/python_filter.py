@@ -196,7 +196,6 @@ PYTHON = FilterType(
     also=frozenset(Phase),
     secret_refs=attrgetter("secrets"),
     revision=_revision,
-    blocks=True,
     inspect=_inspect,
     summary="A filter of your own: one Python file beside the manifest.",
 )
