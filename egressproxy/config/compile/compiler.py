@@ -47,7 +47,7 @@ from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
+from egressproxy.ir.gateway import ConfigIR, ListenerIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.certificate import CertificateState, CertificateUse
@@ -132,7 +132,7 @@ class _Run:
 
     def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status. Raises ConfigError."""
-        self._plans, warnings = plan_gateways(self._resources, self.references, self._defaults, self._generation)
+        self._plans, warnings = plan_gateways(self._resources, self.references, self._defaults, self._generations)
         self.warnings += [*self._resources.warnings, *warnings]
         for plan in self._plans:
             self._certificates.set_condition(plan.gateway, plan.conditions)
@@ -144,7 +144,7 @@ class _Run:
             self._policy_filters.check(policy)
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
         self._statuses.update(
-            backend_statuses(self._resources, self._backends, self._extensions.faults, self._generation)
+            backend_statuses(self._resources, self._backends, self._extensions.faults, self._generations)
         )
         for source in (*self._resources.of(Backend), *self._policies.objects):
             self._note_same_names(source)
@@ -161,15 +161,15 @@ class _Run:
     def statuses(self) -> dict[Key, Status]:
         """Every object's status, without times."""
         statuses = self._statuses
-        statuses.update(class_statuses(self._resources, self._generation))
+        statuses.update(class_statuses(self._resources, self._generations))
         for plan in self._plans:
             plan.close()
             statuses.update(plan.statuses())
-        statuses.update(self._tls_policies.statuses(self._generation))
+        statuses.update(self._tls_policies.statuses(self._generations))
         parents = self._backends.parent_problems(self._policies.objects)
-        statuses.update(self._policies.statuses(self._generation, self._extensions.faults, parents))
+        statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
         for pipeline in self._resources.of(PayloadProcessingPipeline):
-            conditions = Conditions(self._generation(pipeline.key))
+            conditions = Conditions(self._generations.get(pipeline.key, 1))
             conditions.set("Accepted", False, "UnsupportedValue", "pipelines are not supported yet")
             statuses[pipeline.key] = {"conditions": conditions.to_list()}
         return statuses
@@ -187,9 +187,6 @@ class _Run:
     def _note_same_names(self, source: Resource) -> None:
         for where, sentence in same_name_notes(source, self._backends):
             self.warnings.append(problem_at(source, where, sentence, severity=Severity.NOTE, code="SameName"))
-
-    def _generation(self, key: Key) -> int:
-        return self._generations.get(key, 1)
 
     def _all_routes(self) -> list[AnyRoute]:
         of = self._resources.of
@@ -221,7 +218,7 @@ class _Run:
     def _attach(self, route: AnyRoute, parents: Parents) -> None:
         """Attach a route wherever its parentRefs lead, and state its conditions for each."""
         hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
-        status = ReferenceConditions("parents", self._generation(route.key))
+        status = ReferenceConditions("parents", self._generations[route.key])
         validation: RouteValidation | None = None
         found: dict[ListenerPlan, tuple[Attachment, Conditions]] = {}
         if not route.spec.parent_refs:
@@ -301,10 +298,8 @@ class _Run:
     def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerIR:
         assert plan.protocol is not None
         served = self._served[plan]
-        policy, extensions = self._routes.listener_extensions(plan, served.layers)
-        default = None
-        if plan.protocol is ListenerProtocol.FORWARD_PROXY:
-            default = self._routes.default_backend(plan, served.layers)
+        policy, extensions, default = self._routes.without_route(plan, served.layers)
+        if default is not None:
             if default.backend is None:
                 note = f"Destinations that no route matches are answered with 500: {default.error}."
                 plan.conditions.add_note("Accepted", note)

@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import backend_refs
-from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, KNOWN_KINDS, AnyBackend, object_key
+from egressproxy.config.compile.backends.kinds import (
+    BACKEND_KINDS,
+    KNOWN_KINDS,
+    AnyBackend,
+    DestinationBackend,
+    object_key,
+)
 from egressproxy.config.compile.backends.parent_credentials import parent_credentials
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
@@ -37,7 +43,7 @@ from egressproxy.config.compile.interface import Key, Reference, kind_of, scope_
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.backend import Backend, WorkingGroupBackend, XBackendDestination
+from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.parent import BackendParent
@@ -155,7 +161,7 @@ class BackendCompiler:
                 found.add(key[2:])
                 continue
             backend = self._resources.get(*key)
-            if isinstance(backend, Backend | WorkingGroupBackend | XBackendDestination):
+            if isinstance(backend, DestinationBackend):
                 service = backend.spec.destination.named_service
                 if service is not None:
                     found.add((service.namespace or backend.namespace, service.name))
@@ -173,7 +179,7 @@ class BackendCompiler:
         found = self._resources.get(*key)
         if isinstance(found, XBackend):
             return self._read_x_backend(found, port)
-        if isinstance(found, Backend | WorkingGroupBackend | XBackendDestination):
+        if isinstance(found, DestinationBackend):
             return self._read_destination(found, port, is_stream=is_opaque)
         if (group, kind) not in KNOWN_KINDS:
             known = ", ".join(f"{k} ({g})" if g else k for g, k in sorted(KNOWN_KINDS))
@@ -204,9 +210,7 @@ class BackendCompiler:
         )
         return ResolvedBackend(made, backend.key, form.number)
 
-    def _read_destination(
-        self, backend: Backend | WorkingGroupBackend | XBackendDestination, port: int | None, *, is_stream: bool
-    ) -> ResolvedBackend:
+    def _read_destination(self, backend: DestinationBackend, port: int | None, *, is_stream: bool) -> ResolvedBackend:
         destination = backend.spec.destination
         if not isinstance(backend, Backend) and backend.spec.filters:
             raise UnresolvedRef("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
@@ -269,9 +273,7 @@ class BackendCompiler:
         """Whether messages add the kind to the name. Our own Backend keeps the name alone."""
         return backend.GROUP != OUR_GROUP and self.is_ambiguous(backend)
 
-    def own_extensions(
-        self, backend: Backend | WorkingGroupBackend | XBackendDestination
-    ) -> tuple[RankedExtension, ...]:
+    def own_extensions(self, backend: DestinationBackend) -> tuple[RankedExtension, ...]:
         """Its `spec.extensions`, compiled once; what is wrong with them is noted in `faults`."""
         if backend.key not in self._placed:
             declared: Sequence[Extension] = backend.spec.extensions

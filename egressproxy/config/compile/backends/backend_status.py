@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
@@ -36,16 +36,16 @@ def backend_statuses(
     resources: ResourceSet,
     backends: BackendCompiler,
     faults: Mapping[Key, ExtensionFaults],
-    generation: Callable[[Key], int],
+    generations: Mapping[Key, int],
 ) -> dict[Key, Status]:
     """The status of every Backend object. Reads all of them, so that every load error is found.
 
-    `faults` are those of extensions, and `generation` returns `metadata.generation`, both by object.
+    `faults` are those of extensions, and `generations` the `metadata.generation`, both by object.
     """
     statuses: dict[Key, Status] = {}
     carriers = stream_carriers(resources, backends.target_key)
     for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
-        conditions = Conditions(generation(backend.key))
+        conditions = Conditions(generations[backend.key])
         _set_conditions(conditions, backends, backend, faults)
         _add_notes(conditions, backend, has_requests=backend.key not in carriers)
         statuses[backend.key] = {"conditions": conditions.to_list()}

@@ -7,7 +7,7 @@ verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713 (PolicyStatus).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
@@ -67,14 +67,14 @@ class BackendTlsPolicies:
         for service in services:
             self._users[service].add(gateway)
 
-    def statuses(self, generation: Callable[[Key], int]) -> dict[Key, Status]:
+    def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
         """The status of every policy: an ancestor for each Gateway whose routes lead to a target.
 
         Where no route does, the targets stand in its place, so that a mistake shows before the first route.
         """
         statuses: dict[Key, Status] = {}
         for policy in self._policies:
-            ancestors = ReferenceConditions("ancestors", generation(policy.key))
+            ancestors = ReferenceConditions("ancestors", generations[policy.key])
             by_gateway: dict[Key, list[PolicyTargetReference]] = defaultdict(list)
             for ref in policy.spec.target_refs:
                 if (ref.group, ref.kind) == _SERVICE:

@@ -14,9 +14,11 @@ from egressproxy.config.resources.backend import (
 )
 from egressproxy.config.resources.x_backend import XBackend
 
-__all__ = ["BACKEND_KINDS", "KNOWN_KINDS", "AnyBackend", "object_key"]
+__all__ = ["BACKEND_KINDS", "KNOWN_KINDS", "AnyBackend", "DestinationBackend", "object_key"]
 
-AnyBackend = Backend | WorkingGroupBackend | XBackendDestination | XBackend
+#: Those with a `destination`, which are subclasses of these.
+DestinationBackend = Backend | WorkingGroupBackend | XBackendDestination
+AnyBackend = DestinationBackend | XBackend
 
 #: Every class of backends beside Services.
 BACKEND_KINDS: tuple[type[AnyBackend], ...] = (

@@ -18,9 +18,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
 )
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.route_filters import (
-    HeaderModifier,
     HttpFilter,
-    PathModifier,
     RequestRedirect,
     UrlRewrite,
 )
@@ -67,12 +65,15 @@ def route_filters(
                     raise FilterNotSupported("filter ExternalAuth on a backendRef is not supported: put it on the rule")
                 continue  # see `external_auth_place`
             if entry.request_header_modifier is not None:
-                type_name, config = HEADER_POLICY, {"request": _header_changes(entry.request_header_modifier)}
+                type_name, config = HEADER_POLICY, {"request": entry.request_header_modifier.model_dump(by_alias=True)}
             elif entry.response_header_modifier is not None:
-                type_name, config = HEADER_POLICY, {"response": _header_changes(entry.response_header_modifier)}
+                type_name, config = (
+                    HEADER_POLICY,
+                    {"response": entry.response_header_modifier.model_dump(by_alias=True)},
+                )
                 phase = response
             elif entry.url_rewrite is not None:
-                type_name, config = URL_REWRITE, _rewrite(entry.url_rewrite)
+                type_name, config = URL_REWRITE, _given(entry.url_rewrite)
             elif entry.request_redirect is not None:
                 type_name, config = REQUEST_REDIRECT, _redirect(entry.request_redirect, port, protocol)
             elif entry.cors is not None:
@@ -104,33 +105,19 @@ def external_auth_place(route: Resource) -> ExtensionIR:
     )
 
 
-def _header_changes(modifier: HeaderModifier) -> dict[str, Any]:
-    """`request` or `response` of a HeaderPolicy."""
-    return {
-        "set": [{"name": h.name, "value": h.value} for h in modifier.set],
-        "add": [{"name": h.name, "value": h.value} for h in modifier.add],
-        "remove": list(modifier.remove),
-    }
-
-
-def _path(modifier: PathModifier | None) -> dict[str, str] | None:
-    if modifier is None:
-        return None
-    value = modifier.replace_full_path if modifier.type == "ReplaceFullPath" else modifier.replace_prefix_match
-    return {"type": modifier.type, "value": value or ""}
-
-
-def _rewrite(written: UrlRewrite) -> dict[str, Any]:
-    """The config of a UrlRewrite."""
-    given = {"hostname": written.hostname, "path": _path(written.path)}
-    return {key: value for key, value in given.items() if value is not None}
+def _given(written: UrlRewrite | RequestRedirect) -> dict[str, Any]:
+    """Only what is given; of the path, its type and the value that belongs to it."""
+    config = written.model_dump(by_alias=True, exclude_none=True)
+    path = written.path
+    if path is not None:
+        value = path.replace_full_path if path.type == "ReplaceFullPath" else path.replace_prefix_match
+        config["path"] = {"type": path.type, "value": value or ""}
+    return config
 
 
 def _redirect(written: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:
-    """Only what is given. The listener's port and scheme decide the Location's port (HTTPRequestRedirectFilter)."""
-    config: dict[str, Any] = {"statusCode": written.status_code}
-    given = {"scheme": written.scheme, "hostname": written.hostname, "path": _path(written.path), "port": written.port}
-    config.update({key: value for key, value in given.items() if value is not None})
+    """The listener's port and scheme decide the Location's port (HTTPRequestRedirectFilter)."""
+    config = _given(written)
     if protocol is not ListenerProtocol.FORWARD_PROXY:  # there the request itself names scheme and port
         config["listenerPort"] = port
         config["listenerScheme"] = "https" if protocol is ListenerProtocol.HTTPS else "http"

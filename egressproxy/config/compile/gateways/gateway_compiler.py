@@ -6,7 +6,7 @@ Source: Gateway API v1 GatewayClass, Gateway, ListenerSet.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from egressproxy.config.compile.gateways.addresses import AddressBook
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, SetPlan
@@ -29,13 +29,13 @@ BUILTIN_CLASS = "egressproxy"
 _CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
 
 
-def class_statuses(resources: ResourceSet, generation: Callable[[Key], int]) -> dict[Key, Status]:
+def class_statuses(resources: ResourceSet, generations: Mapping[Key, int]) -> dict[Key, Status]:
     """The status of every GatewayClass that is ours."""
     statuses: dict[Key, Status] = {}
     for gateway_class in resources.of(GatewayClass):
         if gateway_class.spec.controller_name != CONTROLLER:
             continue
-        conditions = Conditions(generation(gateway_class.key))
+        conditions = Conditions(generations[gateway_class.key])
         if gateway_class.spec.parameters_ref is None:
             conditions.set("Accepted", True, "Accepted", "the class is served")
         else:
@@ -50,7 +50,7 @@ def plan_gateways(
     resources: ResourceSet,
     references: References,
     defaults: Defaults,
-    generation: Callable[[Key], int],
+    generations: Mapping[Key, int],
 ) -> tuple[list[GatewayPlan], list[Problem]]:
     """Every Gateway that is ours, oldest first, with its listeners checked (without their routes); and warnings."""
     classes = {c.name: c for c in resources.of(GatewayClass)}
@@ -61,12 +61,12 @@ def plan_gateways(
     book = AddressBook(defaults.bind_addresses, asked)
     plans: list[GatewayPlan] = []
     for gateway in ours:
-        number = generation(gateway.key)
+        number = generations[gateway.key]
         plan = GatewayPlan(gateway, Conditions(number))
         set_frontend_conditions(gateway, plan.conditions)
         for listener in gateway.spec.listeners:
             plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))
-        _add_listener_sets(plan, sets.get(gateway.key, ()), references, generation)
+        _add_listener_sets(plan, sets.get(gateway.key, ()), references, generations)
         if not defaults.can_take_any_certificate():
             _refuse_insecure_fallback(plan)
         find_conflicts(plan.listeners)
@@ -171,13 +171,13 @@ def _add_listener_sets(
     plan: GatewayPlan,
     sets: Iterable[ListenerSet],
     references: References,
-    generation: Callable[[Key], int],
+    generations: Mapping[Key, int],
 ) -> None:
     """Add the listeners of the ListenerSets that the Gateway admits, oldest set first."""
     gateway = plan.gateway
     allowed = gateway.spec.allowed_listeners.namespaces
     for listener_set in sets:
-        number = generation(listener_set.key)
+        number = generations[listener_set.key]
         attached = SetPlan(listener_set, Conditions(number))
         plan.sets.append(attached)
         if not references.is_allowed(allowed, listener_set.namespace, gateway.namespace):

@@ -77,9 +77,7 @@ class ListenerPlan:
     def refuse(self, condition: str, reason: str, message: str) -> None:
         """Take it out of service: the condition says why; the first reason stays the one for `Programmed`."""
         self.conditions.set(condition, condition == "Conflicted", reason, message)
-        if not self.problem:
-            self.problem = message
-            self.reason = reason if reason in _PROGRAMMED_REASONS else "Invalid"
+        self.leave_out(reason if reason in _PROGRAMMED_REASONS else "Invalid", message)
 
     def leave_out(self, reason: str, message: str) -> None:
         """Take it out of service for what is wrong with its Gateway, and not with itself."""

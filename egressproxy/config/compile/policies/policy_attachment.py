@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from egressproxy.config.compile.backends.backend_references import only_parents
 from egressproxy.config.compile.backends.kinds import object_key
@@ -84,7 +84,7 @@ class PolicyAttachments:
         return merged
 
     def statuses(
-        self, generation: Callable[[Key], int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, UnresolvedRef]
+        self, generations: Mapping[Key, int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, UnresolvedRef]
     ) -> dict[Key, Status]:
         """The status of every EgressPolicy, per target. Call it when everything has been merged.
 
@@ -94,7 +94,7 @@ class PolicyAttachments:
             if any(len(layer.policies) > 1 for layer in layers):  # a conflict is one, even where nothing is served
                 self.merge(layers, is_routed=True)
         return {
-            policy.key: self._status(policy, generation(policy.key), faults, parents.get(policy.key))
+            policy.key: self._status(policy, generations[policy.key], faults, parents.get(policy.key))
             for policy in self.objects
         }
 
@@ -225,7 +225,7 @@ def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
     if spec.dns is not None:
         notes += dns_notes(spec.dns, "dns")
     if spec.limits is not None:
-        notes += _limit_notes(policy, target_kind)
+        notes += _limit_notes(spec.limits, target_kind)
     if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
         notes.append("sni of destinations.deny does nothing: it is for entries of allow.")
     if spec.traffic is not None:
@@ -256,9 +256,7 @@ def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> list[str]:
     return [f"traffic.timeouts.{', '.join(names)} {do} nothing here: write it in a policy of {places}."]
 
 
-def _limit_notes(policy: EgressPolicy, target_kind: str) -> list[str]:
-    limits = policy.spec.limits
-    assert limits is not None
+def _limit_notes(limits: Limits, target_kind: str) -> list[str]:
     notes = [
         f"limits.{name}[] are not supported yet and do nothing."
         for name in ("tokens", "bytes")

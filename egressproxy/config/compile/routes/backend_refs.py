@@ -99,17 +99,17 @@ class BackendRefCompiler:
                 made.append(replace(choice, weight=ref.weight, mirrors=copies))
         return RuleBackends(tuple(made), tuple(more))
 
-    def of_default(self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str) -> WeightedBackend:
-        """The Dynamic backend of a forward-proxy listener, under the name "-"; `layers` from `default_layers`."""
+    def of_default(
+        self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str
+    ) -> tuple[WeightedBackend, tuple[Layer, ...]]:
+        """The Dynamic backend of a forward-proxy listener, under the name "-", and what holds for it.
+
+        That is the listener's layers, and what is denied behind the parent that they name.
+        """
+        resolved = self._through_policy_parent(ANY_DESTINATION, self.policies.merge(layers, is_routed=False))
+        layers += self._layers_of_parents(resolved)
         merged = self.policies.merge(layers, is_routed=False)
-        return self._weighted_backend(self._default(layers), merged, layers, default_scopes(listener), (), error)
-
-    def default_layers(self, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-        """What holds for that backend: the listener's layers, and what is denied behind the parent that they name."""
-        return layers + self._layers_of_parents(self._default(layers))
-
-    def _default(self, layers: tuple[Layer, ...]) -> ResolvedBackend:
-        return self._through_policy_parent(ANY_DESTINATION, self.policies.merge(layers, is_routed=False))
+        return self._weighted_backend(resolved, merged, layers, default_scopes(listener), (), error), layers
 
     def _through_policy_parent(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
         """The backend, reached through the parent that policies name, if it is for a name and names none of its own.

@@ -129,19 +129,18 @@ class RouteCompiler:
             named=route.spec.hostnames if isinstance(route, TlsRoute) and any(map(is_dynamic, found.backends)) else (),
         )
 
-    def default_backend(self, listener: ListenerPlan, layers: tuple[Layer, ...]) -> WeightedBackend:
-        """What serves the destinations that no route matches and policy allows: the one that the request named."""
-        _, error = self._requests(layers, default_scopes(listener))
-        return self.backend_refs.of_default(listener, self.backend_refs.default_layers(layers), error)
-
-    def listener_extensions(
+    def without_route(
         self, listener: ListenerPlan, layers: tuple[Layer, ...]
-    ) -> tuple[PolicyIR, tuple[ExtensionIR, ...]]:
-        """What holds for requests of a listener that no route matches."""
-        placed, _ = self._requests(layers, default_scopes(listener))
+    ) -> tuple[PolicyIR, tuple[ExtensionIR, ...], WeightedBackend | None]:
+        """What holds for requests of a listener that no route matches: the policy, the extensions and the backend.
+
+        The backend is the destination that the request names, on a forward proxy; None on other listeners.
+        """
+        placed, error = self._requests(layers, default_scopes(listener))
+        default = None
         if listener.protocol is ListenerProtocol.FORWARD_PROXY:
-            layers = self.backend_refs.default_layers(layers)
-        return self.policies.merge(layers, is_routed=False).policy, ordered(placed)
+            default, layers = self.backend_refs.of_default(listener, layers, error)
+        return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default
 
     def _http_rule(
         self,
