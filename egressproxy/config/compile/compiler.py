@@ -24,7 +24,7 @@ from egressproxy.config.compile.gateways.client_revocations import add_revocatio
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
-from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
+from egressproxy.config.compile.gateways.listener_plan import OUT_OF_TIME, ListenerPlan
 from egressproxy.config.compile.generations import first_seen, generations_of
 from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.object_problems import problem_at, unserved
@@ -50,7 +50,7 @@ from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, 
 from egressproxy.ir.gateway import ConfigIR, ListenerIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.model.certificate import CertificateState, CertificateUse
+from egressproxy.model.certificate import CertificateUse
 
 __all__ = ["compile_config"]
 
@@ -177,10 +177,8 @@ class _Run:
     def warn_of_certificates(self, now_s: float) -> None:
         """Warn of those that nothing can be done with at this time; a listener's status says it of its own."""
         for validity, source in self.references.validities.values():
-            state = validity.state(now_s)
-            is_useless = state in (CertificateState.EXPIRED, CertificateState.NOT_YET_VALID)
-            if is_useless and validity.use is not CertificateUse.LISTENER:
-                code = "CertificateExpired" if state is CertificateState.EXPIRED else "CertificateNotYetValid"
+            code = OUT_OF_TIME.get(validity.state(now_s))
+            if code and validity.use is not CertificateUse.LISTENER:
                 sentence = validity.sentence(now_s)
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
 
@@ -209,11 +207,10 @@ class _Run:
             for rule in route.spec.rules:
                 if rule.name:
                     self._policies.layer(Level.RULE, route.key, rule.name)
-        for backend in self._resources.of(Backend):
-            self._policies.layer(Level.BACKEND, backend.key, "", backend.spec.resolver)
         for kind in (*BACKEND_KINDS, Service):
-            for other in self._resources.of(kind):
-                self._policies.layer(Level.BACKEND, other.key)
+            for backend in self._resources.of(kind):
+                resolver = backend.spec.resolver if isinstance(backend, Backend) else None
+                self._policies.layer(Level.BACKEND, backend.key, "", resolver)
 
     def _attach(self, route: AnyRoute, parents: Parents) -> None:
         """Attach a route wherever its parentRefs lead, and state its conditions for each."""
@@ -303,9 +300,8 @@ class _Run:
             if default.backend is None:
                 note = f"Destinations that no route matches are answered with 500: {default.error}."
                 plan.conditions.add_note("Accepted", note)
-            denied = self._denials.sentences(plan.name, (default,), ())
-            if denied:
-                plan.conditions.set(_DENIED, True, "DestinationDenied", " ".join(denied))
+            for sentence in self._denials.sentences(plan.name, (default,), ()):
+                plan.conditions.report(_DENIED, "DestinationDenied", sentence)
         return ListenerIR(
             gateway=gateway.gateway.full_name,
             name=plan.name,

@@ -46,6 +46,7 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
+from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
@@ -134,7 +135,9 @@ class BackendCompiler:
 
     def resolve_port(self, backend: Resource, port: int | None) -> ResolvedBackend:
         """A port of a Backend object; None: its only one. Raises UnresolvedRef."""
-        return self.resolve(backend, _OwnReference(*backend.key, port=port))
+        group, kind, namespace, name = backend.key
+        own = BackendObjectReference.model_construct(group=group, kind=kind, namespace=namespace, name=name, port=port)
+        return self.resolve(backend, own)
 
     def target_key(self, source: Resource, ref: Reference) -> Key:
         """The object that a reference means, whether it is there or not."""
@@ -282,7 +285,8 @@ class BackendCompiler:
         return self._placed[backend.key]
 
     def _service(self, backend: Resource, service: Key, port: int) -> BackendIR:
-        if self._references.find(backend, _OwnReference(*service)) is None:
+        own = BackendObjectReference.model_construct(group="", kind="Service", namespace=service[2], name=service[3])
+        if self._references.find(backend, own) is None:
             raise self._references.not_found("BackendNotFound", *service)
         return self._services.backend(*service[2:], port)
 
@@ -340,17 +344,6 @@ class BackendCompiler:
             seen.add(key)
             source, ref = found, found.spec.parent
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class _OwnReference:
-    """A reference made here rather than read."""
-
-    group: str
-    kind: str
-    namespace: str
-    name: str
-    port: int | None = None
 
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"

@@ -68,17 +68,17 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
         if not _may_share(listener, other):
             remedy = "another hostname or port" if _are_told_apart_by_name(listener, other) else "another port"
             problem = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
-            message = f"{problem}: give one of them {remedy}"
-            listener.refuse("Conflicted", "ProtocolConflict", message)
+            kind, message = "ProtocolConflict", f"{problem}: give one of them {remedy}"
             # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
             reason = "Invalid" if listener.owner is listener.gateway else "ProtocolConflict"
-            listener.conditions.set("Accepted", False, reason, message)
-            return True
-        if other.hostname == listener.hostname:
+        elif other.hostname == listener.hostname:
+            kind = reason = "HostnameConflict"
             message = f"listener {other.name} has the same port and hostname: give one of them another"
-            listener.refuse("Conflicted", "HostnameConflict", message)
-            listener.conditions.set("Accepted", False, "HostnameConflict", message)
-            return True
+        else:
+            continue
+        listener.refuse("Conflicted", kind, message)
+        listener.conditions.set("Accepted", False, reason, message)
+        return True
     return False
 
 

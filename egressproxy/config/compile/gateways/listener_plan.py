@@ -23,7 +23,7 @@ from egressproxy.config.resources.object_references import SecretObjectReference
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.model.certificate import CertificateState, CertificateUse
 
-__all__ = ["ListenerPlan", "have_hosts_in_common", "plan_listener"]
+__all__ = ["OUT_OF_TIME", "ListenerPlan", "have_hosts_in_common", "plan_listener"]
 
 #: GRPCRoutes attach to what will carry gRPC; until it does, their rules answer 500 and say so in status.
 _KINDS = {
@@ -36,7 +36,8 @@ _KINDS = {
 #: Reasons that `Programmed` shares with the condition that says more; for others it is "Invalid".
 _PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
 
-_OUT_OF_TIME = {
+#: Reasons for certificates that nothing can be done with now.
+OUT_OF_TIME = {
     CertificateState.EXPIRED: "CertificateExpired",
     CertificateState.NOT_YET_VALID: "CertificateNotYetValid",
 }
@@ -202,7 +203,7 @@ def _check_certificates(
         if f"{references.namespace_of(plan.owner, ref)}/{ref.name}" not in known:
             continue
         validity = references.validity(plan.owner, ref, CertificateUse.LISTENER)
-        found = _OUT_OF_TIME.get(validity.state(now_s), "")
+        found = OUT_OF_TIME.get(validity.state(now_s), "")
         if found:
             reason = reason or found
             told.append(f"{place}[{index}]: {validity.sentence(now_s)}")

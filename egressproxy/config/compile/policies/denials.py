@@ -52,10 +52,9 @@ class DeniedBackends:
                 sentences.append(f"{text}: listener {listener} refuses what goes there (403). To allow it, {remedy}.")
             else:
                 sentences.append(f"{text}: mode is Report, so listener {listener} lets it pass and counts it.")
-        copied = self._denied(mirrors)
         sentences += [
             f"{text}: listener {listener} mirrors nothing there. To allow it, {remedy}."
-            for text, remedy, holds in copied
+            for text, remedy, holds in self._denied(mirrors)
             if holds
         ]
         return list(dict.fromkeys(sentences))

@@ -100,11 +100,10 @@ class Overridden:
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_blockers", "_references", "overridden")
+    __slots__ = ("_references", "overridden")
 
     def __init__(self, references: References) -> None:
         self._references = references
-        self._blockers: dict[EgressPolicy, tuple[str, ...]] = {}
         #: By policy, target and section.
         self.overridden: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
 
@@ -112,7 +111,7 @@ class Merger:
         """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
         ordered = sorted(layers, key=lambda layer: (layer.level, layer.section != ""), reverse=True)
         policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
-        blockers = {blocker: None for policy in policies for blocker in self._of_policy(policy)}
+        blockers = {blocker: None for policy in policies for blocker in _blockers(policy)}
         for layer in ordered:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
         mode = self._winner("mode", _modes(ordered)) or Mode.ENFORCE
@@ -147,7 +146,7 @@ class Merger:
 
     def blockers(self, policy: EgressPolicy, level: Level) -> list[str]:
         """Why a place at this level cannot be served under this policy; empty if all of it is enforced."""
-        return [*self._of_policy(policy), *_misplaced(policy, level)]
+        return [*_blockers(policy), *_misplaced(policy, level)]
 
     # --- settings: the more specific one wins ------------------------------------------------------------------------
 
@@ -252,22 +251,18 @@ class Merger:
             common = shared
         return common
 
-    def _of_policy(self, policy: EgressPolicy) -> tuple[str, ...]:
-        if policy not in self._blockers:
-            self._blockers[policy] = tuple(self._find_blockers(policy))
-        return self._blockers[policy]
 
-    def _find_blockers(self, policy: EgressPolicy) -> Iterable[str]:
-        """What this policy restricts and the data plane does not enforce."""
-        spec = policy.spec
-        if spec.dns is not None:
-            yield from dns_blockers(spec.dns, str(policy))
-        if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
-            yield f"identity of {policy}: clients cannot be told by token or password yet"
-        if spec.subjects and spec.parent is not None and not spec.parent.direct:
-            yield f"parent of {policy}: subjects are not told apart yet, and its parent is not for everybody"
-        if spec.subjects and spec.extensions:
-            yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
+def _blockers(policy: EgressPolicy) -> Iterable[str]:
+    """What this policy restricts and the data plane does not enforce."""
+    spec = policy.spec
+    if spec.dns is not None:
+        yield from dns_blockers(spec.dns, str(policy))
+    if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
+        yield f"identity of {policy}: clients cannot be told by token or password yet"
+    if spec.subjects and spec.parent is not None and not spec.parent.direct:
+        yield f"parent of {policy}: subjects are not told apart yet, and its parent is not for everybody"
+    if spec.subjects and spec.extensions:
+        yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
 
 
 def _plain(value: Any) -> Any:
