@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from ipaddress import ip_address
 from operator import itemgetter
 from time import monotonic  # uvloop's clock has milliseconds, and stands still while a callback runs
 from typing import Any, Final
 
 from aiohttp import web
+
+from egressproxy.admin.local import is_loopback
 
 __all__ = ["ANSWER_S", "FIRST_REQUEST_S", "HEAD_S", "MAX_CONNECTIONS", "AdminConnection", "AdminConnections"]
 
@@ -82,7 +83,7 @@ class AdminConnection(web.RequestHandler):
 
     @property
     def unsent(self) -> int:
-        """Octets of an answer that the kernel has not taken."""
+        """Bytes of an answer that the kernel has not taken."""
         transport = self.transport
         return 0 if transport is None else transport.get_write_buffer_size()
 
@@ -132,7 +133,7 @@ class AdminConnections:
 
     @property
     def unsent(self) -> int:
-        """Octets of answers that clients have not taken yet."""
+        """Bytes of answers that clients have not taken yet."""
         return sum(each.unsent for each in self._open)
 
     def stop(self) -> None:
@@ -142,7 +143,7 @@ class AdminConnections:
 
     def room_for(self, fresh: AdminConnection) -> Iterable[AdminConnection]:
         """Who has to go; the newcomer itself where there is no room even in the reserve. Decides on `is_reserve`."""
-        if not _is_loopback(fresh.peer):
+        if not is_loopback(fresh.peer, otherwise=True):  # a socket that has no addresses is local
             of_peer = [each for each in self._open if each.peer == fresh.peer and not each.is_reserve]
             if len(of_peer) >= MAX_OF_PEER:
                 return self._instead(of_peer, fresh)
@@ -173,10 +174,3 @@ class AdminConnections:
 def _longest(among: Iterable[AdminConnection]) -> AdminConnection | None:
     waiting = [(since, each) for each in among if (since := each.waits_since) is not None]
     return min(waiting, key=itemgetter(0))[1] if waiting else None
-
-
-def _is_loopback(peer: str) -> bool:
-    try:
-        return ip_address(peer).is_loopback
-    except ValueError:
-        return True  # a socket that has no addresses

@@ -7,18 +7,23 @@ from typing import Final
 
 from aiohttp import web
 
-__all__ = ["came_by_proxy", "is_local"]
+__all__ = ["came_by_proxy", "is_local", "is_loopback"]
 
 #: What proxies say of those they speak for (RFC 9110 section 7.6.3, RFC 7239, and the names before it).
 _OF_PROXIES: Final = ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 
 
+def is_loopback(address: str, *, otherwise: bool = False) -> bool:
+    """Whether this is an address of loopback; `otherwise` for text that is no address."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return otherwise
+
+
 def is_local(request: web.BaseRequest) -> bool:
     """Whether the peer is on loopback; a proxy of this machine is there, too."""
-    try:
-        return ip_address(request.remote or "").is_loopback
-    except ValueError:
-        return False
+    return is_loopback(request.remote or "")
 
 
 def came_by_proxy(request: web.BaseRequest) -> bool:

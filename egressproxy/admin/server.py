@@ -18,6 +18,7 @@ from aiohttp import web
 
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
 from egressproxy.admin.introspection import Questions
+from egressproxy.admin.local import is_loopback
 from egressproxy.admin.responses import HEADERS, json_response, read_only, refusal
 from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError
@@ -132,7 +133,7 @@ class AdminServer:
 
     @property
     def unsent(self) -> int:
-        """Octets of answers that its clients have not taken yet."""
+        """Bytes of answers that its clients have not taken yet."""
         return self._connections.unsent
 
     def changed(self) -> None:
@@ -221,12 +222,7 @@ class AdminServer:
         if not self._address.is_loopback or not host:
             return True
         name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-        if name.lower() in ("localhost", "localhost."):
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
+        return name.lower() in ("localhost", "localhost.") or is_loopback(name)
 
     async def _index(self, _request: web.BaseRequest) -> web.StreamResponse:
         api = self._api.index if self._api is not None else ""

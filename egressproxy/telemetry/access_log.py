@@ -12,21 +12,16 @@ and so is the part that many lines share, once.
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import logging
-import os
-import select
-import threading
 import time
-from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import Shares, client_of, most_of
+from egressproxy.telemetry.log_writer import LogWriter
 from egressproxy.telemetry.response_flags import flags_for
 from egressproxy.telemetry.series import Series, decided_by, logged_status
 
@@ -45,7 +40,6 @@ MAX_DENIALS_PER_S: Final = 5000
 CLOSE_TIMEOUT_S: Final = 2.0
 #: Longer text is cut: a client must not be able to fill a disk with one request.
 MAX_TEXT: Final = 8192
-WARN_INTERVAL_S: Final = 60.0
 
 #: The quotation marks of the part of a line that `_plain` formats: 12 keys, 8 texts.
 _QUOTES: Final = 40
@@ -90,7 +84,7 @@ class AccessLog:
         max_denials_per_s: int = MAX_DENIALS_PER_S,
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._writer = None if target == "off" else _Writer(target, max_waiting_bytes, turn or nullcontext())
+        self._writer = None if target == "off" else LogWriter(target, max_waiting_bytes, turn or nullcontext())
         self._lines: list[str] = []
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -286,150 +280,3 @@ def _decision(series: Series | None) -> dict[str, str]:
 
 def _dumps(values: dict[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":")) + "\n"
-
-
-class _Writer:
-    """The thread that may block, and the bounded queue in front of it."""
-
-    __slots__ = (
-        "_chunks",
-        "_closing",
-        "_condition",
-        "_descriptor",
-        "_max_waiting",
-        "_path",
-        "_reopen",
-        "_thread",
-        "_torn",
-        "_turn",
-        "_waiting",
-        "_warned_at",
-        "dropped",
-        "written",
-    )
-
-    def __init__(self, target: str | int | None, max_waiting_bytes: int, turn: AbstractContextManager[object]) -> None:
-        self._turn = turn
-        self._path: Path | None = None
-        if isinstance(target, int):
-            self._descriptor = target
-        elif target is None or target == "-":
-            self._descriptor = 1
-        else:
-            self._path = Path(target)
-            self._descriptor = _open(self._path)
-        self._max_waiting = max_waiting_bytes
-        self._waiting = 0
-        self._chunks: deque[tuple[bytes, int]] = deque()
-        self._condition = threading.Condition()
-        self._closing = False
-        self._reopen = False
-        self._torn = False  # the last line was written partly
-        self._warned_at = -WARN_INTERVAL_S
-        self.dropped = 0
-        self.written = 0
-        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
-        self._thread.start()
-
-    def put(self, chunk: bytes, lines: int) -> None:
-        with self._condition:
-            # A chunk is always accepted when the queue is empty, even above the bound.
-            if self._closing or (self._waiting and self._waiting + len(chunk) > self._max_waiting):
-                self.dropped += lines
-                return
-            self._waiting += len(chunk)
-            self._chunks.append((chunk, lines))
-            self._condition.notify()
-
-    def reopen(self) -> None:
-        with self._condition:
-            self._reopen = self._path is not None
-            self._condition.notify()
-
-    def close(self, timeout_s: float) -> None:
-        with self._condition:
-            self._closing = True
-            self._condition.notify()
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not (self._chunks or self._reopen or self._closing):
-                    self._condition.wait()
-                if self._chunks:
-                    chunk, lines = self._chunks[0]  # it stays in the queue, and counts, until it is written
-                else:
-                    chunk, lines = b"", 0
-                    if not self._reopen:
-                        break
-            if not chunk:
-                self._open_again()
-                continue
-            with self._turn:
-                done = self._write(chunk)
-            with self._condition:
-                self._chunks.popleft()
-                self._waiting -= len(chunk)
-                if done:
-                    self.written += lines
-                else:
-                    self.dropped += lines
-        if self._path is not None:
-            os.close(self._descriptor)
-
-    def _write(self, chunk: bytes) -> bool:
-        rest = memoryview(b"\n" + chunk if self._torn else chunk)
-        size = len(rest)
-        while rest:
-            try:
-                rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # the other side has made the pipe non-blocking
-                _wait_writable(self._descriptor)
-            except OSError as error:
-                self._torn = self._torn or len(rest) < size
-                self._warn(error)
-                return False
-        self._torn = False
-        return True
-
-    def _open_again(self) -> None:
-        self._reopen = False
-        assert self._path is not None
-        try:
-            fresh = _open(self._path)
-        except OSError as error:
-            logger.warning(
-                "access log %s cannot be opened again: %s; the old file goes on until another SIGHUP",
-                self._path, error.strerror,
-            )  # fmt: skip
-            return
-        os.close(self._descriptor)
-        self._descriptor = fresh
-        self._torn = False
-
-    def _warn(self, error: OSError) -> None:
-        now = time.monotonic()
-        if now - self._warned_at >= WARN_INTERVAL_S:
-            self._warned_at = now
-            name = errno.errorcode.get(error.errno or 0, "?")
-            logger.warning(
-                "access log %s cannot be written: %s (%s); lines are dropped and counted",
-                self._path or "-",
-                error,
-                name,
-            )
-
-    def __repr__(self) -> str:
-        where = self._path or self._descriptor
-        return f"{where}, {self._waiting} bytes wait, {self.written} written, {self.dropped} dropped"
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-
-
-def _wait_writable(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll(1000)

@@ -18,10 +18,8 @@ from typing import Final, TextIO
 
 from egressproxy.telemetry.json_lines import OF_THREADS, JsonFormatter, beneath
 
-__all__ = ["FORMATS", "LEVELS", "Diagnostics"]
+__all__ = ["Diagnostics"]
 
-LEVELS: Final = ("debug", "info", "warning", "error")
-FORMATS: Final = ("text", "json")
 MAX_WAITING: Final = 10_000
 STOP_TIMEOUT_S: Final = 1.0
 
@@ -32,7 +30,8 @@ class Diagnostics:
     """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room.
 
     `origin` names the process where several write to one stream; `turn` is entered around each message
-    then, since a pipe takes a long one in pieces. `log_format`: one of FORMATS.
+    then, since a pipe takes a long one in pieces. `log_format` is "text" or "json", `level` a name of the
+    module logging in any case.
     """
 
     def __init__(

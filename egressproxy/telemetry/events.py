@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from time import time
 from typing import Final
@@ -34,33 +34,22 @@ LINES: Final = 20
 LINE_S: Final = 1.0
 
 
-class Event:
-    """One series. `number` tells it apart for the life of the process; `notice` has everything else."""
-
-    __slots__ = ("group", "log_at", "notice", "number")
-
-    def __init__(self, number: int, group: _Group, notice: Notice) -> None:
-        self.number = number
-        self.group = group
-        self.notice = notice
-        self.log_at = 1  # the count at which it is logged next
-
-    def __repr__(self) -> str:
-        notice = self.notice
-        return f"Event({self.number}, {notice.reason} on {notice.regarding}, {notice.count} times)"
-
-
-class _Group(dict[str, Event]):
-    """The series of one reason at one object that have not been silent for long, by message; COMBINED is the rest."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: _GroupKey) -> None:
-        super().__init__()
-        self.key = key
-
-
+#: What one reason at one object is: regarding, related, type, reason.
 _GroupKey = tuple[InvolvedObject, InvolvedObject | None, str, str]
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """One series. `number` tells it apart for the life of the process; `notice` has everything else.
+
+    `message` is that by which further notices of its group find it, or COMBINED for the rest of them.
+    """
+
+    number: int
+    group: _GroupKey
+    message: str
+    notice: Notice
+    log_at: int = 1  # the count at which it is logged next
 
 
 class Events:
@@ -79,7 +68,7 @@ class Events:
         metrics.notices.wake = self._take_soon
         self._clock = clock
         self._events: dict[int, Event] = {}  # those that happened last are at the end
-        self._groups: dict[_GroupKey, _Group] = {}
+        self._groups: dict[_GroupKey, dict[str, Event]] = {}  # of those that were not silent for long, by message
         self._numbers = count(1)
         self._lines = float(LINES)
         self._lines_at = 0.0
@@ -118,9 +107,7 @@ class Events:
     def _event(self, notice: Notice) -> Event:
         """The series that this notice belongs to, with the notice counted."""
         key = (notice.regarding, notice.related, notice.severity, notice.reason)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = _Group(key)
+        group = self._groups.setdefault(key, {})
         message = COMBINED if notice.is_combined else notice.message
         event = group.get(message)
         if event is None and message is not COMBINED and len(group) >= MAX_SIMILAR:
@@ -132,7 +119,7 @@ class Events:
             event = None
         if event is None:
             number = next(self._numbers)
-            event = group[message] = self._events[number] = Event(number, group, replace(notice))
+            event = group[message] = self._events[number] = Event(number, key, message, replace(notice))
         else:
             known = event.notice
             known.count += notice.count
@@ -144,7 +131,7 @@ class Events:
         return event
 
     @staticmethod
-    def _close_silent(group: _Group, now: float) -> None:
+    def _close_silent(group: dict[str, Event], now: float) -> None:
         for message, event in list(group.items()):
             if now - event.notice.last_s > WINDOW_S:
                 del group[message]
@@ -157,12 +144,11 @@ class Events:
                 return
             del self._events[event.number]
             self.version += 1
-            group = event.group
-            for message, other in list(group.items()):
-                if other is event:
-                    del group[message]
-            if not group and self._groups.get(group.key) is group:
-                del self._groups[group.key]
+            group = self._groups.get(event.group, {})
+            if group.get(event.message) is event:
+                del group[event.message]
+                if not group:
+                    del self._groups[event.group]
 
     def _log(self, event: Event) -> None:
         """Log a new series, and each doubling of its count, within the rate of log lines."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import time
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason
+from egressproxy.telemetry.series import Series
 
 __all__ = [
     "MAX_MESSAGE",
@@ -119,13 +120,6 @@ class Refusal(NamedTuple):
     is_quotable: bool = True
 
 
-class CountedAt(Protocol):
-    """The labels of `series.Series`: gateway, route, backend, …"""
-
-    @property
-    def labels(self) -> tuple[str, str, str, str, str, str, str]: ...
-
-
 @dataclass(slots=True, eq=False)
 class FilterStats:
     """Counters of one filter in one phase, read by the metrics collector.
@@ -168,9 +162,9 @@ class Notices:
     def __init__(self) -> None:
         self._groups: dict[tuple[object, str, str], dict[str, Notice]] = {}
         self._others: list[Notice] = []
-        self.wake: Callable[[], None] = _nobody
+        self.wake: Callable[[], None] = lambda: None
 
-    def refused(self, series: CountedAt, error: GatewayError | Refusal, route_kind: str = "") -> None:
+    def refused(self, series: Series, error: GatewayError | Refusal, route_kind: str = "") -> None:
         """Policy, a limit or a filter denied an exchange, or the gateway failed.
 
         `series` is where the exchange is counted, `route_kind` the kind of its route, "" where it has none.
@@ -235,10 +229,6 @@ class Notices:
 
 #: The key of the notices that are counted together.
 _ALL_OTHERS: Final = "\0"
-
-
-def _nobody() -> None:
-    """Do nothing."""
 
 
 def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str, route_kind: str) -> Notice:

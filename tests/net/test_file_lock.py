@@ -17,10 +17,10 @@ WRITERS, LINES, LENGTH = 4, 300, 3000
 #: Writes in batches far beyond PIPE_BUF, through the access log's own writer.
 WRITER = """
 import sys
-from egressproxy.telemetry.access_log import _Writer
+from egressproxy.telemetry.log_writer import LogWriter
 from egressproxy.net.file_lock import FileLock
 name, pipe, turn = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-writer = _Writer(pipe, 1 << 30, FileLock(turn))
+writer = LogWriter(pipe, 1 << 30, FileLock(turn))
 line = '{"writer":"' + name + '","filler":"' + name * %d + '"}\\n'
 for _ in range(%d // 20):
     writer.put((line * 20).encode(), 20)
