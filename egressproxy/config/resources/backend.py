@@ -7,9 +7,9 @@ BackendIR. Sources: GEP-4894, the AI Gateway working group's egress proposal, Ba
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from egressproxy.config.resources.destination import BackendDestination, BackendTls
 from egressproxy.config.resources.extension import Extension
@@ -45,11 +45,10 @@ class WorkingGroupExtension(Extension):
     raw_config: dict[str, Any] | None = None
     """The configuration under the proposal's other name. One of config and rawConfig."""
 
-    @model_validator(mode="after")
-    def _one_config(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """`config` has one name."""
         if self.raw_config is not None and "config" in self.model_fields_set:
             raise RefusedValue("config and rawConfig exclude each other", "keep one of them")
-        return self
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -72,8 +71,7 @@ class DestinationSpec(Model):
     extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
     """Filters that run for what goes to this backend and comes back."""
 
-    @model_validator(mode="after")
-    def _one_tls_for_all_ports(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         """Raises RefusedValue where what holds for all ports stands at more than one of its places."""
         fqdn = self.destination.fqdn
         places = {
@@ -84,7 +82,6 @@ class DestinationSpec(Model):
         said = [place for place, tls in places.items() if tls is not None]
         if len(said) > 1:
             raise RefusedValue(f"tls for all ports stands at {' and '.join(said)}", "keep one of them")
-        return self
 
 
 class BackendSpec(DestinationSpec):
@@ -180,8 +177,7 @@ class BackendTlsPolicySpec(Model):
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
     """Further settings."""
 
-    @model_validator(mode="after")
-    def _targets_are_told_apart(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         """Several ports of one target may be named; the whole of it and a port of it may not (rules of the CRD)."""
         whole = [(ref.group, ref.kind, ref.name) for ref in self.target_refs if not ref.section_name]
         for ref in self.target_refs:
@@ -193,7 +189,6 @@ class BackendTlsPolicySpec(Model):
             "target",
             "targetRefs",
         )
-        return self
 
 
 class BackendTlsPolicy(Resource, group=GATEWAY_GROUP, kind="BackendTLSPolicy", versions=("v1", "v1alpha3")):

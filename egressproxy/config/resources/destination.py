@@ -8,9 +8,9 @@ service decoration.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field
 from pydantic import WithJsonSchema as JsonSchema
 from pydantic.alias_generators import to_snake
 
@@ -71,11 +71,10 @@ class CertificateEntry(Model):
     key: CertificateKey | None = None
     """The same as secretRef.key."""
 
-    @model_validator(mode="after")
-    def _one_key(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The key stands once."""
         if self.key is not None and self.secret_ref.key is not None:
             raise RefusedValue("the key stands in secretRef and beside it", "keep one of them")
-        return self
 
     def key_or(self, default: str) -> str:
         """The key, wherever it stands."""
@@ -145,14 +144,14 @@ class BackendTls(Model):
     insecure_skip_verify: Bool = False
     """Take any certificate. The Backend says that it is insecure."""
 
-    @model_validator(mode="after")
-    def _fits_its_mode(self, info: ValidationInfo) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Nothing is said twice, and the client certificate belongs to mode Mutual."""
         if self.sni is not None and self.server_name is not None and self.sni != self.server_name:
             raise RefusedValue("sni and serverName say different names", "keep one of them")
         if self.validation is not None:
             self._say_once()
-        if self.mode is None or (isinstance(info.context, dict) and info.context.get(PUBLISHED)):
-            return self  # a published schema admits it: status says what is missing
+        if self.mode is None or (isinstance(context, dict) and context.get(PUBLISHED)):
+            return  # a published schema admits it: status says what is missing
         if self.mode == "Mutual" and self.client_certificate_ref is None:
             raise RefusedValue("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
         if self.mode != "Mutual" and self.client_certificate_ref is not None:
@@ -160,7 +159,6 @@ class BackendTls(Model):
                 f"clientCertificateRef is not used with mode {self.mode}",
                 "use mode Mutual, or remove clientCertificateRef",
             )
-        return self
 
     def _say_once(self) -> None:
         """Raise Refused where `validation` says what stands beside it, too."""
@@ -294,8 +292,8 @@ class BackendDestination(Model):
         """The Service that a destination of that type names."""
         return self.service or self.kubernetes_service
 
-    @model_validator(mode="after")
-    def _has_its_own_block(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """There is the block of its type, and no other; each port stands once."""
         written = [
             name for names in self.BLOCKS.values() for name in names if getattr(self, to_snake(name)) is not None
         ]
@@ -319,4 +317,3 @@ class BackendDestination(Model):
         numbers = [port.value for port in self.ports]
         if len(set(numbers)) != len(numbers):
             raise RefusedValue("a port number stands more than once in ports", "keep one entry for each number")
-        return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
@@ -71,11 +71,10 @@ class Processor(Model):
     failure_mode: Literal["open", "closed"] = "closed"
     """closed: where the step fails the request is refused. open: it goes on without."""
 
-    @model_validator(mode="after")
-    def _runs_somewhere(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """It runs in process, or elsewhere."""
         if (self.type is None) == (not self.backend_refs):
             raise RefusedValue("a processor has either type or backendRefs", "keep one of them")
-        return self
 
 
 class PayloadProcessingPipelineSpec(Model):

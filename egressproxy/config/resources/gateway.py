@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from egressproxy.config.resources.hostnames import Hostname
 from egressproxy.config.resources.meta import GATEWAY_GROUP, LabelSelector, Model, Resource
@@ -82,11 +82,10 @@ class ListenerTls(Model):
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
     """Further settings."""
 
-    @model_validator(mode="after")
-    def _terminate_has_a_certificate(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Terminate needs a certificate."""
         if self.mode is TlsMode.TERMINATE and not self.certificate_refs and not self.options:
             raise RefusedValue("mode Terminate needs a certificate", "add certificateRefs")
-        return self
 
 
 class Listener(Model):
@@ -105,8 +104,8 @@ class Listener(Model):
     allowed_routes: AllowedRoutes = AllowedRoutes()
     """Which routes may attach."""
 
-    @model_validator(mode="after")
-    def _fields_fit_the_protocol(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """`tls` and `hostname` fit the protocol."""
         protocol = self.protocol.upper()
         if protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
             raise RefusedValue(
@@ -118,7 +117,6 @@ class Listener(Model):
             raise RefusedValue("protocol HTTPS needs tls.mode Terminate", "use protocol TLS for Passthrough")
         if protocol == "TLS" and self.tls is None:
             raise RefusedValue("protocol TLS needs tls.mode", "add tls with mode Passthrough or Terminate")
-        return self
 
 
 class GatewayAddress(Model):
@@ -129,8 +127,8 @@ class GatewayAddress(Model):
     value: Annotated[str, Field(max_length=253)] | None = None
     """The address."""
 
-    @model_validator(mode="after")
-    def _is_an_address(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """An IPAddress is one."""
         if self.type == "IPAddress" and self.value:
             try:
                 ip_address(self.value)
@@ -138,7 +136,6 @@ class GatewayAddress(Model):
                 raise RefusedValue(
                     f"{self.value} is not an IP address", "write it as 192.0.2.1 or 2001:db8::1"
                 ) from None
-        return self
 
     @property
     def ip(self) -> str:
@@ -184,10 +181,9 @@ class FrontendTlsSettings(Model):
     per_port: Annotated[tuple[FrontendTlsPort, ...], Field(max_length=64)] = ()
     """What holds at single ports instead."""
 
-    @model_validator(mode="after")
-    def _ports_are_unique(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Each port stands once."""
         check_unique([entry.port for entry in self.per_port], "port", "perPort")
-        return self
 
 
 class GatewayBackendTls(Model):
@@ -221,8 +217,7 @@ class ListenersSpec(Model):
     listeners: Annotated[tuple[Listener, ...], Field(min_length=1, max_length=64)]
     """What is bound, and what may attach to it."""
 
-    @model_validator(mode="after")
-    def _listeners_are_told_apart(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         """Unique names; and one listener per port, protocol and hostname (rules of the CRD)."""
         check_unique([listener.name for listener in self.listeners], "name", "listeners")
         seen: dict[tuple[int, str, str], str] = {}
@@ -234,7 +229,6 @@ class ListenersSpec(Model):
                     "give each its own hostname or port",
                 )
             seen[place] = listener.name
-        return self
 
 
 class GatewaySpec(ListenersSpec):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
@@ -50,11 +50,10 @@ class LimitStore(Model):
     secret_ref: SecretObjectReference | None = None
     """The Secret with its password."""
 
-    @model_validator(mode="after")
-    def _redis_has_a_backend(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Type Redis needs a backend."""
         if self.type == "Redis" and self.backend_ref is None:
             raise RefusedValue("a store of type Redis needs backendRef", "add backendRef")
-        return self
 
 
 class Limits(Model):

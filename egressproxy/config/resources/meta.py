@@ -39,7 +39,7 @@ Spot = tuple[int, int, int, int]
 
 
 class Model(BaseModel):
-    """Base of everything in a manifest."""
+    """Base of everything in a manifest. Rules between fields stand in `model_post_init`, which raises RefusedValue."""
 
     model_config = ConfigDict(
         extra="forbid",

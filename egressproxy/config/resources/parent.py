@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic.alias_generators import to_camel
 
 from egressproxy.config.resources.meta import OUR_GROUP, Model
@@ -36,8 +36,8 @@ class BackendParent(Model):
     allow_plaintext: Bool = False
     """Show them to a parent without TLS, too. Without this, nothing goes through such a parent."""
 
-    @model_validator(mode="after")
-    def _is_one_of_two(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """There is a name, or `direct: true`; and what may be sent in plain text is there."""
         others = self.model_fields_set - {"direct"}
         if self.direct and others:
             said = ", ".join(sorted(to_camel(name) for name in others))
@@ -52,12 +52,7 @@ class BackendParent(Model):
                 "make a Backend of the proxy's hostname and port, and a Secret of username and password for "
                 "credentialsRef",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _allows_something(self) -> Self:
         if self.allow_plaintext and self.credentials_ref is None:
             raise RefusedValue(
                 "allowPlaintext is for credentials, and there is no credentialsRef", "remove allowPlaintext"
             )
-        return self

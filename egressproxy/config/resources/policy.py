@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.hostnames import DestinationHostname, SingleHostname
@@ -51,11 +51,10 @@ class DestinationEntry(Model):
     one. For entries of `allow`.
     """
 
-    @model_validator(mode="after")
-    def _names_a_host(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The entry names a host."""
         if not self.hostnames and not self.cidrs:
             raise RefusedValue("the entry names no destination", "add hostnames or cidrs")
-        return self
 
 
 def _not_null(value: object) -> object:
@@ -83,11 +82,10 @@ class AddressEntry(Model):
     hostnames: tuple[DestinationHostname, ...] = ()
     """The names that may lead there. Left out: every name."""
 
-    @model_validator(mode="after")
-    def _names_something(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The entry names an address, a host, or both."""
         if not self.cidrs and not self.hostnames:
             raise RefusedValue("the entry names no address", "add cidrs, hostnames, or both")
-        return self
 
 
 class AddressRanges(Model):
@@ -135,11 +133,10 @@ class Dns(Model):
     reverse_check: Literal["Off", "Report", "Enforce"] = "Off"
     """Compare the name of each address (PTR) with the one that was asked for."""
 
-    @model_validator(mode="after")
-    def _floor_is_below_ceiling(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """`minTTL` is not above `maxTTL`."""
         if self.min_ttl is not None and self.max_ttl is not None and self.min_ttl.seconds > self.max_ttl.seconds:
             raise RefusedValue(f"minTTL {self.min_ttl} is above maxTTL {self.max_ttl}", "make minTTL at most maxTTL")
-        return self
 
 
 # --- TLS and identity ------------------------------------------------------------------------------------------------

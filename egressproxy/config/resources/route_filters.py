@@ -6,9 +6,9 @@ Each filter is one block, named by its `type`, as the CRD's rules say.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from egressproxy.config.resources.hostnames import PreciseHostname
 from egressproxy.config.resources.meta import Model
@@ -57,11 +57,10 @@ class HeaderModifier(Model):
     remove: Annotated[tuple[str, ...], Field(max_length=16)] = ()
     """Names of fields that are taken away."""
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Each name stands once."""
         check_unique((header.name for header in self.set), "name", "set")
         check_unique((header.name for header in self.add), "name", "add")
-        return self
 
 
 class Fraction(Model):
@@ -70,11 +69,10 @@ class Fraction(Model):
     denominator: Annotated[int, Field(strict=True, ge=1)] = 100
     """… of so many."""
 
-    @model_validator(mode="after")
-    def _is_at_most_one(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The fraction is at most one."""
         if self.numerator > self.denominator:
             raise RefusedValue("the fraction is greater than one", "make numerator at most denominator")
-        return self
 
 
 class RequestMirror(Model):
@@ -85,11 +83,10 @@ class RequestMirror(Model):
     fraction: Fraction | None = None
     """The same as a fraction."""
 
-    @model_validator(mode="after")
-    def _one_share(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The share is said once."""
         if self.percent is not None and self.fraction is not None:
             raise RefusedValue("percent and fraction exclude each other", "keep one of them")
-        return self
 
 
 class PathModifier(Model):
@@ -100,12 +97,11 @@ class PathModifier(Model):
     replace_prefix_match: Annotated[str, Field(max_length=1024)] | None = None
     """What stands instead of the prefix that matched."""
 
-    @model_validator(mode="after")
-    def _fits_its_type(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """There is the block of its type, and no other."""
         own = "replaceFullPath" if self.type == "ReplaceFullPath" else "replacePrefixMatch"
         blocks = {"replaceFullPath": self.replace_full_path, "replacePrefixMatch": self.replace_prefix_match}
         require_own_block(f"type {self.type}", own, blocks)
-        return self
 
 
 class RequestRedirect(Model):
@@ -157,8 +153,8 @@ class CorsFilter(Model):
     max_age: Annotated[int, Field(strict=True, ge=1, le=2_147_483_647)] = 5
     """Seconds for which browsers may keep the answer to a preflight request."""
 
-    @model_validator(mode="after")
-    def _star_stands_alone(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """`*` stands alone."""
         for name, values in (
             ("allowOrigins", self.allow_origins),
             ("allowMethods", self.allow_methods),
@@ -166,7 +162,6 @@ class CorsFilter(Model):
         ):
             if "*" in values and len(values) > 1:
                 raise RefusedValue(f"{name} contains * beside other values", "keep * alone, or remove it")
-        return self
 
 
 HeaderNames = Annotated[tuple[HeaderName, ...], Field(max_length=64), NULL_IS_EMPTY_LIST]
@@ -209,11 +204,10 @@ class ExternalAuthFilter(Model):
     forward_body: ExternalAuthBody | None = None
     """Whether the server sees the body."""
 
-    @model_validator(mode="after")
-    def _fits_its_protocol(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """There is the block of its protocol, and no other."""
         blocks = {"grpc": self.grpc, "http": self.http}
         require_own_block(f"protocol {self.protocol}", self.protocol.lower(), blocks)
-        return self
 
 
 class GrpcFilter(Model):
@@ -230,13 +224,12 @@ class GrpcFilter(Model):
     extension_ref: LocalObjectReference | None = None
     """A filter of another kind."""
 
-    @model_validator(mode="after")
-    def _has_its_own_block(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """There is the block of its type, and no other."""
         aliases = {name: info.alias or name for name, info in type(self).model_fields.items() if name != "type"}
         own = next(alias for alias in aliases.values() if alias.lower() == self.type.lower())
         blocks = {alias: getattr(self, name) for name, alias in aliases.items()}
         require_own_block(f"a filter of type {self.type}", own, blocks, ", or change the type")
-        return self
 
 
 class HttpFilter(GrpcFilter):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.route_filters import HeaderText
@@ -25,10 +25,10 @@ class PathMatch(Model):
     value: Annotated[str, Field(max_length=1024)] = "/"
     """The path, its beginning, or the expression."""
 
-    @model_validator(mode="after")
-    def _is_a_path(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The rules of the CRD for paths."""
         if self.type is PathMatchType.REGEX:
-            return self
+            return
         if not self.value.startswith("/"):
             raise RefusedValue("a path starts with /", f"write /{self.value}")
         for part in ("//", "/./", "/../", "%2f", "%2F", "#"):
@@ -36,7 +36,6 @@ class PathMatch(Model):
                 raise RefusedValue(f"a path cannot contain {part}", "write the path in its plain form")
         if self.value.endswith(("/.", "/..")):
             raise RefusedValue("a path cannot end in /. or /..", "write the path in its plain form")
-        return self
 
 
 class HeaderMatch(Model):
@@ -63,10 +62,9 @@ class HeadersMatch(Model):
     headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
     """Fields that the request has to have, all of them."""
 
-    @model_validator(mode="after")
-    def _header_names_are_unique(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Each name stands once."""
         check_unique((header.name for header in self.headers), "name", "headers")
-        return self
 
 
 class HttpMatch(HeadersMatch):
@@ -79,10 +77,10 @@ class HttpMatch(HeadersMatch):
     method: Method | None = None
     """What the method has to be."""
 
-    @model_validator(mode="after")
-    def _parameter_names_are_unique(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Each name stands once."""
+        super().model_post_init(context)
         check_unique((param.name for param in self.query_params), "name", "queryParams")
-        return self
 
 
 _GRPC_SERVICE = re.compile(r"\.?[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_][A-Za-z_0-9]*)*")
@@ -99,8 +97,8 @@ class GrpcMethodMatch(Model):
     method: Annotated[str, Field(max_length=1024)] | None = None
     """The method of the service."""
 
-    @model_validator(mode="after")
-    def _names_something(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """There is a service or a method, and an exact one is written as such."""
         if not self.service and not self.method:
             raise RefusedValue("a gRPC method match names neither service nor method", "add service, method, or both")
         if self.type is MatchType.EXACT:
@@ -108,7 +106,6 @@ class GrpcMethodMatch(Model):
                 raise RefusedValue(f"{self.service} is no gRPC service", "write it as package.Service, without slashes")
             if self.method and not _GRPC_METHOD.fullmatch(self.method):
                 raise RefusedValue(f"{self.method} is no gRPC method", "write its name alone: letters, digits and _")
-        return self
 
 
 class GrpcMatch(HeadersMatch):

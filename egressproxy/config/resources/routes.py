@@ -5,9 +5,9 @@ Every standard field is here, also those that are reported as unsupported in sta
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from egressproxy.config.resources.hostnames import Hostname
 from egressproxy.config.resources.meta import GATEWAY_GROUP, Model, Resource
@@ -46,13 +46,12 @@ class CommonRouteSpec(Model):
     use_default_gateways: Literal["All", "None"] = "None"
     """Attach to the default Gateways, too."""
 
-    @model_validator(mode="after")
-    def _fits_the_crd(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Names of rules are unique, and matches are not too many (rules of the CRD)."""
         rules = getattr(self, "rules", ())
         check_unique((rule.name for rule in rules if rule.name), "name", "rules")
         if sum(len(getattr(rule, "matches", ())) for rule in rules) > 128:
             raise RefusedValue("more than 128 matches in all rules together", "split the route")
-        return self
 
     @field_validator("parent_refs")
     @classmethod
@@ -94,14 +93,13 @@ class Timeouts(Model):
     backend_request: Duration | None = None
     """For one attempt at a backend."""
 
-    @model_validator(mode="after")
-    def _attempt_fits_the_whole(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """One attempt is not longer than all of them."""
         whole, attempt = self.request, self.backend_request
         if whole is not None and attempt is not None and whole.seconds and attempt.seconds > whole.seconds:
             raise RefusedValue(
                 f"backendRequest {attempt} is longer than request {whole}", "make backendRequest at most request"
             )
-        return self
 
 
 class Retry(Model):
@@ -130,11 +128,10 @@ class SessionPersistence(Model):
     cookie_config: CookieConfig | None = None
     """Settings of the cookie."""
 
-    @model_validator(mode="after")
-    def _permanent_has_an_end(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """A permanent cookie needs `absoluteTimeout`."""
         if self.cookie_config and self.cookie_config.lifetime_type == "Permanent" and self.absolute_timeout is None:
             raise RefusedValue("a permanent cookie needs absoluteTimeout", "add absoluteTimeout")
-        return self
 
 
 class HttpRule(Model):
@@ -155,8 +152,8 @@ class HttpRule(Model):
     session_persistence: SessionPersistence | None = None
     """Requests of one session go to the same backend and endpoint."""
 
-    @model_validator(mode="after")
-    def _filters_fit(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """Filters fit the matches and the backends (rules of the CRD)."""
         everything = [*self.filters, *(entry for ref in self.backend_refs for entry in ref.filters)]
         if any(_replaces_prefix(entry) for entry in everything) and not (
             len(self.matches) == 1 and self.matches[0].path.type is PathMatchType.PREFIX
@@ -169,7 +166,6 @@ class HttpRule(Model):
             raise RefusedValue(
                 "a rule that redirects has no backends", "remove backendRefs, or the RequestRedirect filter"
             )
-        return self
 
 
 def _replaces_prefix(entry: HttpFilter) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.values import Count, Duration, HeaderName, Percent, Positive, RefusedValue
@@ -90,13 +90,12 @@ class LoadBalancing(Model):
     hash_header: HeaderName | None = None
     """For ConsistentHash: the field whose value decides."""
 
-    @model_validator(mode="after")
-    def _hash_has_a_source(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """`hashHeader` belongs to ConsistentHash."""
         if self.hash_header is not None and self.type != "ConsistentHash":
             raise RefusedValue(
                 f"hashHeader is not used with type {self.type}", "use type ConsistentHash, or remove hashHeader"
             )
-        return self
 
 
 class HealthCheck(Model):

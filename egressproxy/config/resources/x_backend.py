@@ -5,9 +5,9 @@ Sources: GEP-4488 and GEP-4894, the types of `gateway.networking.x-k8s.io/v1alph
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from egressproxy.config.resources.hostnames import ExternalHostname, PreciseHostname
 from egressproxy.config.resources.meta import Model, Resource
@@ -34,15 +34,14 @@ class SubjectAltName(Model):
     uri: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^:/?#]+://[^/?#]*[^?#]*")] | None = None
     """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
 
-    @model_validator(mode="after")
-    def _fits_its_type(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The value stands under the field of its type."""
         wanted, other = (self.hostname, self.uri) if self.type == "Hostname" else (self.uri, self.hostname)
         if wanted is None or other is not None:
             raise RefusedValue(
                 f"type {self.type} needs {'hostname' if self.type == 'Hostname' else 'uri'}, and only that",
                 "name the value under the field of its type",
             )
-        return self
 
 
 class BackendTlsValidation(Model):
@@ -62,13 +61,12 @@ class BackendTlsValidation(Model):
         """What the certificate has to carry one of: hostnames in lower case, URIs as they are written."""
         return tuple(name.hostname.lower() if name.hostname else name.uri or "" for name in self.subject_alt_names)
 
-    @model_validator(mode="after")
-    def _one_source_of_trust(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """There is one source of trust."""
         if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):
             raise RefusedValue(
                 "exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them"
             )
-        return self
 
 
 class XBackendValidation(BackendTlsValidation):
@@ -76,12 +74,10 @@ class XBackendValidation(BackendTlsValidation):
 
     hostname: PreciseHostname | None = None  # type: ignore[assignment]
 
-    @model_validator(mode="after")
-    def _one_source_of_trust(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         """Without a source it is the system's CAs; the API's own examples leave it out."""
         if self.ca_certificate_refs and self.well_known_ca_certificates is not None:
             raise RefusedValue("caCertificateRefs and wellKnownCACertificates exclude each other", "keep one of them")
-        return self
 
 
 class XBackendTls(Model):
@@ -92,14 +88,13 @@ class XBackendTls(Model):
     validation: XBackendValidation | None = None
     """What the server's certificate has to be. Default: for the hostname, by a CA of the system."""
 
-    @model_validator(mode="after")
-    def _fits_its_mode(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
+        """The certificate belongs to mode ClientAndServer."""
         if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
             raise RefusedValue(
                 "clientCertificateRef belongs to mode ClientAndServer, and only there",
                 "use mode ClientAndServer with clientCertificateRef, or ServerOnly without",
             )
-        return self
 
 
 class XBackendPort(Model):
@@ -154,8 +149,7 @@ class XBackendSpec(Model):
     def _plain_number(cls, value: object) -> object:
         return {"port": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
-    @model_validator(mode="after")
-    def _has_the_block_of_its_type(self) -> Self:
+    def model_post_init(self, context: Any) -> None:
         """A rule of the CRD."""
         blocks = {"externalHostname": self.external_hostname, "endpointSelector": self.endpoint_selector}
         own = self.type[0].lower() + self.type[1:]
@@ -163,7 +157,6 @@ class XBackendSpec(Model):
             if (name == own) != (block is not None):
                 remedy = f"add {own}" if name == own else f"remove {name}, or change the type"
                 raise RefusedValue(f"type {self.type} needs {own}, and only that", remedy)
-        return self
 
 
 class XBackend(Resource, group="gateway.networking.x-k8s.io", kind="XBackend", versions=("v1alpha1",)):
