@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.config.resources import KINDS
+from egressproxy.config.resources.kinds import KINDS
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.schema import json_schema
 

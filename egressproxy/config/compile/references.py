@@ -25,7 +25,7 @@ from egressproxy.config.compile.interface import Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
-from egressproxy.config.resources.gateway import ListenerNamespaces, RouteNamespaces
+from egressproxy.config.resources.gateway import RouteNamespaces
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.ir.gateway import CertificateIR
@@ -122,7 +122,7 @@ class References:
                     entry = (source.group, source.kind, source.namespace, target.group, target.kind, target.name or "")
                     self._grants[grant.namespace].add(entry)
 
-    def is_allowed(self, allowed: RouteNamespaces | ListenerNamespaces, namespace: str, home: str) -> bool:
+    def is_allowed(self, allowed: RouteNamespaces, namespace: str, home: str) -> bool:
         """Whether objects of `namespace` may attach to one in `home` (`from`: All, Selector, Same, None).
 
         Every namespace has `kubernetes.io/metadata.name`, even one that no object declares.
@@ -157,7 +157,7 @@ class References:
         if namespace == source.namespace:
             return
         grants = self._grants.get(namespace, set())
-        place = (source.group, source.KIND, source.namespace, ref.group, kind or ref.kind)
+        place = (source.GROUP, source.KIND, source.namespace, ref.group, kind or ref.kind)
         if (*place, ref.name) not in grants and (*place, "") not in grants:
             hint = ""
             if not self.suggestions.has_namespace(namespace):
@@ -167,7 +167,7 @@ class References:
             raise UnresolvedRef(
                 "RefNotPermitted",
                 f"{source} refers to {ref.kind} {namespace}/{ref.name}: add a ReferenceGrant in namespace {namespace} "
-                f"from {f'{source.KIND} ({source.group})' if source.group else source.KIND} "
+                f"from {f'{source.KIND} ({source.GROUP})' if source.GROUP else source.KIND} "
                 f"of namespace {source.namespace}"
                 f"{f' to {kind}, which it is' if kind not in ('', ref.kind) else ''}",
                 hint,

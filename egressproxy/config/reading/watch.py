@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def changes(sources: Sequence[ConfigSource], stop: asyncio.Event) -> AsyncIterat
     """
     paths = tuple(source for source in sources if isinstance(source, Path))
     secrets = tuple(source for source in sources if isinstance(source, SecretSource))
-    return _changes(paths, secrets, stop, _all_fingerprints(paths, secrets))
+    return _changes(paths, secrets, stop, _fingerprint(paths, secrets))
 
 
 async def _changes(
@@ -57,16 +57,16 @@ async def _changes(
     is_held = False
     while not stop.is_set():
         raw = tuple(secret_folders(secrets))
-        folders = _folders(paths) | _inodes(raw)
+        folders = _inodes(paths, raw)
         async with aclosing(_looks(paths, raw, folders, stop)) as looks:
             async for touched in looks:
-                now = await asyncio.to_thread(_all_fingerprints, paths, secrets)
+                now = await asyncio.to_thread(_fingerprint, paths, secrets)
                 # A look in the moment of a rename finds it before its event does, which is no second change.
                 is_held = now != last and not touched and not is_held
                 if (touched or now != last) and not is_held:
                     last = now
                     yield None
-                if _folders(paths) | _inodes(secret_folders(secrets)) != folders:
+                if _inodes(paths, secret_folders(secrets)) != folders:
                     break  # one was removed or made again: an old watch does not see the new one
 
 
@@ -77,7 +77,7 @@ async def _looks(
     try:
         watch = awatch(
             *filter(_is_text, folders),  # the others have the regular look alone
-            watch_filter=_ConfigFiles(paths, raw),
+            watch_filter=_in_folders(paths, raw),
             debounce=_PATIENCE_MS,
             step=_QUIET_MS,
             stop_event=stop,
@@ -105,16 +105,10 @@ def _is_text(path: str) -> bool:
     return True
 
 
-class _ConfigFiles:
-    """Lets through what happens in the folders of the paths, and to the folders themselves."""
-
-    def __init__(self, paths: Iterable[Path], raw: Iterable[Path]) -> None:
-        """`raw` are folders of Secrets in raw files."""
-        self._folders = {os.path.abspath(folder) for folder in (*map(_folder, paths), *raw)}
-
-    def __call__(self, change: Change, path: str) -> bool:
-        path = os.path.abspath(path)
-        return path in self._folders or os.path.dirname(path) in self._folders
+def _in_folders(paths: Iterable[Path], raw: Iterable[Path]) -> Callable[[Change, str], bool]:
+    """What lets through what happens in the folders of the paths, and to the folders themselves."""
+    own = {os.path.abspath(folder) for folder in (*map(_folder, paths), *raw)}
+    return lambda _, path: not own.isdisjoint((os.path.abspath(path), os.path.dirname(os.path.abspath(path))))
 
 
 def _counts(path: str, paths: Sequence[Path]) -> bool:
@@ -132,35 +126,31 @@ def _folder(path: Path) -> Path:
     return path.parent if is_file else path
 
 
-def _folders(paths: Iterable[Path]) -> dict[str, int]:
-    """What to watch, with inodes: the folders, and theirs, where a removed one will come back."""
+def _inodes(paths: Iterable[Path], raw: Iterable[Path]) -> dict[str, int]:
+    """What to watch, with inodes: the folders, and those above manifests, where a removed one will come back."""
     found: dict[str, int] = {}
-    for path in paths:
-        folder = _folder(path)
-        for watched in (folder, Path(os.path.abspath(folder)).parent):
-            try:
-                found[str(watched)] = watched.stat().st_ino
-            except OSError:
-                continue
-    return found
-
-
-def _inodes(folders: Iterable[Path]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for folder in folders:
+    own = [_folder(path) for path in paths]
+    for folder in (*own, *(Path(os.path.abspath(each)).parent for each in own), *raw):
         with suppress(OSError):
             found[str(folder)] = folder.stat().st_ino
     return found
 
 
-def _all_fingerprints(paths: Iterable[Path], secrets: Iterable[SecretSource]) -> _Fingerprint:
+def _fingerprint(paths: Iterable[Path], secrets: Iterable[SecretSource]) -> _Fingerprint:
     """Of manifests and filters; and of everything that is in the folders of Secrets, or is one's single file."""
+    files: list[Path] = []
+    for path in paths:
+        try:
+            of_path = manifest_files(path) if path.is_dir() else [path]
+            files += of_path + sorted(each for each in _folder(path).glob("*" + _FILTERS) if each.name[0] != ".")
+        except OSError:
+            files.append(path)
     raw = {source.path for source in secrets if source.path is not None}
     for folder in secret_folders(secrets):
         if folder.is_dir() and not raw.isdisjoint((folder, *folder.parents)):
             with suppress(OSError):
                 raw.update(file for file in folder.iterdir() if not file.name.startswith(".."))
-    return _fingerprint(paths) + tuple(_state(file) for file in sorted(raw))
+    return tuple(map(_state, (*files, *sorted(raw))))
 
 
 def _state(file: Path) -> tuple[str, int, int, int, int]:
@@ -170,16 +160,3 @@ def _state(file: Path) -> tuple[str, int, int, int, int]:
     except OSError:
         return str(file), 0, 0, 0, 0
     return str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _fingerprint(paths: Iterable[Path]) -> _Fingerprint:
-    found: list[tuple[str, int, int, int, int]] = []
-    for path in paths:
-        try:
-            files = manifest_files(path) if path.is_dir() else [path]
-            files += sorted(beside for beside in _folder(path).glob("*" + _FILTERS) if beside.name[0] != ".")
-        except OSError:
-            files = [path]
-        for file in files:
-            found.append(_state(file))
-    return tuple(found)

@@ -31,14 +31,8 @@ __all__ = [
     "BackendDestination",
     "BackendPort",
     "BackendTls",
-    "Failover",
-    "FailoverEndpoint",
-    "FqdnBackend",
     "FqdnTls",
-    "IpBackend",
     "McpOptions",
-    "ProtocolOptions",
-    "ServiceBackend",
 ]
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
@@ -161,7 +155,7 @@ class BackendTls(Model):
             )
 
     def _say_once(self) -> None:
-        """Raise Refused where `validation` says what stands beside it, too."""
+        """Raises RefusedValue where `validation` says what stands beside it, too."""
         beside = {
             "sni": self.sni,
             "serverName": self.server_name,
@@ -314,6 +308,5 @@ class BackendDestination(Model):
             )
         if self.ports and self.fqdn is not None and self.fqdn.port is not None:
             raise RefusedValue("fqdn.port says again what ports says", "keep ports alone")
-        numbers = [port.value for port in self.ports]
-        if len(set(numbers)) != len(numbers):
+        if len({port.value for port in self.ports}) != len(self.ports):
             raise RefusedValue("a port number stands more than once in ports", "keep one entry for each number")

@@ -136,11 +136,6 @@ class Resource(Model):
         super().__init_subclass__(**kwargs)
 
     @property
-    def group(self) -> str:
-        """Its API group; "" is the core group."""
-        return self.GROUP
-
-    @property
     def name(self) -> str:
         """`metadata.name`."""
         return self.metadata.name
@@ -175,11 +170,7 @@ class Resource(Model):
 
         The parts below `metadata` and `spec` are the object's own: not to be changed.
         """
-        made = (
-            dict(self._raw)
-            if self._raw is not None
-            else self.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        )
+        made = dict(self._raw) if self._raw else self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         made["apiVersion"], made["kind"] = self.api_version, self.kind
         made.pop("status", None)
         metadata = dict(made.get("metadata") or {})
@@ -252,12 +243,9 @@ class LabelSelector(Model):
 
 def _holds(requirement: LabelSelectorRequirement, labels: Mapping[str, str]) -> bool:
     value = labels.get(requirement.key)
-    match requirement.operator:
-        case "In":
-            return value is not None and value in requirement.values
-        case "NotIn":
-            return value is None or value not in requirement.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
+    return {
+        "In": value in requirement.values,
+        "NotIn": value not in requirement.values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }[requirement.operator]

@@ -48,7 +48,7 @@ def _enum(description: str, *values: str) -> JsonSchema:
 
 
 def _protocol(value: object) -> str:
-    """Raises RefusedValue."""
+    """In its usual spelling. Raises RefusedValue for what is neither known nor a vendor's."""
     if not isinstance(value, str):
         raise RefusedValue("a protocol is text", "write protocol: HTTP")
     name = _PROTOCOLS.get(value.lower(), value)

@@ -8,7 +8,6 @@ Sources: Gateway API v1 (SectionName), GEP-2257 (Duration), RFC 1123, RFC 9110.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -202,21 +201,16 @@ def _server_address(value: str) -> str:
         if not rest or rest.startswith("/"):
             raise RefusedValue("the DNS server has no host", "write https://host/dns-query")
         return value
-    host, _, _name = rest.partition("#")
+    address, port = rest.partition("#")[0], "53"
+    if (address.startswith("[") or address.count(":") == 1) and not address.endswith("]"):
+        address, _, port = address.rpartition(":")
     try:
-        if host.startswith("[") or host.count(":") == 1:
-            address, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "53")
-            _address(address)
-            if not port.isdecimal() or not 1 <= int(port) <= 65535:
-                raise RefusedValue("the port of the DNS server is not 1 to 65535", "write it as 192.0.2.1:53")
-        else:
-            _address(host)
-    except RefusedValue as refused:
-        if "port" in refused.message:
-            raise
-        raise RefusedValue(
-            "a DNS server is named by its address", "write it as 192.0.2.1, 192.0.2.1:53 or [2001:db8::1]:53"
-        ) from None
+        _address(address)
+    except RefusedValue:
+        remedy = "write it as 192.0.2.1, 192.0.2.1:53 or [2001:db8::1]:53"
+        raise RefusedValue("a DNS server is named by its address", remedy) from None
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise RefusedValue("the port of the DNS server is not 1 to 65535", "write it as 192.0.2.1:53")
     return value
 
 
@@ -227,7 +221,7 @@ def _secret(value: object) -> SecretBytes:
         raise RefusedValue("not base64 text", "encode the value with base64, or write it as text under stringData")
     try:
         return SecretBytes(base64.b64decode("".join(value.split()), validate=True))
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise RefusedValue("not base64", "encode the value with base64, or write it as text under stringData") from None
 
 

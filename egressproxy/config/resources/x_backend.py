@@ -16,12 +16,9 @@ from egressproxy.config.resources.values import Label, Port, RefusedValue
 
 __all__ = [
     "BackendTlsValidation",
-    "ExternalHostnameBackend",
-    "SubjectAltName",
     "XBackend",
     "XBackendPort",
     "XBackendSpec",
-    "XBackendTls",
     "XBackendValidation",
 ]
 

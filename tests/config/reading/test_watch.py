@@ -47,7 +47,7 @@ class Watcher:
 async def watching(*paths: Path) -> AsyncIterator[Watcher]:
     watcher = Watcher(*paths)
     if watch.awatch is awatch:
-        await until(lambda: watched() >= set(watch._folders(paths).values()))
+        await until(lambda: watched() >= set(watch._inodes(paths, ()).values()))
     try:
         yield watcher
     finally:

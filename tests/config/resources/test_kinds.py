@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import ValidationError
 
-from egressproxy.config.resources import BY_API_VERSION, KINDS, Resource, kind_class
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,
@@ -17,7 +16,8 @@ from egressproxy.config.resources.backend import (
 from egressproxy.config.resources.core import ConfigMap, EndpointSlice, Namespace, Pod, Secret, Service, ServiceAccount
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
-from egressproxy.config.resources.meta import LabelSelector, Origin
+from egressproxy.config.resources.kinds import BY_API_VERSION, KINDS, kind_class
+from egressproxy.config.resources.meta import LabelSelector, Origin, Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
