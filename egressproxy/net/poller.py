@@ -27,6 +27,8 @@ ENDED = select.EPOLLHUP | select.EPOLLERR
 MAX_EVENTS = 64
 #: How often a turn asks for more before the loop has its own.
 ROUNDS = 4
+#: Behind fewer events than this, more are unlikely to be there already, and asking costs a system call.
+MANY = 4
 
 
 class Handler(Protocol):
@@ -131,6 +133,8 @@ class Poller:
                             self._failed(handler, error)
             finally:
                 self._end_turn()
+            if len(events) < MANY:
+                return
 
     def serve_one(self, fd: int, event: int, handler: Handler) -> None:
         """A turn for a descriptor that the loop watches itself. Raises what `_serve` does."""

@@ -170,6 +170,7 @@ class BoundPort:
 
     @property
     def open_connections(self) -> int:
+        """How many are open, those of former terms included."""
         return sum(len(state.connections) for state in (self.state, *self._former))
 
     def close_idle(self) -> None:
@@ -178,6 +179,7 @@ class BoundPort:
             state.close_idle()
 
     def abort_all(self) -> None:
+        """Break off every connection: the time of the drain is over."""
         for state in (self.state, *self._former):
             for connection in list(state.connections):
                 connection.abort()
@@ -196,6 +198,7 @@ class CountedClient(ClientConnection):
         self.metrics = metrics
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Answers 503 where the listener has its connections already."""
         super().connection_made(transport)
         if self.state.is_closed:  # accepted in the moment in which its listener went
             self.abort()
@@ -222,6 +225,7 @@ class TlsFront(TlsStream):
         self._is_shaking_hands = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Breaks off where the listener has its connections already; else the time for the handshake begins."""
         state = self._client.state
         if state.is_closed:
             cast(asyncio.Transport, transport).abort()
@@ -236,12 +240,14 @@ class TlsFront(TlsStream):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The connection leaves its listener, and lets go of what it was for."""
         state = self._client.state
         super().connection_lost(exc)
         state.leave(self)
         del self._client  # it holds us as its transport: let go
 
     def close_if_idle(self) -> bool:
+        """True if it closes: no exchange is under way, or the handshake is not over."""
         if self._is_shaking_hands:
             self.abort_handshake()
             return True

@@ -45,6 +45,7 @@ class SniDispatch(asyncio.Protocol):
         self._deadline = Deadline(wheel, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection counts from here, and has a time for its ClientHello."""
         self._transport = cast(asyncio.Transport, transport)
         state = self._state
         if state.is_closed:
@@ -58,6 +59,7 @@ class SniDispatch(asyncio.Protocol):
         self._deadline.after(state.port.first.timeouts.tls_handshake_s or 60.0)
 
     def data_received(self, data: bytes) -> None:
+        """Collect the ClientHello; when it is whole, its server name decides who goes on."""
         try:
             hello = self._reader.feed(data)
         except (NotTls, BadClientHello):
@@ -77,6 +79,7 @@ class SniDispatch(asyncio.Protocol):
             protocol.data_received(bytes(self._reader.data))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The client left before it had named a server."""
         self._leave()
 
     def _leave(self) -> None:
@@ -84,6 +87,7 @@ class SniDispatch(asyncio.Protocol):
         self._state.leave(self)
 
     def abort(self) -> None:
+        """Break the connection off."""
         self._transport.abort()
 
     def close_if_idle(self) -> bool:

@@ -80,6 +80,7 @@ class StreamConnection(FlowControl):
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection counts from here, and its exchange begins."""
         super().connection_made(transport)
         self.client = self.peer_name()
         refused = self.state.admit(self, self.client)
@@ -91,6 +92,7 @@ class StreamConnection(FlowControl):
         self.driver.start(serve_stream(self.accounting, self))
 
     def data_received(self, data: bytes) -> None:
+        """Keep what the client says until the tunnel takes it; a TLS listener reads its ClientHello."""
         self.octets_in += len(data)
         self.held.append(data)
         if self.reader is not None and self.hello is None and self.error is None:
@@ -108,10 +110,12 @@ class StreamConnection(FlowControl):
             self.pause_reading()
 
     def eof_received(self) -> bool:
+        """The client has ended its side: a tunnel may begin with that, a ClientHello can not."""
         self.has_ended = True
         return self.driver.is_busy and (self.reader is None or self.hello is not None)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """The client left before its tunnel began."""
         self.is_lost = True
         if self.driver.is_busy:
             self.driver.throw(GatewayFault(Reason.CLIENT_GONE, "the client closed its connection"))
@@ -123,6 +127,7 @@ class StreamConnection(FlowControl):
         self.state.leave(self)
 
     def abort(self) -> None:
+        """Break the connection off."""
         self.transport.abort()
 
     def close_if_idle(self) -> bool:
@@ -142,9 +147,11 @@ class StreamConnection(FlowControl):
         self.transport.abort()
 
     def tunnel_ended(self) -> None:
+        """The tunnel that was given the transport has ended, and the transport with it."""
         self.is_lost = True
 
     def take_held(self) -> bytes:
+        """What the client has said so far; nothing is held afterwards."""
         held, self.held = self.held, Pieces()
         self.resume_reading()
         return held.joined()
