@@ -89,8 +89,7 @@ class GatewayServer:
             builder = SnapshotBuilder(self.catalog, self.network, self.metrics, self.snapshot)
             return await in_slices(builder.snapshot(config))
         except BaseException:
-            known = self.snapshot.connectors.values() if self.snapshot is not None else ()
-            self.network.keep_resolvers({dns for connector in known for dns in connector.lookups()})
+            self._forget_resolvers()
             raise
 
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
@@ -139,9 +138,14 @@ class GatewayServer:
             for spec, connector in old.connectors.items():
                 if spec not in fresh.connectors:
                     connector.retire()
-        self.network.keep_resolvers({dns for each in fresh.connectors.values() for dns in each.lookups()})
+        self._forget_resolvers()
         fresh.filters.seal()
         return old
+
+    def _forget_resolvers(self) -> None:
+        """Keep those of the snapshot in service."""
+        connectors = self.snapshot.connectors.values() if self.snapshot is not None else ()
+        self.network.keep_resolvers({hop.spec.dns for connector in connectors for hop in connector.hops()})
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Match", "Rank", "criterion"]
+__all__ = ["Match", "Rank", "RuleOrigin", "criterion"]
 
 T = TypeVar("T")
 
@@ -22,16 +22,27 @@ _PATHS = ("an exact path", "a regular expression", "a path prefix")
 
 
 @dataclass(frozen=True, slots=True)
+class RuleOrigin:
+    """Where a rule stands in the manifests. `position` is its place among those of its route that are served,
+    `rule` that among all of them, from 0, as written.
+    """
+
+    kind: str
+    route: str
+    created: str
+    position: int
+    rule: int
+    rule_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Match(Generic[T]):
     """One match of one rule that holds for a request. `hostname` is the pattern that it was found under, "" for every
-    host; `text` says what is matched; `rule` is the rule's place in its route, from 0, as written.
+    host; `text` says what is matched.
     """
 
     payload: T
-    kind: str
-    route: str
-    rule: int
-    rule_name: str
+    origin: RuleOrigin
     hostname: str
     text: str
     rank: Rank

@@ -40,7 +40,7 @@ from egressproxy.model.steps import Cooperative
 from egressproxy.routing.conditions import MatchInput, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import PatternError, compile_pattern
-from egressproxy.routing.precedence import Match, Rank
+from egressproxy.routing.precedence import Match, Rank, RuleOrigin
 
 __all__ = ["HttpTable", "RouteError"]
 
@@ -80,7 +80,7 @@ class HttpTable(Generic[T]):
         for route, payloads in routes:
             candidates: list[_Candidate[T]] = []
             for position, (rule, payload) in enumerate(zip(route.rules, payloads, strict=True)):
-                origin = _Origin(route.kind, route.name, route.created, position, rule.index, rule.name)
+                origin = RuleOrigin(route.kind, route.name, route.created, position, rule.index, rule.name)
                 for match in rule.matches:
                     candidate = _candidate(origin, match, payload)
                     candidates.append(candidate)
@@ -152,20 +152,6 @@ class HttpTable(Generic[T]):
         yield from self._hosts.after_exact(host)
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where a rule stands in the manifests. `position` is its place among those of its route that are served,
-    `rule` that among all of them.
-    """
-
-    kind: str
-    route: str
-    created: str
-    position: int
-    rule: int
-    name: str
-
-
 class _Candidate(Generic[T]):
     """One match of one rule. `result` is what `HttpTable.match` returns for it."""
 
@@ -173,7 +159,7 @@ class _Candidate(Generic[T]):
         "headers", "is_preflight", "method", "origin", "path", "path_type", "pattern", "plain", "query", "result",
     )  # fmt: skip
 
-    def __init__(self, origin: _Origin, match: MatchIR, payload: T, path: bytes, prefix: bytes) -> None:
+    def __init__(self, origin: RuleOrigin, match: MatchIR, payload: T, path: bytes, prefix: bytes) -> None:
         self.path_type = match.path_type
         self.path = path
         self.pattern = compile_pattern(match.path) if match.path_type is PathMatchType.REGEX else None
@@ -212,10 +198,7 @@ class _Candidate(Generic[T]):
         return any(test.expression is not None for test in (*self.headers, *self.query))
 
     def described(self, hostname: str) -> Match[T]:
-        origin = self.origin
-        return Match(
-            self.result[0], origin.kind, origin.route, origin.rule, origin.name, hostname, self._text(), self.rank
-        )
+        return Match(self.result[0], self.origin, hostname, self._text(), self.rank)
 
     def _text(self) -> str:
         pattern = self.pattern.text.encode() if self.pattern is not None else self.path or b"/"
@@ -329,7 +312,7 @@ class _Bucket(Generic[T]):
         return made
 
 
-def _candidate(origin: _Origin, match: MatchIR, payload: T) -> _Candidate[T]:
+def _candidate(origin: RuleOrigin, match: MatchIR, payload: T) -> _Candidate[T]:
     path = match.path.encode()
     prefix = b""
     if match.path_type is not PathMatchType.REGEX:

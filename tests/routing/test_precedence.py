@@ -78,25 +78,25 @@ def first_two(made, path=b"/a/b?one=1&two=2", method=b"GET"):
 def test_the_criterion_by_which_a_rule_wins(winner, other, why):
     for made in (table(winner, other), table(other, winner)):
         first, second = first_two(made)
-        assert (first.route, second.route) == (winner.name, other.name)
+        assert (first.origin.route, second.origin.route) == (winner.name, other.name)
         assert criterion(first, second) == why
 
 
 def test_rules_of_one_route_win_by_their_place():
     first, second = first_two(table(route("n/r", MatchIR("/a"), MatchIR("/a"))))
-    assert (first.rule, second.rule) == (0, 1)
+    assert (first.origin.rule, second.origin.rule) == (0, 1)
     assert criterion(first, second) == "its rule stands first in the route"
 
 
 def test_other_matches_of_the_winning_rule_are_no_runner_up():
     both = HttpRouteIR("n/r", ("a.test",), (HttpRuleIR(matches=(MatchIR("/a/b"), MatchIR("/a"))),))
     made = table(both, route("n/o", MatchIR()))
-    assert [each.route for each in first_two(made)] == ["n/r", "n/o"]
+    assert [each.origin.route for each in first_two(made)] == ["n/r", "n/o"]
 
 
 def test_a_match_says_what_it_matches_and_where():
     (found,) = first_two(table(route("n/r", MatchIR("/a", method="GET", headers=(ONE,), query=(TWO,)))))
-    assert (found.kind, found.rule, found.hostname) == ("HTTPRoute", 0, "a.test")
+    assert (found.origin.kind, found.origin.rule, found.hostname) == ("HTTPRoute", 0, "a.test")
     assert found.text == "GET PathPrefix /a header one=1 query two=2"
 
 

@@ -14,12 +14,12 @@ from functools import partial
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
-from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName, retire
+from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener
 from egressproxy.gateway.backends.parent_connect import proxy_authorization
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress
-from egressproxy.ir.policy import AddressAllowance, DnsIR
+from egressproxy.ir.policy import AddressAllowance
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_address
@@ -67,19 +67,22 @@ class Connector:
         policy = self.opener.address_policy()
         self.endpoints = policy.open_endpoints(backend.endpoints)  # but for those that a deny closes
         self._turn = 0
-        first_hop = self.parent.followed_name() if self.parent is not None else None
-        self.targets = Targets(self.name, self.opener.resolver, network.wheel, first_hop)
+        first_name = None
+        if self.parent is not None:
+            *_, first = self.parent.hops()
+            first_name = first.fixed.name if first.fixed is not None else UNFOLLOWED
+        self.targets = Targets(self.name, self.opener.resolver, network.wheel, first_name)
         self._find = self.targets.known.get  # on the path of each request to a Dynamic backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
-        self._fixed: Target | None = None
+        self.fixed: Target | None = None
         if backend.destination is Destination.FQDN:
-            self._fixed = self.targets.configured(backend.hostname, backend.port, backend.tls, is_name=True)
+            self.fixed = self.targets.configured(backend.hostname, backend.port, backend.tls, is_name=True)
 
     # --- where to ----------------------------------------------------------------------------------------------
     def target(self, x: Exchange) -> Target:
         """What this exchange's connection goes to."""
-        if self._fixed is not None:
-            return self._fixed
+        if self.fixed is not None:
+            return self.fixed
         backend = self.spec.backend
         if self._is_dynamic:
             authority = x.authority
@@ -121,7 +124,7 @@ class Connector:
     def host_field(self, x: Exchange, target: Target) -> bytes:
         """The Host value for this backend, unless the route rewrote it."""
         authority = x.authority
-        if self._fixed is not None or authority is None:
+        if self.fixed is not None or authority is None:
             return target.host_field
         if (
             (x.scheme == b"https") is (target.tls is not None)
@@ -144,11 +147,12 @@ class Connector:
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
 
-    def followed_name(self) -> FollowedName:
-        """The name that the first hop is dialled by: that of the first of our parents, or our own."""
-        if self.parent is not None:
-            return self.parent.followed_name()
-        return self._fixed.name if self._fixed is not None else UNFOLLOWED
+    def hops(self) -> Iterator[Connector]:
+        """This connector, then those of its parents: the last one's addresses are dialled."""
+        hop: Connector | None = self
+        while hop is not None:
+            yield hop
+            hop = hop.parent
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
     def refresh_name(self, x: Exchange, target: Target) -> bool:
@@ -243,17 +247,10 @@ class Connector:
     # --- the end -----------------------------------------------------------------------------------------------
     def retire(self) -> None:
         """The configuration no longer has it: idle connections go now, busy ones when their exchange ends."""
-        self.targets.retire()
-        if self.channel is not None:
-            self.channel.retire()
-        if self.parent is not None:
-            self.parent.retire()
-
-    def lookups(self) -> Iterator[DnsIR]:
-        """How its name is looked up, and those of its parents."""
-        yield self.spec.dns
-        if self.parent is not None:
-            yield from self.parent.lookups()
+        for hop in self.hops():
+            hop.targets.retire()
+            if hop.channel is not None:
+                hop.channel.retire()
 
     @property
     def is_retired(self) -> bool:
@@ -271,8 +268,7 @@ class Connector:
     @property
     def waiting(self) -> int:
         """Exchanges that wait for a connection, to the backend or its parent, for metrics."""
-        own = self.targets.waiting
-        return own if self.parent is None else own + self.parent.waiting
+        return sum(hop.targets.waiting for hop in self.hops())
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self.targets.known)} targets)"

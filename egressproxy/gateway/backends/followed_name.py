@@ -82,15 +82,13 @@ class FollowedName:
 
         Returns whether connections may be used meanwhile.
         """
-        if not self._connections:
-            return True
-        if not self._is_asked:
+        if self._connections and not self._is_asked:
             asked = self.resolver.resolve(self.host, client)
             if asked.done():
                 self._answered(policy, asked)
-                return not self.is_overdue
-            self._is_asked = True
-            asked.add_done_callback(partial(self._answered, policy))
+            else:
+                self._is_asked = True
+                asked.add_done_callback(partial(self._answered, policy))
         return not self.is_overdue
 
     @property

@@ -37,6 +37,7 @@ class Decision:
     `tls_route`: what TLS in such a tunnel goes by; None: it is refused.
     """
 
+    question: HypotheticalRequest
     x: Exchange
     port: Port
     listener: ActiveListener
@@ -57,22 +58,22 @@ def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
     port = question.port(snapshot)
     x = Exchange("-", port.first.gateway, port.first.name, 0.0)
     x.identity = CallerIdentity(question.namespace, question.service_account)
-    made = Decision(x, port, port.first)
+    made = Decision(question, x, port, port.first)
     try:
         if port.is_stream or (port.is_mixed and port.leads_to_stream(question.host)):
-            _decide_stream(made, question)
+            _decide_stream(made)
         elif question.is_connect:
-            _decide_tunnel(made, question)
+            _decide_tunnel(made)
         else:
-            _decide_request(made, question)
+            _decide_request(made)
     except GatewayError as error:
         made.error = error.with_traceback(None)
     return made
 
 
-def _decide_request(made: Decision, question: HypotheticalRequest) -> None:
+def _decide_request(made: Decision) -> None:
     """As `Conductor.serve` begins."""
-    x, port = made.x, made.port
+    x, port, question = made.x, made.port, made.question
     head = x.request = question.head(port)
     x.method = head.method
     server_name = ""
@@ -87,10 +88,10 @@ def _decide_request(made: Decision, question: HypotheticalRequest) -> None:
     x.note_denials(*noted)
 
 
-def _decide_tunnel(made: Decision, question: HypotheticalRequest) -> None:
+def _decide_tunnel(made: Decision) -> None:
     """As `serve_connect` begins."""
     x = made.x
-    head = x.request = question.head(made.port)
+    head = x.request = made.question.head(made.port)
     x.method = head.method
     x.is_tunnel = True
     if not made.listener.is_forward:
@@ -106,11 +107,11 @@ def _decide_tunnel(made: Decision, question: HypotheticalRequest) -> None:
     x.route, x.series = made.route.name, made.route.series
 
 
-def _decide_stream(made: Decision, question: HypotheticalRequest) -> None:
+def _decide_stream(made: Decision) -> None:
     """As `tunnel_stream` begins, with a ClientHello that names the host."""
     x, port = made.x, made.port
     x.method, x.is_tunnel = b"CONNECT", True
-    host = read_authority(question.authority.encode(), 443).host
+    host = read_authority(made.question.authority.encode(), 443).host
     hello = None
     if port.first.spec.protocol is not ListenerProtocol.TCP:
         hello = ClientHello(host, (), (), has_ech=False)

@@ -42,7 +42,6 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.backend import Destination
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.exchange import Exchange
 from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.telemetry.series import decided_by
@@ -75,7 +74,7 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
         "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "backends": [],
         "limits": limit_values(decided.listener),
         "timeouts": timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
-        "notes": notes(decided, question),
+        "notes": notes(decided),
     }  # fmt: skip
     made["route"], made["runnerUp"] = _routes(decided)
     error = None
@@ -84,9 +83,7 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
     elif route is not None:
         made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES)
         backends = route.backends[:MAX_BACKENDS]
-        found = [
-            _backend(decided, route, backend, snapshot.filters, asks_dns=question.asks_dns) for backend in backends
-        ]
+        found = [_backend(decided, route, backend, snapshot.filters) for backend in backends]
         made["backends"] = await asyncio.gather(*found)
         error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
         if route.auth is not None and not route.auth.is_usable:
@@ -111,7 +108,7 @@ def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | 
         return (None if route is None else {"name": "-", "why": "no route matches: policy decides"}), None
     winner, authority = matches[0], x.authority
     if listener.is_forward and authority is not None and not winner.payload.serves(authority.host, authority.port):
-        why = f"{winner.kind} {winner.route} is for another port of {authority.host}: policy decides"
+        why = f"{winner.origin.kind} {winner.origin.route} is for another port of {authority.host}: policy decides"
         return {"name": "-", "why": why}, None
     shown = match_values(winner)
     if len(matches) == 1:
@@ -219,9 +216,7 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- backends --------------------------------------------------------------------------------------------------------
-async def _backend(
-    decided: Decision, route: Route, backend: RouteBackend, filters: FilterInstances, *, asks_dns: bool
-) -> dict[str, Any]:
+async def _backend(decided: Decision, route: Route, backend: RouteBackend, filters: FilterInstances) -> dict[str, Any]:
     """One backend: how it is reached, and `error` where it would not be."""
     x = decided.x
     made = backend_values(backend, route.total)
@@ -238,7 +233,7 @@ async def _backend(
     if backend.denied is not None:
         made["wouldDeny"] = error_values(backend.denied.error())
     try:
-        await _describe_way(made, decided, backend.connector, asks_dns=asks_dns)
+        await _describe_way(made, decided, backend.connector)
         if not x.is_tunnel:
             x.backend, x.backend_is_secure = backend.name, made["tls"] is not None
             for step in backend.chain.backend_request or ():
@@ -248,7 +243,7 @@ async def _backend(
     return made
 
 
-async def _describe_way(made: dict[str, Any], decided: Decision, connector: Connector, *, asks_dns: bool) -> None:
+async def _describe_way(made: dict[str, Any], decided: Decision, connector: Connector) -> None:
     """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
     x = decided.x
     backend = connector.spec.backend
@@ -270,35 +265,34 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
         made["host"], made["port"] = target.host, target.port
         made["tls"] = _tls(decided, connector, target.host)
         if connector.parent is None:
-            await _describe_addresses(made, x, connector, target, asks_dns=asks_dns)
+            await _describe_addresses(made, decided, connector, target)
         else:
             connector.opener.judge_for_parent(target)
             made["dns"] = f"resolved by the parent {connector.parent.name}"
     if connector.parent is not None:
-        await _describe_parent(made, decided, connector, connector.parent, asks_dns=asks_dns)
+        await _describe_parent(made, decided, connector, connector.parent)
 
 
-async def _describe_parent(
-    made: dict[str, Any], decided: Decision, connector: Connector, parent: Connector, *, asks_dns: bool
-) -> None:
+async def _describe_parent(made: dict[str, Any], decided: Decision, connector: Connector, parent: Connector) -> None:
     """The upstream gateway on the way, and what it is shown: a Secret by its name."""
     shown = connector.spec.backend.parent_credentials
     values = made["parent"] = {"name": parent.name, "credentials": shown.source if shown is not None else None}
-    await _describe_way(values, decided, parent, asks_dns=asks_dns)
+    await _describe_way(values, decided, parent)
     tls = parent.spec.backend.tls
     if tls is not None:  # that of a tunnel's client is not ours, that to the parent is
         values["tls"] = tls_values(tls, values.get("host", ""), parent.spec.backend.destination)
 
 
 async def _describe_addresses(
-    made: dict[str, Any], x: Exchange, connector: Connector, target: DialTarget, *, asks_dns: bool
+    made: dict[str, Any], decided: Decision, connector: Connector, target: DialTarget
 ) -> None:
     """As `ConnectionOpener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
-    literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+    authority = decided.x.authority
+    literal = authority.address if authority is not None and authority.host == target.host else None
     if literal is not None:
         made["dns"] = "not asked: the client named an address"
         found: tuple[IPAddress, ...] = (literal,)
-    elif not asks_dns:
+    elif not decided.question.asks_dns:
         made["dns"] = "not asked"
         return
     else:

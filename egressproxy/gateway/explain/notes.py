@@ -7,7 +7,6 @@ from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.explain.decision import Decision
-from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.explain.render import steps_of
 from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import SniCheck
@@ -16,9 +15,9 @@ from egressproxy.model.authority import Authority
 __all__ = ["may_answer", "notes"]
 
 
-def notes(decided: Decision, question: HypotheticalRequest) -> list[str]:
+def notes(decided: Decision) -> list[str]:
     """Sentences, each by itself."""
-    x, listener, made = decided.x, decided.listener, list[str]()
+    x, listener, question, made = decided.x, decided.listener, decided.question, list[str]()
     if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
         made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
     if decided.error is None and decided.route is not None and decided.route.retries is not None:
@@ -55,7 +54,7 @@ def _of_requests_alone(decided: Decision, authority: Authority) -> list[str]:
     """Of a tunnel that is not allowed, where an HTTPRoute names the host: it serves requests, and no tunnel."""
     if decided.error is None or decided.error.reason not in (Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY):
         return []
-    named = next((each for each in decided.listener.http.rules_of(authority.host) if each.hostname), None)
+    named = next((each.origin for each in decided.listener.http.rules_of(authority.host) if each.hostname), None)
     if named is None:
         return []
     return [

@@ -15,7 +15,7 @@ from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
-from egressproxy.ir.policy import ConnectionsIR, DestinationRule
+from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR
 from egressproxy.routing.precedence import Match
 
 __all__ = [
@@ -56,8 +56,8 @@ def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
 def match_values(match: Match[Route]) -> dict[str, Any]:
     """One match of one rule, as plain values."""
     return {
-        "kind": match.kind, "name": match.route, "rule": match.rule, "ruleName": match.rule_name,
-        "hostname": match.hostname, "match": match.text,
+        "kind": match.origin.kind, "name": match.origin.route, "rule": match.origin.rule,
+        "ruleName": match.origin.rule_name, "hostname": match.hostname, "match": match.text,
     }  # fmt: skip
 
 
@@ -131,24 +131,18 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
 
 def filter_values(chain: Chain, phases: Iterable[str]) -> list[dict[str, Any]]:
     """The filters of these phases in the order in which they run; then those without which requests go on."""
-    phases = tuple(phases)
-    skipped = [
-        {
-            "phase": spec.phase, "name": spec.name, "type": spec.type, "from": spec.source,
-            "level": ("Gateway", "Route", "Backend")[spec.level], "priority": spec.priority, "failOpen": True,
-            "skipped": "the type is not known, and failOpen is set",
-        }
-        for spec in chain.skipped
-    ]  # fmt: skip
+    why = "the type is not known, and failOpen is set"
+    skipped = [_filter_values(spec, spec.phase) | {"skipped": why} for spec in chain.skipped]
     return skipped + [
-        {
-            "phase": phase.replace("_", "-"), "name": step.spec.name, "type": step.spec.type, "from": step.spec.source,
-            "level": ("Gateway", "Route", "Backend")[step.spec.level], "priority": step.spec.priority,
-            "failOpen": step.spec.fail_open,
-        }
-        for phase in phases
-        for step in steps_of(chain, phase)
-    ]  # fmt: skip
+        _filter_values(step.spec, phase.replace("_", "-")) for phase in phases for step in steps_of(chain, phase)
+    ]
+
+
+def _filter_values(spec: ExtensionIR, phase: str) -> dict[str, Any]:
+    return {
+        "phase": phase, "name": spec.name, "type": spec.type, "from": spec.source,
+        "level": ("Gateway", "Route", "Backend")[spec.level], "priority": spec.priority, "failOpen": spec.fail_open,
+    }  # fmt: skip
 
 
 def secret_values(chain: Chain, filters: FilterInstances) -> list[dict[str, Any]]:
