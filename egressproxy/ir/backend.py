@@ -21,6 +21,8 @@ __all__ = [
 
 
 class Destination(str, Enum):
+    """What a backend is: a name, addresses, a Service, or what the request names."""
+
     FQDN = "Fqdn"
     IP = "Ip"
     SERVICE = "Service"
@@ -28,6 +30,8 @@ class Destination(str, Enum):
 
 
 class Protocol(str, Enum):
+    """What a backend speaks: `protocol` of a Backend, or what appProtocol of a Service means."""
+
     HTTP = "HTTP"  # ALPN decides
     HTTP11 = "HTTP11"
     HTTP2 = "HTTP2"

@@ -21,6 +21,8 @@ __all__ = [
 
 
 class ListenerProtocol(str, Enum):
+    """Gateway API Listener `protocol`."""
+
     HTTP = "HTTP"
     HTTPS = "HTTPS"
     TLS = "TLS"
@@ -29,6 +31,8 @@ class ListenerProtocol(str, Enum):
 
 
 class TlsMode(str, Enum):
+    """Gateway API Listener `tls.mode`."""
+
     TERMINATE = "Terminate"
     PASSTHROUGH = "Passthrough"
 
@@ -72,8 +76,7 @@ class ListenerIR:
 
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
     `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route
-    matches
-    but the policy allows.
+    matches but the policy allows.
     """
 
     gateway: str

@@ -38,18 +38,24 @@ Network = IPv4Network | IPv6Network
 
 
 class Mode(str, Enum):
+    """EgressPolicy `mode`. Report notes denials and lets them pass; Open allows every destination that no `deny` names."""
+
     ENFORCE = "Enforce"
     REPORT = "Report"
     OPEN = "Open"
 
 
 class Family(str, Enum):
+    """EgressPolicy `dns.family`: the addresses that are asked for."""
+
     ANY = "Any"
     IPV4 = "IPv4"
     IPV6 = "IPv6"
 
 
 class SniCheck(str, Enum):
+    """Whether the SNI in a tunnel is compared with the authority."""
+
     MATCH = "Match"  # a ClientHello in a tunnel has to name the authority's host
     ANY = "Any"
 
@@ -260,7 +266,7 @@ class RetryIR:
 
 @dataclass(frozen=True, slots=True)
 class PolicyIR:
-    """Everything that policies say about one place, merged: settings by who wins, restrictions added up."""
+    """Everything that policies say about one place, merged: settings of the most specific policy, restrictions of all."""
 
     mode: Mode = Mode.ENFORCE
     destinations: DestinationsIR = DestinationsIR()
@@ -278,7 +284,7 @@ class PolicyIR:
 
 
 def entry_text(hostnames: Iterable[str] = (), cidrs: Iterable[Network] = (), ports: Iterable[int] = ()) -> str:
-    """An entry of a list of destinations, or the part of it that matches, as it is written in a manifest."""
+    """An entry of a list of destinations, or a part of it, as it is written in a manifest: `{hostnames: ["a"]}`."""
     written = (
         ("hostnames", [f'"{hostname}"' for hostname in hostnames]),
         ("cidrs", [f'"{network}"' for network in cidrs]),

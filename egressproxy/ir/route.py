@@ -25,12 +25,16 @@ __all__ = [
 
 
 class PathMatchType(str, Enum):
+    """HTTPPathMatch `type`."""
+
     EXACT = "Exact"
     PREFIX = "PathPrefix"
     REGEX = "RegularExpression"
 
 
 class MatchType(str, Enum):
+    """HTTPHeaderMatch and HTTPQueryParamMatch `type`."""
+
     EXACT = "Exact"
     REGEX = "RegularExpression"
 
@@ -93,6 +97,8 @@ class MirrorIR:
 
 
 class AuthProtocol(str, Enum):
+    """HTTPExternalAuthFilter `protocol`."""
+
     HTTP = "HTTP"  # 200 lets the request pass
     GRPC = "GRPC"  # envoy.service.auth.v3.Authorization/Check
 

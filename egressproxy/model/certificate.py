@@ -1,6 +1,6 @@
 """Validity: from when until when a certificate or revocation list may be used, and what is to be said of it.
 
-Certificates are parsed by the process that reads the configuration; who serves, or counts, knows these figures alone.
+Certificates are parsed by the process that reads the configuration; the processes that serve have only these figures.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _LATE_SHARE: Final = 0.2
 
 
 class CertificateUse(str, Enum):
+    """What a certificate or list is for. The values are those of the label `use` in metrics."""
+
     LISTENER = "listener"  # shown to clients
     CLIENT = "client"  # shown to backends
     CA = "ca"  # others are verified with it
@@ -26,6 +28,8 @@ class CertificateUse(str, Enum):
 
 
 class CertificateState(str, Enum):
+    """Whether it can be used at some moment."""
+
     VALID = "valid"
     LATE = "late"  # it ends soon, for how long it holds
     EXPIRED = "expired"
@@ -47,7 +51,7 @@ class Validity(NamedTuple):
     last_s: float
 
     def state(self, now_s: float) -> CertificateState:
-        """CA certificates are expired when all of them are: until then there is one to verify with."""
+        """The state at `now_s`, in seconds since the epoch. CA certificates have expired when all of them have."""
         if now_s >= self.last_s:
             return CertificateState.EXPIRED
         if now_s < self.not_before_s:
@@ -56,7 +60,7 @@ class Validity(NamedTuple):
         return CertificateState.LATE if left_s < min(_LATE_S, life_s * _LATE_SHARE) else CertificateState.VALID
 
     def sentence(self, now_s: float) -> str:
-        """What is wrong, for people; "" where nothing is."""
+        """What is wrong at `now_s` and what to do, as text for people; "" for a valid certificate."""
         what = _WORDS[self.use]
         whose = f"{what} of {self.kind} {self.namespace}/{self.name}"
         match self.state(now_s):
@@ -72,7 +76,7 @@ class Validity(NamedTuple):
         return ""
 
     def next_change_s(self, now_s: float) -> float:
-        """When its state is another one because it begins or ends to be valid; infinity if never."""
+        """When, after `now_s`, it begins or ends to be valid, in seconds since the epoch; infinity if never."""
         return next((at for at in (self.not_before_s, self.last_s) if at > now_s), float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""FieldChange: what somebody else wants to have done to the fields of a head."""
+"""FieldChange: what an authorization server wants to have done to the fields of a head."""
 
 from __future__ import annotations
 

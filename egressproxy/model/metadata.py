@@ -1,4 +1,7 @@
-"""METADATA: the addresses at which clouds hand out credentials or control the machine. Never dialled by the way."""
+"""METADATA: the addresses at which clouds hand out credentials or control the machine.
+
+One of them is dialled only if a rule names it.
+"""
 
 from __future__ import annotations
 

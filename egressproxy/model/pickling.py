@@ -56,7 +56,9 @@ class Pickler(pickle.Pickler):
 
 
 class Unpickler(pickle.Unpickler):
-    """Raises nearly everything where the bytes are no pickle, UnpicklingError where they name what is no `what`."""
+    """Makes the classes that `find` knows, and no others. Raises UnpicklingError for another one ("… is no {what}"),
+    and errors of many types for bytes that are no pickle.
+    """
 
     def __init__(self, file: io.BufferedIOBase, find: FindClass = _NO_CLASS, what: str = "plain value") -> None:
         super().__init__(file)
@@ -79,7 +81,7 @@ def dumps(value: object) -> bytes:
 
 
 def loads(data: bytes, find: FindClass = _NO_CLASS, what: str = "plain value") -> Any:
-    """One value that fills `data`; without `find`, one of built-in types. Raises as `Unpickler` does."""
+    """The one value that fills `data`; without `find`, one of built-in types. Raises as `Unpickler` does."""
     file = io.BytesIO(data)
     value = Unpickler(file, find, what).load()
     if file.tell() != len(data):

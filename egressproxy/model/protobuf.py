@@ -1,6 +1,6 @@
 """Messages of protocol buffers: their types from short tables, in place of generated code, and a strict reading.
 
-Whoever needs none must not import this: protobuf takes 5 MiB and a tenth of a second.
+Import it only where such a message is needed: protobuf takes 5 MiB and a tenth of a second.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def message_types(package: str, table: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parsed(kind: Any, data: bytes) -> Any:
-    """The message of this class. Raises WireError, also for a known field of another wire type than its own, which
-    protobuf would take for one that is not known.
+    """Read a message of the class `kind`. Raises WireError for bytes that are none, and for a known field with another
+    wire type than its own, which protobuf would take for an unknown field.
     """
     try:
         message = kind.FromString(data)

@@ -1,4 +1,4 @@
-"""Shares: who counts as one client, and how much of what is bounded for all one client may have.
+"""Shares: what counts as one client, and how much of a common bound one client may take.
 
 A bound for everybody that one client can fill is a way to keep everybody else out. So each has two numbers: a limit in
 all, and a share, beyond which one client gets no more while others may. Shares are counted where something is scarce or
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 def client_of(x: Exchange) -> str:
-    """Who is counted as one client for this exchange: today its address."""
+    """What counts as the client of this exchange: its address."""
     return origin_of(x.client)
 
 
 def origin_of(peer: str) -> str:
-    """Who counts as one client of `address:port`: an IPv4 address, or an IPv6 /64 (one host may have all of it)."""
+    """What counts as one client, of `address:port`: an IPv4 address, or an IPv6 /64 (one host may have all of it)."""
     address = peer.rpartition(":")[0]
     if not address.startswith("["):
         return address
@@ -57,7 +57,7 @@ class Shares:
         self._held: dict[str, int] = {}
 
     def take(self, client: str) -> bool:
-        """One more for this client; false, and nothing is counted, where it has its share or none is left."""
+        """Count one more for this client. Returns false, and counts nothing, if it has its share or none is left."""
         held = self._held.get(client, 0)
         if self.total >= self.limit or held >= self.share:
             return False
@@ -65,16 +65,16 @@ class Shares:
         return True
 
     def add(self, client: str, amount: int = 1) -> None:
-        """So much more, whatever the limit and the share say."""
+        """Count `amount` more for this client, beyond its share and the limit too."""
         self._held[client] = self._held.get(client, 0) + amount
         self.total += amount
 
     def is_exceeded(self, client: str) -> bool:
-        """Whether, by what was added, this client holds more than its share, or all hold more than the limit."""
+        """Whether this client holds more than its share, or all clients together more than the limit, after `add`."""
         return self.total > self.limit or self._held.get(client, 0) > self.share
 
     def give_back(self, client: str, amount: int = 1) -> None:
-        """What `take` or `add` has counted."""
+        """Count down what `take` or `add` has counted."""
         self.total -= amount
         left = self._held[client] - amount
         if left:
@@ -83,7 +83,7 @@ class Shares:
             del self._held[client]
 
     def of(self, client: str) -> int:
-        """What this client holds."""
+        """How many this client holds."""
         return self._held.get(client, 0)
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Shares:
 
 
 class FairQueue(Generic[T]):
-    """Who waits: clients take turns, and the first of a client comes first. Bounded in all and for each client."""
+    """Waiters: clients take turns, and the first waiter of a client comes first. Bounded in all and for each client."""
 
     __slots__ = ("_of", "_size", "limit", "share")
 
@@ -113,7 +113,7 @@ class FairQueue(Generic[T]):
         self._size = 0
 
     def add(self, client: str, waiter: T) -> bool:
-        """A place behind those of this client; false where it has its share of places, or none is left."""
+        """Put a waiter behind those of this client. Returns false if it has its share of places, or none is left."""
         if self._size >= self.limit or len(self._of.get(client, ())) >= self.share:
             return False
         self._of[client].append(waiter)
@@ -121,7 +121,7 @@ class FairQueue(Generic[T]):
         return True
 
     def remove(self, client: str, waiter: T) -> bool:
-        """Remove a waiter that has gone; false if it did not wait."""
+        """Remove a waiter that has gone. Returns false if it did not wait."""
         own = self._of.get(client)
         if own is None or waiter not in own:
             return False

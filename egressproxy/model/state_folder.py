@@ -1,7 +1,7 @@
 """Which files were written through the admin API: those below a folder with a mark in it.
 
 The mark lies in the folder itself, so that every process and every command knows it, whether it was told --state-dir
-or not. Who writes through the API cannot remove it: the names of their files never begin with a dot.
+or not. A write through the API cannot remove it: the names of its files never begin with a dot.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from egressproxy.protocols.http1.writer import CONTINUE
 
 __all__ = ["HELD", "BufferedRequest", "invite_body"]
 
-#: The note of the exchange under which the conductor leaves it, for rules that ask somebody.
+#: The note of the exchange under which the conductor leaves it, for rules with external authorization.
 HELD = "held request"
 
 
@@ -68,7 +68,7 @@ class BufferedRequest:
 
 
 def invite_body(client: DownstreamConnection, head: RequestHead) -> None:
-    """Ask for the body ourselves, where the client waits to be asked (RFC 9110 section 10.1.1)."""
+    """Send 100 (Continue) if the client waits for it, and take Expect out of the head (RFC 9110 section 10.1.1)."""
     if head.expect_continue:
         head.expect_continue = False
         head.fields.remove(b"expect")

@@ -15,8 +15,8 @@ __all__ = ["CheckResult", "denial", "is_for_clients", "is_ours"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """`answer` is a denial, as the client gets it; else the request goes on, changed by `request`, and what the client
-    is answered then by `response`.
+    """`answer` is a denial, as the client gets it. None: the request goes on, changed by `request`, and the response to
+    the client is changed by `response`.
     """
 
     answer: LocalResponse | None = None
@@ -25,12 +25,12 @@ class CheckResult:
 
 
 def is_ours(name: bytes) -> bool:
-    """Whether the gateway itself writes this field, and nobody else may: framing, routing, this hop."""
+    """Whether only the gateway writes this field, in any spelling: framing, routing, this hop."""
     return is_protected(name.decode("latin-1"))
 
 
 def is_for_clients(name: bytes) -> bool:
-    """Whether a server may say this field to clients: with X-Egress-…, in either spelling, we do ourselves."""
+    """Whether a server may send this field to clients. X-Egress-…, in either spelling, are fields of the gateway."""
     return not (is_ours(name) or name.lower().replace(b"_", b"-").startswith(b"x-egress-"))
 
 

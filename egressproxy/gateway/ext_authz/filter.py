@@ -35,7 +35,7 @@ class AuthzClient(Protocol):
     """Puts the question in one protocol."""
 
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        """In a task, which is cancelled after `timeout_s`.
+        """Ask about `x`, showing this part of its body, in a task that is cancelled after `timeout_s` seconds.
 
         Raises GatewayError if there is no response, ValueError if it is invalid.
         """
@@ -68,7 +68,10 @@ class ExternalAuth(Filter):
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
     async def request_headers(self, x: Exchange) -> LocalResponse | None:
-        """Ask the server: its denial, or None where the request may go on. Raises GatewayError where none is given."""
+        """Ask the server. Returns its denial, or None if the request may go on.
+
+        Raises GatewayError if there is no server, or it gives no valid response in time.
+        """
         if self._client is None:
             raise self.unusable()
         if self._closed_by is not None:
@@ -113,7 +116,7 @@ class ExternalAuth(Filter):
         return verdict.answer
 
     def response_headers(self, x: Exchange) -> None:
-        """Add what the server wants the client to be told."""
+        """Change the fields for the client as the server has said."""
         changes = x.notes.get(_ADDED) if x.notes is not None else None
         if changes:
             apply(changes, x.response.fields)
@@ -124,7 +127,7 @@ class ExternalAuth(Filter):
         return self._client is not None
 
     def unusable(self) -> GatewayError:
-        """What every request is answered with where there is none."""
+        """The error of every request if no server can be asked."""
         if self._closed_by is not None:
             return self._closed_by.error()
         reason, happened = Reason.BACKEND_INVALID, "cannot be used"

@@ -30,7 +30,7 @@ _Place = tuple[str, int]
 
 
 class GrpcChannel(UpstreamChannel):
-    """What the Connector that it belongs to has of connections for gRPC."""
+    """The connections for gRPC of one Connector."""
 
     __slots__ = ("_connections", "_connector", "_dials")
 
@@ -41,7 +41,7 @@ class GrpcChannel(UpstreamChannel):
 
     @staticmethod
     def of(connector: Connector) -> GrpcChannel:
-        """The one that all who call this backend share."""
+        """The channel of this Connector, made at its first use."""
         if connector.channel is None:
             connector.channel = GrpcChannel(connector)
         assert isinstance(connector.channel, GrpcChannel)
@@ -50,9 +50,10 @@ class GrpcChannel(UpstreamChannel):
     async def call(
         self, x: Exchange, connect: Steps | None, path: bytes, metadata: Headers, message: bytes, timeout_s: float
     ) -> bytes:
-        """One call, in a task: the message of its reply. Raises GatewayError.
+        """Make one call, in a task. Returns the message of the reply. Raises GatewayError.
 
-        `x` is an exchange of the call's own. `timeout_s` is what the server is told; the caller has to stop in time.
+        `x` is an exchange of the call's own. `timeout_s` (seconds) is sent as grpc-timeout; the caller has to stop in
+        time.
         """
         client = client_of(x)
         while True:

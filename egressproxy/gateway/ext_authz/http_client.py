@@ -106,7 +106,7 @@ class HttpAuthzClient:
 
 
 class _Question(UpstreamCaller):
-    """Who asks: a driver of its own; `answer` is the body that comes, up to a bound."""
+    """A caller with a driver of its own. `answer` collects the body of the response, up to a bound."""
 
     __slots__ = ("_size", "answer", "driver", "resources")
 
@@ -141,16 +141,16 @@ def asked_host(x: Exchange) -> bytes:
 
 
 async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
-    """What the filters of the answer's body make of a whole one: a client may get it."""
+    """The whole body of an answer as its body filters leave it: a client may get it."""
     return body if plan is None else await plan.begin(x).feed_to_end(x, body, True)
 
 
 async def passed(steps: Steps | None, x: Exchange) -> None:
-    """Run a phase that may refuse, and has nobody to answer to."""
+    """Run a phase of the server's filters. Raises what they refuse with, and UpstreamFault if one responds."""
     if await run_to_end(steps, x) is not None:
         raise answered_in_its_place()
 
 
 def answered_in_its_place() -> UpstreamFault:
-    """A filter of the server as a backend has made a response, which nobody waits for."""
+    """The error for a filter that responds instead of the server, where no response can be sent."""
     return UpstreamFault(Reason.FILTER_REJECTED, "a filter of the authorization server answered in its place")
