@@ -38,7 +38,7 @@ Network = IPv4Network | IPv6Network
 
 
 class Mode(str, Enum):
-    """EgressPolicy `mode`. Report notes denials and lets them pass; Open allows every destination that no `deny` names."""
+    """EgressPolicy `mode`. Report notes denials and lets them pass; Open allows what no `deny` entry names."""
 
     ENFORCE = "Enforce"
     REPORT = "Report"
@@ -266,7 +266,7 @@ class RetryIR:
 
 @dataclass(frozen=True, slots=True)
 class PolicyIR:
-    """Everything that policies say about one place, merged: settings of the most specific policy, restrictions of all."""
+    """Everything that policies say about one place: settings of the most specific policy, restrictions of all."""
 
     mode: Mode = Mode.ENFORCE
     destinations: DestinationsIR = DestinationsIR()
