@@ -81,7 +81,7 @@ class Dialer:
         return dial
 
     def forget(self, dial: Dial[Any]) -> None:
-        """The dial has ended."""
+        """Remove a dial that has ended from those with a time limit."""
         self._limited.pop(dial, None)
 
     def begin_with(self, key: int, place: int) -> None:
@@ -214,7 +214,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self._trying[fd] = sock, target, place
 
     def ready(self, fd: int, events: int) -> None:
-        """An attempt has succeeded or failed."""
+        """Poller: the attempt on this descriptor has succeeded or failed; `events` are those of epoll."""
         sock, target, place = self._trying.pop(fd)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if events & ENDED else 0
         if code:
@@ -235,12 +235,12 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self.set_result((transport, protocol, target))
 
     def failed(self, error: Exception) -> None:
-        """End the dial with this error, unless it has ended."""
+        """Poller: it cannot serve the dial any more. The dial is cancelled, unless it has ended."""
         if not self._is_done:
             self.cancel()
 
     def too_late(self) -> None:
-        """The time for all attempts is over."""
+        """End the dial because its time limit has passed: the future raises UpstreamFault (CONNECT_TIMEOUT, 504)."""
         if self._is_done:
             return
         silent = [(target, TimeoutError("no answer in time")) for _, target, _ in self._trying.values()]

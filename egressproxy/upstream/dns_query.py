@@ -107,7 +107,7 @@ async def ask(
 ) -> DnsAnswer:
     """The addresses of a name in one family (`kind` A or AAAA), from the first server that answers.
 
-    Raises DnsFailure.
+    Raises DnsFailure: DNS_TIMEOUT after `timeout_s` seconds of silence, else what the servers failed with.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

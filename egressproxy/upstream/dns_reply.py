@@ -118,6 +118,7 @@ class _Reading:
         self._steps = 0
 
     def reply(self) -> tuple[int, DnsAnswer]:
+        """The code and the answer: see `read`. Raises BadReply, IndexError or struct.error."""
         _, flags, questions, answers, authorities, more = _HEADER.unpack_from(self._wire)
         records = answers + authorities + more
         if records > MAX_RECORDS:

@@ -1,5 +1,6 @@
-"""Lookups: the names that are being asked for at this moment, and those that wait for their turn (`turns`), for as long
-as an answer may take. How a name is asked for, and who waits for it, is the resolver's.
+"""Lookups: the tasks that ask for names, and the time limits of the names that wait for their turn (see `turns`).
+
+The resolver says how a name is asked for, and tells the waiters.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["Lookups"]
 
 
 class Lookups:
-    """`run` asks for a name, and calls `end`; `too_late` is told of one whose turn has not come in `timeout_s`."""
+    """`run` asks for a name and calls `end`. `too_late` gets each lookup that has waited for `timeout_s` seconds."""
 
     __slots__ = ("_run", "_timeout_s", "_too_late", "known", "turns")
 
@@ -31,7 +32,10 @@ class Lookups:
         self.turns = Turns()
 
     def start(self, host: str, client: str, now: float) -> Lookup | None:
-        """A lookup of this name, which is under way or waits; None where neither may be."""
+        """Begin to look up this name for this client, or have it wait for its turn; None if the queue is full.
+
+        `now` in monotonic seconds.
+        """
         lookup = Lookup(host, client, now)
         if self.turns.begin(lookup):
             self._begin(lookup)
@@ -43,13 +47,13 @@ class Lookups:
         return lookup
 
     def end(self, lookup: Lookup) -> None:
-        """It is over: those whose turn it is begin."""
+        """Remove a lookup that is over, and begin those whose turn it is."""
         del self.known[lookup.host]
         self.turns.ended(lookup)
         self._begin_next()
 
     def close(self) -> None:
-        """Stop all; whoever still waits gets CancelledError."""
+        """Stop all lookups; their waiters get CancelledError."""
         self.turns.clear()
         for lookup in list(self.known.values()):
             if lookup.task is not None:
@@ -64,7 +68,7 @@ class Lookups:
         lookup.task = asyncio.get_running_loop().create_task(self._run(lookup))
 
     def _begin_next(self) -> None:
-        """Those whose turn it is. What nobody waits for any more does not begin."""
+        """Begin the lookups whose turn it is. Those for which nobody waits any more are dropped."""
         while (lookup := self.turns.next()) is not None:
             if all(waiter.done() for waiter in lookup.waiters):
                 self._stop_waiting(lookup)

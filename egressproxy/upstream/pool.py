@@ -38,14 +38,12 @@ class Pooled(Protocol):
 C = TypeVar("C", bound=Pooled)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Claim(Generic[C]):
     """A client's claim to a connection, until it has one. `given` is set while it waits."""
 
-    __slots__ = ("client", "given")
-
-    def __init__(self, client: str) -> None:
-        self.client = client
-        self.given: asyncio.Future[C | None] | None = None
+    client: str
+    given: asyncio.Future[C | None] | None = None
 
     def __repr__(self) -> str:
         return f"Claim({self.client}, {'waits' if self.given is not None else 'has asked'})"
@@ -150,7 +148,9 @@ class Pool(Generic[C]):
         return claim.given
 
     def leave(self, claim: Claim[C]) -> C | None:
-        """The waiting exchange has gone. Returns the connection that it was given meanwhile, to be released."""
+        """Remove a claim whose exchange has ended. Returns a connection that it was given meanwhile, which the caller
+        releases; or None.
+        """
         given, claim.given = claim.given, None
         if self.waiting.remove(claim.client, claim):
             self._end_counting()
@@ -162,7 +162,7 @@ class Pool(Generic[C]):
         return None
 
     def too_late(self, claim: Claim[C]) -> None:
-        """It has waited too long: its future raises LimitExceeded (503), unless it has a result already."""
+        """End the wait of a claim: its future raises LimitExceeded (503), unless it has a result already."""
         if claim.given is not None and not claim.given.done():
             message = f"no connection to {self.place} became free in time"
             claim.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))

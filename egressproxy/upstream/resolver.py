@@ -1,4 +1,4 @@
-"""Resolver: names to addresses, with a cache, and one query for however many wait.
+"""Resolver: names to addresses, with a cache, and one query however many wait for it.
 
 Names are lower case, ASCII, without trailing dot, as `model.authority` makes them. What stands in the policy's `hosts`
 and in /etc/hosts comes first. Names are absolute; only where the servers are those of resolv.conf, its search list and
@@ -64,7 +64,10 @@ class _Failure:
     detail: str = ""
 
     def fault(self, host: str) -> UpstreamFault:
-        """A new error each time: an exception that is raised twice collects the tracebacks of both."""
+        """The error for this name (503, 504 after a timeout), which is safe to retry.
+
+        A new one each time: an exception that is raised twice collects the tracebacks of both.
+        """
         status = 504 if self.reason is Reason.DNS_TIMEOUT else 503
         message = f'the name "{host}" {_WORDS[self.reason][1]}'
         return UpstreamFault(self.reason, message, status=status, retry=RetrySafety.SAFE, detail=self.detail)
@@ -83,7 +86,7 @@ class _Entry:
     retry_at: float = 0.0
 
     def settle(self, waiter: Waiter, host: str) -> None:
-        """Tell the waiter."""
+        """Give the waiter the addresses of this name, or the error."""
         if self.failure is None:
             waiter.set_result(self.addresses)
         else:
@@ -120,7 +123,7 @@ class Resolver:
         self._waiting = Shares(sys.maxsize, sys.maxsize)
 
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
-        """The addresses of a name if they are known and fresh: the way that costs nothing. Else None: `resolve`."""
+        """The addresses of a name if they are known and fresh, without a future; else None: call `resolve`."""
         entry = self._cache.get(host)
         if entry is None or not entry.addresses or entry.expires <= time.monotonic():
             return None
@@ -128,7 +131,7 @@ class Resolver:
         return entry.addresses
 
     def fresh_s(self, host: str) -> float:
-        """For how many seconds what is known of a name holds; 0 for what has expired, and where nothing is known."""
+        """For how many seconds what is known of a name is fresh; 0 if it has expired or nothing is known."""
         entry = self._cache.get(host)
         return max(0.0, entry.expires - time.monotonic()) if entry is not None else 0.0
 
@@ -142,9 +145,9 @@ class Resolver:
     def resolve(self, host: str, client: str = "") -> Waiter:
         """A future of the addresses of a name (never empty), in the order in which they should be tried.
 
-        `client` is whose wish it is: one client gets no more than its share of lookups and waiters. "" is us.
+        `client` is for whom we ask: one client gets no more than its share of lookups and waiters. "" is the gateway.
         It raises UpstreamFault: DNS_NXDOMAIN, DNS_NO_ADDRESS, DNS_SERVFAIL or DNS_ERROR with 503, DNS_TIMEOUT with 504.
-        Cancelling it leaves the query, and everyone else who waits for it, alone. No task is needed to await it.
+        Cancelling it does not end the query, nor the other waiters. No task is needed to await it.
         """
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
@@ -184,7 +187,7 @@ class Resolver:
         return waiter
 
     def close(self) -> None:
-        """Stop every query; whoever still waits gets CancelledError."""
+        """Stop every query; the waiters get CancelledError."""
         self._lookups.close()
 
     # --- lookups -------------------------------------------------------------------------------------------------

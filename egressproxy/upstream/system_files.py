@@ -96,7 +96,7 @@ class SystemResolver:
 
 
 def parse_resolv_conf(text: str, transport: str) -> SystemResolver:
-    """What resolv.conf(5) says; the servers are asked by this transport. What glibc ignores is ignored."""
+    """What resolv.conf(5) says; the servers are asked by this transport. Lines that glibc ignores are ignored."""
     servers: list[Server] = []
     search: tuple[str, ...] = ()
     ndots = DEFAULT_NDOTS

@@ -100,7 +100,7 @@ class Turns:
         return None
 
     def ended(self, lookup: Lookup) -> None:
-        """This lookup has ended: `next` may now return others."""
+        """Count a lookup that has ended no more: `next` may now return others."""
         self.asking.give_back(lookup.client)
         below = self._of_domain[lookup.domain]
         below.give_back(lookup.client)
@@ -109,7 +109,7 @@ class Turns:
         self._let_in(lookup.domain)
 
     def leave(self, lookup: Lookup) -> None:
-        """Take it out of the queue."""
+        """Take a lookup out of the queue, if it waits there."""
         if lookup.queue is not None:
             self._take_out(lookup)
             self._give_places_back(lookup)

@@ -24,7 +24,9 @@ _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 4, 8, 14
 def call_headers(
     path: bytes, authority: bytes, scheme: bytes, timeout_s: float, metadata: Iterable[tuple[bytes, bytes]]
 ) -> Headers:
-    """The head of a call. `timeout_s` is told to the server, which can give up as well."""
+    """The head of a call of the method `path`. The server is told `timeout_s` (seconds, at least a millisecond), so
+    that it can give up as well.
+    """
     milliseconds = min(max(int(timeout_s * 1000), 1), 99_999_999)
     return [
         (b":method", b"POST"), (b":scheme", scheme), (b":path", path), (b":authority", authority),
@@ -34,13 +36,16 @@ def call_headers(
 
 
 def framed(message: bytes) -> bytes:
+    """The message with its prefix: not compressed, and its length."""
     return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
 
 
 def reply(head: Iterable[tuple[bytes, bytes]], data: bytes, trailers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The message of a call that is over. Raises UpstreamFault if it failed, or is none.
+    """The message of a call that is over: its head, its data with the prefix, and its trailers (none if the head was
+    all, Trailers-Only).
 
-    `trailers` are empty where the head was all (Trailers-Only).
+    Raises UpstreamFault if the call failed, or if this is no answer of gRPC: RESPONSE_TIMEOUT (504) or BAD_RESPONSE
+    (503 where the service is not available).
     """
     first = dict(head)
     status = first.get(b":status", b"")

@@ -135,7 +135,7 @@ class _HeadReader(Generic[H]):
 
     @property
     def first_byte(self) -> bytes:
-        """What is buffered begins with it; b"" where nothing is."""
+        """The first byte that is buffered; b"" if nothing is."""
         return bytes(self._buffer[self._at : self._at + 1])
 
     def feed(self, data: bytes) -> None:
@@ -324,7 +324,7 @@ class RequestReader(_HeadReader[Hop]):
 
     @property
     def has_partial_head(self) -> bool:
-        """Bytes of a head are here that `next` has not returned."""
+        """Whether bytes of a head are buffered that `next` has not returned."""
         return self._state is _HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
@@ -409,7 +409,10 @@ class ResponseReader(_HeadReader[response_head.ResponseHop]):
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
 
     def expect(self, method: bytes) -> None:
-        """Announce the response to a request with this method; it decides about the body. Before anything is fed."""
+        """Announce the response to a request with this method, before any of it is fed.
+
+        The method decides whether a body follows (RFC 9112 section 6.3).
+        """
         if self._state is _BROKEN:
             return
         if self._at < len(self._buffer) or self._state is not _IDLE:

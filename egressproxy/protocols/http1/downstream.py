@@ -147,10 +147,10 @@ class DownstreamConnection(FlowControl):
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is here, and has the time for a request's head to say one."""
+        """A client is here. It has to send a head within `request_headers_s`, also if it sends nothing at all."""
         super().connection_made(transport)
         self.client = self.peer_name()
-        self.deadline.after(self.request_headers_s)  # a client that says nothing at all
+        self.deadline.after(self.request_headers_s)
 
     def data_received(self, data: bytes) -> None:
         """What the client says: used at once, or kept until it can be; dropped while lingering."""
@@ -194,22 +194,22 @@ class DownstreamConnection(FlowControl):
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def is_idle(self) -> bool:
-        """Nobody waits for anything of ours: no request is here, nor what a tunnel is to begin with."""
+        """Whether the client waits for nothing: no request is here, or a tunnel waits for the client's first bytes."""
         return self._state is _IDLE or self._state is _LISTENING
 
     @property
     def is_request_read(self) -> bool:
-        """The body of the current request is whole."""
+        """Whether the body of the current request has been read to its end."""
         return self._state is not _RECEIVING
 
     @property
     def awaits_bytes(self) -> bool:
-        """The exchange waits for what the client says behind its request."""
+        """Whether the exchange waits for what the client says behind its request: see `listen`."""
         return self._state is _LISTENING
 
     @property
     def is_lost(self) -> bool:
-        """The transport is gone."""
+        """Whether the transport is gone."""
         return self._state is _LOST
 
     def listen(self) -> None:
@@ -218,13 +218,13 @@ class DownstreamConnection(FlowControl):
             self._state = _LISTENING
 
     def stop_listening(self) -> None:
-        """What the client says stays unread again."""
+        """Undo `listen`: what the client says stays unread again."""
         if self._state is _LISTENING:
             self._state = _RESPONDING
 
     @property
     def is_last(self) -> bool:
-        """Nothing follows the current request: the client has ended its side, and nothing of it is left."""
+        """Whether nothing follows the current request: the client has ended its side, and all of it is read."""
         return self.has_ended and not self.reader.buffered
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
@@ -294,7 +294,7 @@ class DownstreamConnection(FlowControl):
         self._state = _LOST
 
     def enter_tunnel(self, limits: HeadLimits) -> None:
-        """Read requests anew, inside a tunnel that we speak HTTP in; keeps bytes that came early."""
+        """Read requests anew, inside a tunnel that we speak HTTP in; bytes that came early are read first."""
         rest = self.reader.take_rest()
         self.reader = RequestReader(limits)
         self.reader.feed(rest)

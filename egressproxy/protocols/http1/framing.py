@@ -123,7 +123,7 @@ def head_pattern(line: bytes, hop_names: bytes, name: bytes, max_fields: int) ->
     Source texts: `line` the start line, `hop_names` the alternatives of a hop field's name (with any look-ahead that
     spares them), `name` one field name. Groups behind those of the line: the lines up to the first hop field, then up
     to three times name, value, and the lines behind (None where there are fewer). The number of fields is bounded for
-    each run alone: see `is_over`.
+    each run alone: the reader counts the lines of long heads.
     """
     run = rb"((?:\r\n(?!(?:%b):)%b%b){0,%d})" % (hop_names, name, FIELD_VALUE, max_fields)
     rest = rb"\r\n\r\n"
@@ -141,7 +141,7 @@ def split_fields(hop_field: re.Pattern[bytes], block: bytes) -> tuple[bytes, Hop
 
 
 def joined_by_name(hop_fields: HopFields) -> tuple[dict[bytes, bytes], list[bytes]]:
-    """The values by lower-case name, those of several lines joined by ", "; and the names that came again, in order."""
+    """The values by lower-case name, those of several lines joined by ", "; and the repeated names, in order."""
     values: dict[bytes, bytes] = {}
     repeated = []
     for name, value in zip(hop_fields[::2], hop_fields[1::2], strict=True):
@@ -214,7 +214,7 @@ def head_fault(
     start_line: re.Pattern[bytes],
     line_fault: Callable[[bytes, HeadLimits], Malformed],
 ) -> Malformed:
-    """Why a complete head is refused: `line_fault` tells it of a start line that `start_line` does not match."""
+    """Why a complete head is refused. `line_fault` says why a start line is that `start_line` does not match."""
     end = head.find(b"\n") + 1
     line = head[:end]
     if not start_line.fullmatch(line):

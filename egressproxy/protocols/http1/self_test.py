@@ -106,9 +106,9 @@ _METHODS: Final = (b"GET ", b"\r\nPOST ", b"PUT ", b"CONNECT ")
 
 
 def check_codec(requests: HeadLimits, responses: HeadLimits) -> None:
-    """Read what is known with readers of these limits: below a millisecond, once their expressions are compiled.
+    """Read the messages above with readers of these limits; it takes less than a millisecond.
 
-    Raises Misread at the first message that is read otherwise.
+    Raises Misread at the first message that is not read as it is meant.
     """
     for what, data, meant in _REQUESTS:
         reader = RequestReader(requests)

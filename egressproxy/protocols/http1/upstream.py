@@ -75,7 +75,7 @@ class UpstreamConnection(FlowControl):
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport to the upstream."""
+        """The connection is open; `address` is that of its other end."""
         super().connection_made(transport)
         self.address = self.peer_name()
 
@@ -114,12 +114,12 @@ class UpstreamConnection(FlowControl):
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def was_reused(self) -> bool:
-        """Whether the current exchange is not its first."""
+        """Whether another exchange on this connection came before the current one."""
         return self.served > 1
 
     @property
     def is_leaving(self) -> bool:
-        """The transport is closed, though the loop may not have told us that it is gone."""
+        """Whether the transport is gone or closing; the loop may not have told us yet."""
         return self.is_lost or self.transport.is_closing()
 
     @property
@@ -168,7 +168,7 @@ class UpstreamConnection(FlowControl):
         self.reader.expect(request.method)
 
     def end_body(self, trailers: bytes) -> None:
-        """The request is whole."""
+        """Send the end of the request's body, with these trailers: the request is whole."""
         super().end_body(trailers)
         self.has_sent_all = True
 
@@ -192,14 +192,14 @@ class UpstreamConnection(FlowControl):
         return head
 
     def whole_body(self) -> bytes | None:
-        """The body, if all of it is here, and nothing behind it: the answer is over with that. Else None."""
+        """The body, if the buffer holds all of it and nothing behind it: that ends the response. Else None."""
         body = self.reader.take_whole_body()
         if body is not None:
             self.has_ended = True
         return body
 
     def send_response_body_to(self, sink: BodySink) -> None:
-        """The body goes there from now on; what is buffered goes at once."""
+        """Send the body to this sink from now on; what is buffered goes there at once."""
         self.sink = sink
         self.resume_reading()  # before the sink gets anything: it may want to pause us
         self._pump()
@@ -212,7 +212,7 @@ class UpstreamConnection(FlowControl):
             await pause()
 
     def finish(self) -> None:
-        """The exchange is over; the connection holds nothing of it any more."""
+        """End the exchange: the connection is idle, and holds nothing of the exchange any more."""
         self.driver = None
         self.sink = None
         self.head = None
@@ -227,7 +227,7 @@ class UpstreamConnection(FlowControl):
         self.is_last = True
 
     def close(self) -> None:
-        """Close behind what was sent."""
+        """Send what is unsent, then close."""
         if not self.is_lost:
             self.flush()
             self.transport.close()

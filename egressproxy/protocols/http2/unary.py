@@ -123,10 +123,11 @@ class UnaryConnection(FlowControl):
         return len(self._calls)
 
     def call(self, headers: Headers, body: bytes, client: str) -> asyncio.Future[UnaryAnswer]:
-        """Begin a call, or have it wait for its turn. Raises LimitExceeded if too many wait, UpstreamFault if we leave.
+        """Begin a call with this head and this body, or have it wait for its turn. The future gives the answer.
 
         `client` is for whom we call: clients take turns, and one of them has neither all calls nor all places.
-        What fails with Retry.SAFE was never looked at by the server.
+        Raises LimitExceeded (503) if too many wait, UpstreamFault if the connection takes no more calls. The future
+        raises UpstreamFault; with RetrySafety.SAFE the server has not looked at the call.
         """
         if self.is_leaving:
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the connection is leaving", retry=RetrySafety.SAFE)
@@ -140,7 +141,7 @@ class UnaryConnection(FlowControl):
         return call.result
 
     def leave(self) -> None:
-        """Nothing new begins, what waits may go elsewhere; the connection closes when the calls have ended."""
+        """Begin no more calls, and close when those under way have ended. Waiting ones fail, and may go elsewhere."""
         self._goes_away(LAST_STREAM, "the connection is leaving")
         self._rest()
 
@@ -155,14 +156,14 @@ class UnaryConnection(FlowControl):
 
     # --- asyncio's callbacks -------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport: the preface goes out (RFC 9113 section 3.4)."""
+        """The connection is open: send the preface (RFC 9113 section 3.4)."""
         super().connection_made(transport)
         self._h2.initiate_connection()
         self._write()
         self._rest()
 
     def data_received(self, data: bytes) -> None:
-        """Frames of the server."""
+        """Take frames from the server, then begin and continue what they allow."""
         self._heard_at = self._wheel.now
         try:
             for kind, frame in self._frames.feed(data):
@@ -184,13 +185,12 @@ class UnaryConnection(FlowControl):
         self.is_lost = self.is_leaving = True
         self._deadline.close()
         self._age.close()
-        waiting, begun = list(self._waiting), list(self._calls.values())
+        for call in self._waiting:  # they were never sent; of the others nobody knows
+            self._fail(call, "the server closed its connection", RetrySafety.SAFE)
+        for call in self._calls.values():
+            self._fail(call, "the server closed its connection", RetrySafety.IF_REUSED)
         self._waiting.clear()
         self._calls.clear()
-        for call in waiting:  # they were never sent; of the others nobody knows
-            self._fail(call, "the server closed its connection", RetrySafety.SAFE)
-        for call in begun:
-            self._fail(call, "the server closed its connection", RetrySafety.IF_REUSED)
         on_lost, self.on_lost = self.on_lost, None
         if on_lost is not None:
             on_lost(self)
@@ -315,7 +315,7 @@ class UnaryConnection(FlowControl):
 
     def _break(self, message: str) -> None:
         self.is_leaving = True
-        for call in list(self._calls.values()):
+        for call in self._calls.values():
             self._fail(call, message)
         self._calls.clear()
         if not self.is_lost:

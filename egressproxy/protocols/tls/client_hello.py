@@ -74,7 +74,7 @@ class ClientHelloReader:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole records that were read: once the hello is there, those that it stands in."""
+        """How many bytes the records have that were read; once the hello is there, those of its records."""
         return self._at
 
     def feed(self, data: bytes) -> ClientHello | None:

@@ -61,10 +61,9 @@ class HelloRetry:
         self._tiny_records = 0
 
     def from_client(self, data: bytes) -> bytes:
-        """What may go on of what the client said. Once `second` is there, it is for the caller to judge: it goes on
-        with what is returned.
+        """Take what the client said; returns the bytes that may go on to the server; those that were held come first.
 
-        Raises BadClientHello.
+        If `second` is set then, the caller judges it before it sends what was returned. Raises BadClientHello.
         """
         held = self.held + data if self.held else data
         size = len(held)
@@ -100,7 +99,7 @@ class HelloRetry:
         return held[:passed]
 
     def from_server(self, data: bytes) -> None:
-        """Look at what the server answers, which goes on in any case."""
+        """Look for the ServerHello in what the server answers. The caller sends the bytes on in any case."""
         if not self._hears_server:
             return
         answer = self._answer + data if self._answer else data
