@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final, Protocol
@@ -22,6 +21,7 @@ from egressproxy.admin.local import is_loopback
 from egressproxy.admin.responses import HEADERS, json_response, read_only, refusal
 from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError
+from egressproxy.net.listening import bind
 
 __all__ = ["AdminServer", "Surface"]
 
@@ -124,7 +124,7 @@ class AdminServer:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        listening = _bound(self._address, self.port)
+        listening = bind(str(self._address), self.port, unread_ms=UNREAD_MS)
         self.port = listening.getsockname()[1]
         self._web = web.Server(self._handle, handler_cancellation=True)  # a watcher that went away is watched no more
         # asyncio accepts as many in one turn as it is told may wait.
@@ -251,20 +251,3 @@ def _authority(request: web.BaseRequest) -> str:
     if absolute and scheme.isalpha():
         return rest.partition("/")[0].partition("?")[0] or "-"
     return request.headers.get("Host", "")
-
-
-def _bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if address.version == 6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        # Inherited by every connection: the kernel ends one whose reader takes nothing for that long.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
-        listening.bind((str(address), port))
-        listening.listen(BACKLOG)
-        listening.setblocking(False)
-    except OSError:
-        listening.close()
-        raise
-    return listening

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ def _flips(
 
     async def replayed() -> tuple[list[DecisionChange], int]:
         before, after = offline(old) if old is not None else None, offline(new)
-        recent = _of_log(access_log, before or after) if access_log is not None else _of_admin(admin or ADMIN)
+        recent = list(_of_log(access_log, before or after)) if access_log is not None else _of_admin(admin or ADMIN)
         return finished(flips(before, after, recent)), len(recent)
 
     try:
@@ -134,26 +134,22 @@ def _of_admin(admin: tuple[str, int]) -> list[RecentDecision]:
     return [RecentDecision(**each) for each in ask(admin, "/decisions")["decisions"]]
 
 
-def _of_log(path: Path, snapshot: Snapshot) -> list[RecentDecision]:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return list(_unique(file, snapshot))
-
-
-def _unique(lines: Iterable[str], snapshot: Snapshot) -> Iterable[RecentDecision]:
+def _of_log(path: Path, snapshot: Snapshot) -> Iterator[RecentDecision]:
     """Each request of an access log once. The log has no scheme: that of the listener, https for port 443, is taken."""
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 
     schemes = {(live.gateway, live.name): live.scheme for port in snapshot.ports.values() for live in port.listeners}
     seen: set[RecentDecision] = set()
-    for line in lines:
-        try:
-            record = json.loads(line)
-            scheme = schemes.get((record["gateway"], record["listener"]), b"http").decode()
-            if scheme == "http" and str(record["authority"]).endswith(":443"):
-                scheme = "https"
-            decision = RecentDecision.of_log(record, scheme)
-        except (ValueError, KeyError, TypeError):
-            continue  # not a line of an access log, or an incomplete one
-        if decision not in seen and len(seen) < MAX_DECISIONS:
-            seen.add(decision)
-            yield decision
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                scheme = schemes.get((record["gateway"], record["listener"]), b"http").decode()
+                if scheme == "http" and str(record["authority"]).endswith(":443"):
+                    scheme = "https"
+                decision = RecentDecision.of_log(record, scheme)
+            except (ValueError, KeyError, TypeError):
+                continue  # not a line of an access log, or an incomplete one
+            if decision not in seen and len(seen) < MAX_DECISIONS:
+                seen.add(decision)
+                yield decision

@@ -24,13 +24,19 @@ class BindError(Exception):
         self.listeners = listeners
 
 
-def bind(address: str, port: int) -> socket.socket:
-    """A listening socket that does not block, of an IP address and a port. Raises OSError."""
+def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
+    """A listening socket that does not block, of an IP address and a port. Raises OSError.
+
+    `unread_ms`, where it is not 0: the kernel ends a connection whose peer takes nothing for that long
+    (TCP_USER_TIMEOUT, tcp(7)).
+    """
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if unread_ms:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.setblocking(False)

@@ -74,7 +74,7 @@ class FrameChannel:
         _close(self._descriptors)
 
     def _readable(self) -> None:
-        try:
+        try:  # not socket.recv_fds, which passes no flags on (CPython 3.11): what it gives is inherited by children
             received, ancillary, flags, _ = self._sock.recvmsg(
                 _READ_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
             )
@@ -117,9 +117,8 @@ class FrameChannel:
     def _write(self) -> None:
         while self._waiting:
             rest, descriptors = self._waiting[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
             try:
-                sent = self._sock.sendmsg([rest], rights)
+                sent = socket.send_fds(self._sock, [rest], list(descriptors)) if descriptors else self._sock.send(rest)
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._write)
                 return
