@@ -136,6 +136,7 @@ class App:
 
     # --- life ------------------------------------------------------------------------------------------------------
     async def serve(self) -> int:
+        """Serve until a signal; returns the exit status. Raises ConfigError for a bad configuration at the start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop)

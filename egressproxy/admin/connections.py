@@ -48,6 +48,7 @@ class AdminConnection(web.RequestHandler):
         self._in_hand = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As aiohttp's; then takes a place among the connections, or one of theirs."""
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
@@ -55,10 +56,12 @@ class AdminConnection(web.RequestHandler):
         self._connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        """Gives its place back; then as aiohttp's."""
         self._connections.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """As aiohttp's; notes when a head has begun that is not complete."""
         super().data_received(data)
         if not self._in_hand and not self._head_since:
             self._head_since = monotonic()
@@ -129,6 +132,7 @@ class AdminConnections:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def remove(self, one: AdminConnection) -> None:
+        """Forget a connection that has ended."""
         self._open.pop(one, None)
 
     @property
@@ -137,6 +141,7 @@ class AdminConnections:
         return sum(each.unsent for each in self._open)
 
     def stop(self) -> None:
+        """Look at no connection any more; open ones stay as they are."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -123,6 +123,7 @@ class AdminServer:
         }
 
     async def start(self) -> None:
+        """Bind and serve. Raises OSError where the address and port cannot be bound."""
         loop = asyncio.get_running_loop()
         listening = bind(str(self._address), self.port, unread_ms=UNREAD_MS)
         self.port = listening.getsockname()[1]

@@ -81,6 +81,7 @@ class Handle:
 
     @property
     def pid(self) -> int:
+        """The number of the process."""
         return self._process.pid
 
     @property
@@ -95,6 +96,7 @@ class Handle:
 
     @property
     def is_serving(self) -> bool:
+        """Whether it has a configuration in service, and is there."""
         return self.configuration is not None and not self.is_gone
 
     def __str__(self) -> str:
@@ -166,6 +168,7 @@ class Handle:
         self.end()
 
     def how_it_ended(self) -> str:
+        """What became of the process, as a predicate: "ended with status 1", "was ended by SIGKILL", …"""
         status = self._process.returncode
         return "has not ended" if status is None else ending(status)
 

@@ -90,6 +90,7 @@ class WorkerProcess:
 
     @property
     def worker(self) -> Worker:
+        """The data plane, which Begin has made."""
         assert self._worker is not None, "Begin comes first"
         return self._worker
 

@@ -77,6 +77,7 @@ class Supervisor:
 
     # --- its life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
+        """Start all workers. Raises ConfigRefused where one of them cannot be started, or cannot begin."""
         errors = self._errors if self._errors is not None else memory_file("egressproxy-errors")
         self._shared = [memory_file("egressproxy-log"), memory_file("egressproxy-limits"), errors]
         self._tally = SharedCounters(self._shared[1], self._options.workers, 0)
@@ -94,6 +95,7 @@ class Supervisor:
             task.add_done_callback(_tell_defect)
 
     def announcement(self) -> str:
+        """How many workers serve, and the numbers of their processes, for the log."""
         pids = ", ".join(str(handle.pid) for handle in self._serving())
         return f"{len(self._serving())} workers serve: processes {pids}"
 
@@ -101,10 +103,12 @@ class Supervisor:
         return "" if self._serving() else "no worker serves"
 
     def reopen_access_log(self) -> None:
+        """Every worker opens the file of the access log again."""
         for handle in self._handles.values():
             handle.tell(ReopenAccessLog())
 
     async def drain(self, timeout_s: float) -> int:
+        """All workers drain at once; returns how many connections were cut after `timeout_s` seconds."""
         self._cancel_tasks()
         self._close_sockets(list(self._sockets))
         for handle in self._handles.values():
@@ -114,10 +118,12 @@ class Supervisor:
         return sum(cut)
 
     def hurry(self) -> None:
+        """While they drain: cut what is left without waiting any longer."""
         for handle in self._serving():
             handle.tell(Hurry())
 
     async def stop(self) -> None:
+        """End all workers, and wait until they have ended."""
         self._cancel_tasks()
         self._close_sockets(list(self._sockets))
         for handle in self._handles.values():
@@ -273,17 +279,20 @@ class Supervisor:
 
     # --- questions -------------------------------------------------------------------------------------------------
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """The answer of the first worker that serves, as JSON. Raises NotAnswered."""
         for handle in self._serving():
             return await handle.answer(Explain(tuple(pairs)))
         raise NotAnswered("no worker serves")
 
     async def decisions(self) -> list[bytes]:
+        """The recent decisions of each worker that answers, as JSON."""
         asked = (handle.answer(Decisions()) for handle in self._serving())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
     # --- metrics ---------------------------------------------------------------------------------------------------
     async def counts(self) -> Counts:
+        """What all workers and this process have counted since the start, workers that have ended included."""
         await self._collect()
         total = Counts()
         total.add(self._buried)
@@ -294,6 +303,7 @@ class Supervisor:
         return total
 
     def figures(self) -> list[ProcessFigures]:
+        """The memory and processor time of each worker; the time includes that of its predecessors."""
         found = []
         for number, handle in sorted(self._handles.items()):
             now = handle.figures()

@@ -152,6 +152,7 @@ class InProcess:
 
     @property
     def worker(self) -> Worker:
+        """The data plane, which `start` has made."""
         assert self._worker is not None, "not started"
         return self._worker
 
@@ -196,5 +197,6 @@ class InProcess:
         self.worker.gateway.hurry()
 
     async def stop(self) -> None:
+        """Write what is to be logged."""
         if self._worker is not None:
             self._worker.close()
