@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from time import monotonic
@@ -54,6 +54,16 @@ def build(
     built.
     """
     return finished(SnapshotBuilder(catalog, network, metrics, previous).snapshot(config))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attachment:
+    """A route on one listener. `names`: the hostnames that it has written; None for what is served without a route."""
+
+    listener: ListenerIR
+    route: str
+    kind: str = ""
+    names: tuple[str, ...] | None = None
 
 
 class SnapshotBuilder:
@@ -114,9 +124,10 @@ class SnapshotBuilder:
         http = []
         named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
+            attached = _Attachment(spec, route.name, route.kind, route.named)
             rules = []
             for rule in route.rules:
-                rules.append((yield from self.route(spec, route.name, rule, route.kind, route.named)))
+                rules.append((yield from self.route(attached, rule)))
             http.append((route, rules))
             hostnames = permitted_by(route, rules)
             if hostnames is not None:
@@ -126,7 +137,7 @@ class SnapshotBuilder:
         entries = []
         for stream in (*spec.tls_routes, *spec.tcp_routes):
             rule = HttpRuleIR((), stream.backends, stream.policy, stream.extensions, request_s=0.0)
-            made = yield from self.route(spec, stream.name, rule, stream.kind, stream.named)
+            made = yield from self.route(_Attachment(spec, stream.name, stream.kind, stream.named), rule)
             entries.append(HostEntry(stream.hostnames, made, stream.created, stream.name))
         streams = yield from HostMap.building(entries)
         destinations = self.parts.destination_policy(spec.policy)
@@ -135,11 +146,11 @@ class SnapshotBuilder:
         if spec.default_backend is not None:
             policy = spec.policy
             rule = HttpRuleIR((), (spec.default_backend,), policy, spec.extensions, retry=policy.retries)
-            default = yield from self.route(spec, "-", rule)
+            default = yield from self.route(_Attachment(spec, "-"), rule)
             count = partial(self.metrics.series, spec.gateway, "-", "-", "-", "-")
             defaults = DefaultRoutes(default, policy, destinations, count)
         terminate = None
-        if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE:
+        if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and terminates(spec):
             shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
             terminate = yield from self.context(spec.tls, shares_port=shares_port)
         return ActiveListener(
@@ -169,28 +180,16 @@ class SnapshotBuilder:
             if self.filters.blocks(spec):
                 yield partial(self.filters.place, spec)
 
-    def route(
-        self,
-        listener: ListenerIR,
-        name: str,
-        rule: HttpRuleIR,
-        kind: str = "",
-        names: tuple[str, ...] | None = None,
-    ) -> Cooperative[Route]:
-        """One rule of a route of this kind; a stream's, and what serves destinations without one, have the same form.
-
-        `names`: the hostnames that the route has written; None for what is served without one.
-        """
+    def route(self, attached: _Attachment, rule: HttpRuleIR) -> Cooperative[Route]:
+        """One rule of a route. That of a stream, and what serves destinations without a route, have the same form."""
         yield from self.blocking(rule)
+        listener, name = attached.listener, attached.route
         extensions, policy, auth = rule.extensions, rule.policy, None
         if rule.auth is not None:
             auth = self.external_auth(name, rule.auth)
             extensions = (*extensions, self.parts.place_asking(name, rule.auth.place, auth, self.metrics.notices))
-        copied = self.mirrors(listener, name, rule.mirrors, names)  # for all backends: a request counts once
-        backends = [
-            self.backend(listener, name, extensions, each, rule.backend_request_s, copied, names)
-            for each in rule.backends
-        ]
+        copied = self.mirrors(attached, rule.mirrors)  # for all backends: a request counts once
+        backends = [self.backend(attached, rule, each, extensions, copied) for each in rule.backends]
         request_s = policy.timeouts.request_s if rule.request_s is None else rule.request_s
         times = (request_s, *(backend.backend_request_s for backend in backends))
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in times)
@@ -211,8 +210,8 @@ class SnapshotBuilder:
             request_s=request_s,
             auth=auth,
             retries=retries,
-            kind=kind,
-            permission=self.permission(listener, name, kind, names, policy, rule.backends),
+            kind=attached.kind,
+            permission=self.permission(attached, policy, rule.backends),
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
             and not self.parts.destination_policy(listener.policy).is_firm,
         )
@@ -230,34 +229,38 @@ class SnapshotBuilder:
         chain = self.parts.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAuthzClient(spec, connector, chain)
-        from egressproxy.gateway.ext_authz.grpc_client import (
-            GrpcAuthzClient,  # here: HTTP/2 takes memory, and is rarely asked for
-        )
+        # Here, since HTTP/2 takes memory and is rarely asked for.
+        from egressproxy.gateway.ext_authz.grpc_client import GrpcAuthzClient
 
         return GrpcAuthzClient(spec, connector, chain)
 
     def backend(
-        self, listener: ListenerIR, route: str, extensions: tuple[ExtensionIR, ...], weighted: WeightedBackend,
-        backend_request_s: float | None, mirrors: tuple[Mirror, ...], names: tuple[str, ...] | None,
-    ) -> RouteBackend:  # fmt: skip
-        """One backendRef of a rule. `backend_request_s` None: that of the policy, in seconds."""
+        self,
+        attached: _Attachment,
+        rule: HttpRuleIR,
+        weighted: WeightedBackend,
+        extensions: tuple[ExtensionIR, ...],
+        mirrors: tuple[Mirror, ...],
+    ) -> RouteBackend:
+        """One backendRef of a rule, with what runs, and where copies go, for all of the rule's backends."""
         name = weighted.backend.label if weighted.backend is not None else "-"
-        policy = weighted.policy
-        if backend_request_s is None:
-            backend_request_s = policy.timeouts.backend_request_s
+        request_s = rule.backend_request_s
         denied, connector = self.parts.reachable(weighted)
         return RouteBackend(
-            name, connector, self.parts.chain(extensions + weighted.extensions),
-            self.metrics.series(listener.gateway, route, name),
-            weight=weighted.weight, error=weighted.error, backend_request_s=backend_request_s,
-            mirrors=mirrors + self.mirrors(listener, route, weighted.mirrors, names) or None, denied=denied,
+            name,
+            connector,
+            self.parts.chain(extensions + weighted.extensions),
+            self.metrics.series(attached.listener.gateway, attached.route, name),
+            weight=weighted.weight,
+            error=weighted.error,
+            backend_request_s=weighted.policy.timeouts.backend_request_s if request_s is None else request_s,
+            mirrors=mirrors + self.mirrors(attached, weighted.mirrors) or None,
+            denied=denied,
             unknown_extension=weighted.unknown_extension,
             parent_by=weighted.parent_by,
-        )  # fmt: skip
+        )
 
-    def mirrors(
-        self, listener: ListenerIR, route: str, specs: Sequence[MirrorIR], names: tuple[str, ...] | None
-    ) -> tuple[Mirror, ...]:
+    def mirrors(self, attached: _Attachment, specs: Sequence[MirrorIR]) -> tuple[Mirror, ...]:
         """Those whose backend can be used; the others are told in status."""
         made = []
         for spec in specs:
@@ -265,30 +268,42 @@ class SnapshotBuilder:
             if backend.backend is None or connector is None:
                 continue
             name, policy, own = backend.backend.label, backend.policy, self.parts.chain(backend.extensions)
-            made.append(Mirror(
-                name, connector, own.request_headers, self.parts.chain(spec.extensions + backend.extensions),
-                self.metrics.series(listener.gateway, route, name), policy, self.parts.destination_policy(policy),
-                (spec.numerator, spec.denominator), self.parts.denial(backend),
-                self.permission(listener, route, "HTTPRoute", names, policy, (backend,)),
-            ))  # fmt: skip
+            mirror = Mirror(
+                name,
+                connector,
+                own.request_headers,
+                self.parts.chain(spec.extensions + backend.extensions),
+                self.metrics.series(attached.listener.gateway, attached.route, name),
+                policy,
+                self.parts.destination_policy(policy),
+                (spec.numerator, spec.denominator),
+                self.parts.denial(backend),
+                self.permission(attached, policy, (backend,)),
+            )
+            made.append(mirror)
         return tuple(made)
 
     def permission(
-        self, listener: ListenerIR, route: str, kind: str, names: tuple[str, ...] | None, policy: PolicyIR,
-        backends: Iterable[WeightedBackend],
-    ) -> Permission | None:  # fmt: skip
+        self, attached: _Attachment, policy: PolicyIR, backends: Iterable[WeightedBackend]
+    ) -> Permission | None:
         """What a route to a Dynamic backend permits by itself; None for other routes: they permit what they lead to."""
         dynamic = [
             each.backend
             for each in backends
             if each.backend is not None and each.backend.destination is Destination.DYNAMIC
         ]
-        if names is None or not dynamic:
+        if attached.names is None or not dynamic:
             return None
         written = {backend.port for backend in dynamic if backend.port}
         ports = None if not written else written if len(written) == 1 else ()  # what each of them permits
-        mode = strictest(listener.policy.mode, policy.mode)
-        return Permission(f"{kind} {route}", names, ports, self.parts.destination_policy(listener.policy), mode)
+        own = attached.listener.policy
+        return Permission(
+            f"{attached.kind} {attached.route}",
+            attached.names,
+            ports,
+            self.parts.destination_policy(own),
+            strictest(own.mode, policy.mode),
+        )
 
 
 def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:

@@ -29,7 +29,7 @@ from egressproxy.net.tls_contexts import HTTP_1_1, client_tls
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
 
-__all__ = ["OPERATOR", "ConnectionOpener", "Parent"]
+__all__ = ["OPERATOR", "ConnectionOpener", "Parent", "named_address"]
 
 #: A stream's protocol is not ours to name.
 NO_ALPN: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class ConnectionOpener:
             policy.check_operator(address, target.port)
             addresses: tuple[IPAddress, ...] = (address,)
         else:
-            literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+            literal = named_address(x, target)
             if literal is not None:
                 is_named = True
                 resolved: Sequence[IPAddress] | None = (literal,)
@@ -230,3 +230,9 @@ class ConnectionOpener:
         else:
             addresses = self.resolver.known(backend.hostname)
         return addresses is None or self._network.own.are_on_this_machine(addresses)
+
+
+def named_address(x: Exchange, target: DialTarget) -> IPAddress | None:
+    """The address of a target that the client has named as an address: there is nothing to resolve."""
+    authority = x.authority
+    return authority.address if authority is not None and authority.host == target.host else None

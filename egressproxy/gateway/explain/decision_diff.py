@@ -12,7 +12,7 @@ from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, Reason
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.opener import OPERATOR
+from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.exchange.error_responses import DENIALS
 from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 from egressproxy.gateway.explain.decision import Decision, decide
@@ -58,6 +58,9 @@ class Outcome:
     knows_addresses: bool = True
     takes_tls: bool = False
 
+    def __str__(self) -> str:
+        return "allow" if self.is_allowed else f"deny ({self.reason})"
+
 
 @dataclass(frozen=True, slots=True)
 class DecisionChange:
@@ -93,10 +96,8 @@ class DecisionChange:
     def __str__(self) -> str:
         decision = self.decision
         path = "" if decision.method in ("-", "CONNECT") else decision.path
-        words = [f"{decision.method} {decision.authority}{path} on {decision.gateway}/{decision.listener}:"]
-        for outcome in (self.before, self.after):
-            words.append("allow" if outcome.is_allowed else f"deny ({outcome.reason})")
-        return f"{words[0]} {words[1]} -> {words[2]}{'' if self.is_sure else ' (maybe)'}"
+        request = f"{decision.method} {decision.authority}{path} on {decision.gateway}/{decision.listener}"
+        return f"{request}: {self.before} -> {self.after}{'' if self.is_sure else ' (maybe)'}"
 
 
 def flips(
@@ -185,7 +186,7 @@ def _judge(x: Exchange, connector: Connector) -> bool | None:
         if connector.parent is not None:
             connector.opener.judge_for_parent(target)
             return True
-        literal = x.authority.address if x.authority is not None and x.authority.host == target.host else None
+        literal = named_address(x, target)
         known = (literal,) if literal is not None else connector.opener.resolver.known(target.host)
         if known is None:
             return None

@@ -16,7 +16,7 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
-from egressproxy.gateway.backends.opener import OPERATOR
+from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.explain.decision import Decision, decide
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
@@ -287,8 +287,7 @@ async def _describe_addresses(
     made: dict[str, Any], decided: Decision, connector: Connector, target: DialTarget
 ) -> None:
     """As `ConnectionOpener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
-    authority = decided.x.authority
-    literal = authority.address if authority is not None and authority.host == target.host else None
+    literal = named_address(decided.x, target)
     if literal is not None:
         made["dns"] = "not asked: the client named an address"
         found: tuple[IPAddress, ...] = (literal,)
