@@ -48,8 +48,9 @@ class NameSuggestions:
         """
         found = self._found.get((group, kind), {})
         place = (namespace, name)
+        groups = [other for other, known in self._found if known == kind and other != group]
         others = [each for each in sorted(kinds) if each != (group, kind)]
-        others += [(other, known) for other, known in self._found if known == kind and other != group]
+        others += [(other, kind) for other in groups]
         there = [each for each in dict.fromkeys(others) if place in self._found.get(each, ())]
         if there:
             return ", or ".join(_as_written(group, kind, *each, namespace, name) for each in there)
@@ -66,7 +67,6 @@ class NameSuggestions:
         near = self._near(name, here)
         if near:
             return f"did you mean {near}?"
-        groups = [other for other, known in self._found if known == kind and other != group]
         if groups and not found:
             return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
         return f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""

@@ -47,10 +47,7 @@ def class_statuses(resources: ResourceSet, generations: Mapping[Key, int]) -> di
 
 
 def plan_gateways(
-    resources: ResourceSet,
-    references: References,
-    defaults: Defaults,
-    generations: Mapping[Key, int],
+    resources: ResourceSet, references: References, defaults: Defaults, generations: Mapping[Key, int]
 ) -> tuple[list[GatewayPlan], list[Problem]]:
     """Every Gateway that is ours, oldest first, with its listeners checked (without their routes); and warnings."""
     classes = {c.name: c for c in resources.of(GatewayClass)}
@@ -168,10 +165,7 @@ def _sets_by_gateway(
 
 
 def _add_listener_sets(
-    plan: GatewayPlan,
-    sets: Iterable[ListenerSet],
-    references: References,
-    generations: Mapping[Key, int],
+    plan: GatewayPlan, sets: Iterable[ListenerSet], references: References, generations: Mapping[Key, int]
 ) -> None:
     """Add the listeners of the ListenerSets that the Gateway admits, oldest set first."""
     gateway = plan.gateway
@@ -195,15 +189,14 @@ def _claim_ports(plan: GatewayPlan, book: AddressBook) -> None:
 
     Nothing is claimed for the sets of a Gateway that has no listener left of its own: it is not accepted.
     """
+    remedy = "give this Gateway spec.addresses or another port, or the process a network (--bind)"
     for listener in plan.listeners:
         port = listener.listener.port
         for address in plan.addresses:
             holder = book.holder(port, address)
             if holder is not None:
-                remedy = "give this Gateway spec.addresses or another port, or the process a network (--bind)"
-                listener.refuse(
-                    "Accepted", "PortUnavailable", f"port {port} of {address} belongs to Gateway {holder}: {remedy}"
-                )
+                message = f"port {port} of {address} belongs to Gateway {holder}: {remedy}"
+                listener.refuse("Accepted", "PortUnavailable", message)
                 break
     plan.recheck_listeners()
     for port in {listener.listener.port for listener in plan.listeners if not listener.problem}:

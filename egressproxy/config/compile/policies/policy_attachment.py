@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cached_property
 
 from egressproxy.config.compile.backends.backend_references import only_parents
 from egressproxy.config.compile.backends.kinds import object_key
@@ -42,14 +43,9 @@ _TARGETS = (
 class PolicyAttachments:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
-    __slots__ = (
-        "_by_target", "_layers", "_merged", "_merger", "_only_parents", "_references", "_resources", "objects",
-    )  # fmt: skip
-
     def __init__(self, resources: ResourceSet, references: References) -> None:
         self._resources = resources
         self._references = references
-        self._only_parents: set[Key] | None = None
         self._merger = Merger(references)
         #: Every policy, oldest first.
         self.objects = sorted(resources.of(EgressPolicy), key=age_of)
@@ -154,7 +150,7 @@ class PolicyAttachments:
             "traffic": spec.traffic is not None,
         }
         names = [name for name, is_written in written.items() if is_written]
-        if not names or target not in self._parents():
+        if not names or target not in self._parents:
             return []
         do = "do" if len(names) > 1 else "does"
         return [
@@ -162,13 +158,13 @@ class PolicyAttachments:
             "reached as the policies say of what goes through it; write this in a policy of the Gateway."
         ]
 
+    @cached_property
     def _parents(self) -> set[Key]:
-        if self._only_parents is None:
-            self._only_parents = only_parents(
-                self._resources,
-                lambda source, ref: object_key(self._resources, ref, self._references.namespace_of(source, ref)),
-            )
-        return self._only_parents
+        """Backends that carry only what others send through them."""
+        return only_parents(
+            self._resources,
+            lambda source, ref: object_key(self._resources, ref, self._references.namespace_of(source, ref)),
+        )
 
     def _tls_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
         """Where the floor for TLS is one for nothing."""
