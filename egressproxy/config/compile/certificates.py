@@ -18,21 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CertificateProblem",
+    "Span",
     "common_ca",
     "covers",
     "read_ca_bundle",
     "read_crls",
     "read_key_pair",
-    "spans",
 ]
+
+#: From when until when something is valid, since the epoch.
+Span = tuple[float, float]
 
 
 class CertificateProblem(ValueError):
     """Certificate material that cannot be used; the message says why."""
 
 
-def read_key_pair(name: str, chain: bytes, key: bytes) -> CertificateIR:
-    """A certificate chain (leaf first) and its private key, both PEM, that belong together.
+def read_key_pair(name: str, chain: bytes, key: bytes) -> tuple[CertificateIR, Span]:
+    """A certificate chain (leaf first) and its private key, both PEM, that belong together; and when the leaf is valid.
 
     Raises CertificateProblem where one is malformed, the key is encrypted, or it is not the certificate's.
     """
@@ -50,13 +53,7 @@ def read_key_pair(name: str, chain: bytes, key: bytes) -> CertificateIR:
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise CertificateProblem("tls.key does not belong to the first certificate of tls.crt")
-    return CertificateIR(name, _text(chain, "tls.crt"), SecretBytes(key), _dns_names(leaf))
-
-
-def spans(pem: bytes, field: str) -> list[tuple[float, float]]:
-    """From when until when each of these certificates is valid, since the epoch. Raises CertificateProblem."""
-    read = _certificates(pem, field)
-    return [(one.not_valid_before_utc.timestamp(), one.not_valid_after_utc.timestamp()) for one in read]
+    return CertificateIR(name, _text(chain, "tls.crt"), SecretBytes(key), _dns_names(leaf)), _span(leaf)
 
 
 def covers(names: Iterable[str], hostname: str) -> bool:
@@ -70,14 +67,14 @@ def covers(names: Iterable[str], hostname: str) -> bool:
     return any(name in (hostname, "*." + hostname.partition(".")[2]) for name in names)
 
 
-def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> str:
-    """One CA certificate or more, PEM. Raises CertificateProblem."""
-    _certificates(pem, field)
-    return _text(pem, field)
+def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> tuple[str, list[Span]]:
+    """One CA certificate or more, PEM, and when each is valid. Raises CertificateProblem."""
+    certificates = _certificates(pem, field)
+    return _text(pem, field), list(map(_span, certificates))
 
 
-def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, float, float]:
-    """One revocation list or more, PEM; and from when until when each issuer has one that holds, since the epoch.
+def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, Span]:
+    """One revocation list or more, PEM, and when each issuer has one that holds.
 
     Infinity where none of them ends. Raises CertificateProblem.
     """
@@ -88,7 +85,7 @@ def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, float, float]:
         issuer, end = crl.issuer.public_bytes(), crl.next_update_utc
         begins[issuer] = min(begins.get(issuer, float("inf")), crl.last_update_utc.timestamp())
         ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if end is None else end.timestamp())
-    return text, max(begins.values()), min(ends.values())
+    return text, (max(begins.values()), min(ends.values()))
 
 
 def _crls(text: str, field: str) -> list[x509.CertificateRevocationList]:
@@ -124,6 +121,10 @@ def _is_weak(key: PrivateKeyTypes) -> bool:
     if isinstance(key, ec.EllipticCurvePrivateKey):
         return key.key_size < 224
     return not isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
+
+
+def _span(certificate: x509.Certificate) -> Span:
+    return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
 
 
 def _certificates(pem: bytes, field: str) -> list[x509.Certificate]:

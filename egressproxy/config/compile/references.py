@@ -10,16 +10,16 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 from egressproxy.config.compile.certificates import (
     CertificateProblem,
+    Span,
     read_ca_bundle,
     read_crls,
     read_key_pair,
-    spans,
 )
 from egressproxy.config.compile.interface import Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
@@ -237,35 +237,30 @@ class References:
             raise UnresolvedRef("InvalidKind", f"{name} is not a Secret")
         chain, key = self.data(source, ref, chain_key), self.data(source, ref, "tls.key")
         try:
-            pair = read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
-            self._note(source, ref, use, chain, chain_key)
+            pair, span = read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
         except CertificateProblem as problem:
             raise UnresolvedRef("InvalidCertificate", f"{name}: {problem}") from None
+        self._note(source, ref, use, [span])
         return pair
 
     def validity(self, source: Resource, ref: Reference, use: CertificateUse) -> Validity:
         """Of a certificate that was read for this use."""
         return self.validities[use, ref.kind, self.namespace_of(source, ref), ref.name][0]
 
-    def _note(self, source: Resource, ref: Reference, use: CertificateUse, pem: bytes, field: str) -> None:
-        """Note how long it is valid. Raises CertificateProblem."""
+    def _note(self, source: Resource, ref: Reference, use: CertificateUse, spans: Sequence[Span]) -> None:
+        """Note how long what was read is valid."""
         key = (use, ref.kind, self.namespace_of(source, ref), ref.name)
-        if key in self.validities:
-            return
-        found = spans(pem, field)
-        if use is not CertificateUse.CA:
-            del found[1:]
-        begin, first, last = min(b for b, _ in found), min(e for _, e in found), max(e for _, e in found)
-        self.validities[key] = Validity(*key, begin, first, last), source
+        begins, ends = zip(*spans, strict=True)
+        self.validities.setdefault(key, (Validity(*key, min(begins), min(ends), max(ends)), source))
 
     def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
         """The CA certificates of a ConfigMap or Secret (under `key`), PEM. Raises UnresolvedRef."""
         pem = self.data(source, ref, key)
         try:
-            bundle = read_ca_bundle(pem)
-            self._note(source, ref, CertificateUse.CA, pem, key)
+            bundle, spans = read_ca_bundle(pem)
         except CertificateProblem as problem:
             raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+        self._note(source, ref, CertificateUse.CA, spans)
         return bundle
 
     def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[UnresolvedRef]]:
@@ -277,12 +272,11 @@ class References:
         """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises UnresolvedRef."""
         pem = self.data(source, ref, "crl.pem")
         try:
-            text, begin, end = read_crls(pem)
+            text, span = read_crls(pem)
         except CertificateProblem as problem:
             raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
-        key = (CertificateUse.CRL, ref.kind, self.namespace_of(source, ref), ref.name)
-        if end != float("inf"):
-            self.validities.setdefault(key, (Validity(*key, begin, end, end), source))
+        if span[1] != float("inf"):
+            self._note(source, ref, CertificateUse.CRL, [span])
         return text
 
     def crls(self, refs: Iterable[tuple[Resource, Reference]], field: str, problems: dict[str, None]) -> str:

@@ -233,7 +233,7 @@ class ExtensionCompiler:
         On a Backend the phases are those of its own leg: its request-headers are the head as it goes to this backend.
         """
         possible = _phases(found)
-        phase, turn = extension.phase, 0
+        phase: str | None = extension.phase
         if place.level == BACKEND_LEVEL:
             possible &= BACKEND_PHASES
             if phase in _OWN_LEG and _OWN_LEG[phase][0] in possible:
@@ -241,16 +241,16 @@ class ExtensionCompiler:
             if phase is None and isinstance(extension, WorkingGroupExtension) and "backend-request" in possible:
                 phase = "backend-request"
         if phase is None and len(possible) == 1:
-            return next(iter(possible)), turn
-        listed = ", ".join(sorted(possible)) or "none"
+            (phase,) = possible
         if phase in possible:
-            return str(phase), turn
+            return phase, 0
+        listed = ", ".join(sorted(possible)) or "none"
         where = " for a backend" if place.level == BACKEND_LEVEL else ""
         message, remedy = f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
         if phase is None:
             message, remedy = f"{found.name} runs in more than one phase", f"choose of: {listed}"
         self.load_errors[problem_at(owner, f"{path}.phase", message, remedy)] = None
-        return "", turn
+        return "", 0
 
     def _secrets(
         self, owner: Resource, found: FilterTypeInfo, config: Any, path: str
