@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CONFIGURED", "GATEWAY", "KINDS", "OBSERVED", "OURS", "PROTOTYPE", "ServedKind", "group_versions", "served"]
+__all__ = ["BACKENDS", "CONFIGURED", "GATEWAY", "KINDS", "OBSERVED", "OURS", "ServedKind", "group_versions", "served"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def _kind(
 
 
 GATEWAY: Final = "gateway.networking.k8s.io"
-PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
+_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
 #: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
 OURS: Final = "egressproxy.io"
 
@@ -76,8 +76,8 @@ CONFIGURED: Final = (
     _kind("gateway.networking.x-k8s.io", "XBackend", "v1alpha1"),
     _kind(GATEWAY, "Backend", "v1alpha1"),
     _kind(GATEWAY, "XBackendDestination", "v1alpha1"),
-    _kind(PROTOTYPE, "Backend", "v0alpha0"),
-    _kind(PROTOTYPE, "XBackendDestination", "v0alpha0"),
+    _kind(_PROTOTYPE, "Backend", "v0alpha0"),
+    _kind(_PROTOTYPE, "XBackendDestination", "v0alpha0"),
     _kind(OURS, "Backend", "v1alpha1"),
     _kind(OURS, "EgressPolicy", "v1alpha1"),
     _kind(OURS, "PayloadProcessingPipeline", "v1alpha1"),
@@ -95,6 +95,11 @@ _INVOLVED: Final = tuple(
     for name in ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 )
 _REGARDING: Final = tuple(name.replace("involvedObject", "regarding") for name in _INVOLVED)
+
+#: (group, kind) of those that say where traffic goes, in the shapes of several drafts.
+BACKENDS: Final = tuple(
+    (kind.group, kind.kind) for kind in CONFIGURED if kind.kind in ("Backend", "XBackendDestination")
+)
 
 #: What nobody writes: made by the gateway while it runs. One Event is served in both groups.
 OBSERVED: Final = (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from egressproxy.kubeapi.kinds import GATEWAY, OURS, PROTOTYPE
+from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
 
 __all__ = ["Column", "columns"]
 
@@ -257,11 +257,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         _ACCEPTED,
         _RESOLVED,
     ),
-    (GATEWAY, "Backend"): _BACKEND,
-    (GATEWAY, "XBackendDestination"): _BACKEND,
-    (PROTOTYPE, "Backend"): _BACKEND,
-    (PROTOTYPE, "XBackendDestination"): _BACKEND,
-    (OURS, "Backend"): _BACKEND,
+    **dict.fromkeys(BACKENDS, _BACKEND),
     (OURS, "EgressPolicy"): _object_with(
         Column("Mode", _text("spec.mode", "Enforce"), "Enforce, Report or Open."),
         _TARGETS,

@@ -5,7 +5,6 @@ Source: Kubernetes API concepts, "Discovery"; apidiscovery.k8s.io/v2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import CONFIGURED, KINDS, ServedKind, group_versions
@@ -84,10 +83,6 @@ def _kinds(group: str, version: str) -> list[ServedKind]:
     return [kind for kind in KINDS if kind.group == group and version in kind.versions]
 
 
-def _verbs(kind: ServedKind, is_writable: bool) -> Sequence[str]:
-    return sorted((*_READ, *_WRITE)) if is_writable and kind in CONFIGURED else _READ
-
-
 def _group(name: str, versions: list[str]) -> dict[str, Any]:
     offered = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
     return {"kind": "APIGroup", "name": name, "versions": offered, "preferredVersion": offered[0]}
@@ -99,8 +94,7 @@ def _resource(kind: ServedKind, is_writable: bool) -> dict[str, Any]:
         "singularName": kind.singular,
         "namespaced": kind.is_namespaced,
         "kind": kind.kind,
-        "verbs": list(_verbs(kind, is_writable)),
-        **_names(kind),
+        **_common(kind, is_writable),
     }
 
 
@@ -110,11 +104,12 @@ def _aggregated(kind: ServedKind, version: str, is_writable: bool) -> dict[str, 
         "responseKind": {"group": kind.group, "version": version, "kind": kind.kind},
         "scope": "Namespaced" if kind.is_namespaced else "Cluster",
         "singularResource": kind.singular,
-        "verbs": list(_verbs(kind, is_writable)),
-        **_names(kind),
+        **_common(kind, is_writable),
     }
 
 
-def _names(kind: ServedKind) -> dict[str, list[str]]:
-    named = {"shortNames": list(kind.short_names), "categories": list(kind.categories)}
-    return {name: values for name, values in named.items() if values}
+def _common(kind: ServedKind, is_writable: bool) -> dict[str, list[str]]:
+    """What both forms say alike; lists that are empty are left out."""
+    verbs = sorted((*_READ, *_WRITE)) if is_writable and kind in CONFIGURED else _READ
+    said = {"verbs": verbs, "shortNames": kind.short_names, "categories": kind.categories}
+    return {name: list(values) for name, values in said.items() if values}

@@ -78,19 +78,13 @@ def _bounded(texts: Iterable[str]) -> list[str]:
 
 
 def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
-    if found := _EQUALS.fullmatch(part):
-        key, operator, value = found.groups()
-        if operator == "!=":
-            return lambda labels: labels.get(key) != value
-        return lambda labels: labels.get(key) == value
-    if found := _SET.fullmatch(part):
-        key, operator, values = found.groups()
+    if found := _EQUALS.fullmatch(part) or _SET.fullmatch(part):
+        key, operator, values = found.groups()  # one value is a set, too
         wanted = {each.strip() for each in values.split(",")}
         if not all(re.fullmatch(_VALUE, each, re.ASCII) for each in wanted):
             raise BadSelector(f"unable to parse requirement: {part!r}")
-        if operator == "in":
-            return lambda labels: labels.get(key) in wanted
-        return lambda labels: labels.get(key) not in wanted
+        is_out = operator in ("!=", "notin")
+        return lambda labels: (labels.get(key) in wanted) is not is_out
     if found := _ORDER.fullmatch(part):
         key, operator, bound = found.groups()
         return lambda labels: _is_beyond(labels.get(key), operator, int(bound))

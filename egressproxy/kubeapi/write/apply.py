@@ -245,10 +245,10 @@ def _known(made: Manifest, write: Write) -> tuple[Manifest, tuple[str, ...]]:
     made, gone = pruned(write.group, write.kind, made)
     if not gone or write.field_validation is FieldValidation.IGNORE:
         return made, ()
-    warnings = tuple(f'unknown field "{path[:MAX_PATH]}"' for path in gone[:MAX_WARNINGS])
+    paths = [path[:MAX_PATH] for path in gone[:MAX_WARNINGS]]
+    warnings = tuple(f'unknown field "{path}"' for path in paths)
     if write.field_validation is FieldValidation.STRICT:
         message = f"{title(write)} cannot be taken: strict decoding error: {', '.join(warnings)}"
-        paths = (path[:MAX_PATH] for path in gone[:MAX_WARNINGS])
         causes = [("FieldValueInvalid", "unknown field", path) for path in paths]
         raise WriteRefused(400, "BadRequest", message, causes)
     return made, warnings
@@ -292,19 +292,16 @@ def _without_status(made: Manifest, write: Write) -> Manifest:
 
 def _settle(manifest: Manifest, write: Write, current: Manifest | None, now: str) -> None:
     """What the server alone says: who the object is, since when, and how often it was changed."""
-    metadata = manifest["metadata"] = dict(manifest.get("metadata") or {})
     before = (current or {}).get("metadata") or {}
-    for field in _SERVERS:
-        metadata.pop(field, None)
-    metadata["name"] = write.name
-    if write.namespace:
-        metadata["namespace"] = write.namespace
-    metadata["uid"] = before.get("uid") or str(uuid4())
-    metadata["creationTimestamp"] = before.get("creationTimestamp") or now
-    generation = before.get("generation") or 1
-    if current is not None and _counted(manifest, write) != _counted(current, write):
-        generation += 1
-    metadata["generation"] = generation
+    is_changed = current is not None and _counted(manifest, write) != _counted(current, write)
+    manifest["metadata"] = {
+        **{name: value for name, value in (manifest.get("metadata") or {}).items() if name not in _SERVERS},
+        "name": write.name,
+        **({"namespace": write.namespace} if write.namespace else {}),
+        "uid": before.get("uid") or str(uuid4()),
+        "creationTimestamp": before.get("creationTimestamp") or now,
+        "generation": (before.get("generation") or 1) + is_changed,
+    }
 
 
 def _counted(manifest: Manifest, write: Write) -> Any:

@@ -100,10 +100,6 @@ def _base64(value: bytes | int) -> str:
     return b64encode(_bytes(value)).decode()
 
 
-def _flag(value: bytes | int) -> bool:
-    return bool(value)
-
-
 def _metadata(value: bytes | int) -> dict[str, Any]:
     return _object(_bytes(value), _OBJECT_META)
 
@@ -131,13 +127,13 @@ _KINDS: Final[Mapping[str, Shape]] = {
         **_META,
         2: ("data", _text, True),
         3: ("binaryData", _base64, True),
-        4: ("immutable", _flag, False),
+        4: ("immutable", bool, False),
     },
     "Secret": {
         **_META,
         2: ("data", _base64, True),
         3: ("type", _text, False),
         4: ("stringData", _text, True),
-        5: ("immutable", _flag, False),
+        5: ("immutable", bool, False),
     },
 }

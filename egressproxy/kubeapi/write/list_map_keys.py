@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from egressproxy.kubeapi.kinds import GATEWAY, OURS, PROTOTYPE
+from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
 
 __all__ = ["Shape", "item_key", "shape_of"]
 
@@ -25,11 +25,7 @@ _SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
     (GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
     (GATEWAY, "ListenerSet"): _LISTENERS,
     (GATEWAY, "BackendTLSPolicy"): _TARGETS,
-    (OURS, "Backend"): _BACKEND,
-    (GATEWAY, "Backend"): _BACKEND,
-    (GATEWAY, "XBackendDestination"): _BACKEND,
-    (PROTOTYPE, "Backend"): _BACKEND,
-    (PROTOTYPE, "XBackendDestination"): _BACKEND,
+    **dict.fromkeys(BACKENDS, _BACKEND),
     (OURS, "EgressPolicy"): _EXTENSIONS,
     (OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
     ("", "Service"): {("spec", "ports"): ("port", "protocol")},
