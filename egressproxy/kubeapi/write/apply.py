@@ -127,7 +127,7 @@ def _current(old: Resource | None, write: Write, folder: Path) -> Manifest | Non
     """The object as it is; None where there is none. Raises WriteRefused where the write is not for what is there."""
     if old is not None:
         if write.verb is Verb.CREATE:
-            raise WriteRefused(409, "AlreadyExists", f"{write.resource} already exists")
+            raise WriteRefused(409, "AlreadyExists", f"{write.full_name} already exists")
         return _kept(old, write, folder)
     if write.verb is Verb.CREATE:
         return None
@@ -135,7 +135,7 @@ def _current(old: Resource | None, write: Write, folder: Path) -> Manifest | Non
         # One that clients see because objects are in it: it can be changed as if it were there.
         return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": write.name}}
     if write.verb is not Verb.APPLY:
-        raise WriteRefused(404, "NotFound", f"{write.resource} not found")
+        raise WriteRefused(404, "NotFound", f"{write.full_name} not found")
     return None
 
 
@@ -144,7 +144,7 @@ def _kept(old: Resource, write: Write, folder: Path) -> Manifest:
     file = Path(old.origin.file)
     if file.parent != folder:
         message = f"it stands in {old.origin}, and what stands in files of --config is changed there"
-        raise WriteRefused(403, "Forbidden", f"{write.resource} is forbidden: {message}")
+        raise WriteRefused(403, "Forbidden", f"{write.full_name} is forbidden: {message}")
     try:
         kept = read_document(file.read_bytes())
     except (OSError, ValueError):

@@ -56,28 +56,24 @@ def read_document(data: bytes) -> Any:
     return document.value
 
 
-class _Fault(ValueError):
-    """Not a JSONDecodeError, which is a ValueError, too."""
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         twice = max(Counter(name for name, _ in pairs).items(), key=itemgetter(1))[0]
-        raise _Fault(f"the key {json.dumps(twice[:100])} stands twice")
+        raise ValueError(f"the key {json.dumps(twice[:100])} stands twice")
     return made
 
 
 def _int(text: str) -> int:
     if len(text.lstrip("-")) > MAX_DIGITS:
-        raise _Fault(f"an integer has more than {MAX_DIGITS} digits")
+        raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
     return int(text)
 
 
 def _float(text: str) -> float:
     value = float(text)
     if not isfinite(value):
-        raise _Fault("a number is too large, or is none")
+        raise ValueError("a number is too large, or is none")
     return value
 
 
@@ -86,6 +82,6 @@ def _check_surrogates(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise _Fault("a \\u escape is half of a surrogate pair") from None
+        raise ValueError("a \\u escape is half of a surrogate pair") from None
     except RecursionError:
-        raise _Fault(_TOO_DEEP) from None
+        raise ValueError(_TOO_DEEP) from None

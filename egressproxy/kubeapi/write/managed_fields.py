@@ -156,8 +156,8 @@ def _value(manifest: Any, path: Path) -> Any:
 def _item(items: Any, step: str) -> Any:
     keys = json.loads(step[2:])
     wanted = tuple(keys.values())
-    found = (each for each in items if item_key(each, tuple(keys)) == wanted) if isinstance(items, list) else iter(())
-    return next(found, None)
+    every = items if isinstance(items, list) else ()
+    return next((each for each in every if item_key(each, tuple(keys)) == wanted), None)
 
 
 def _remove(manifest: dict[str, Any], path: Path) -> None:

@@ -32,7 +32,7 @@ def bad_request(message: str) -> WriteRefused:
 
 def conflict(write: Write, why: str) -> WriteRefused:
     """409: the object is not what the client takes it for."""
-    return WriteRefused(409, "Conflict", f"Operation cannot be fulfilled on {write.resource}: {why}")
+    return WriteRefused(409, "Conflict", f"Operation cannot be fulfilled on {write.full_name}: {why}")
 
 
 def invalid(write: Write, why: str, causes: Sequence[tuple[str, str, str]] = ()) -> WriteRefused:

@@ -62,7 +62,7 @@ class Write:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
-    def resource(self) -> str:
+    def full_name(self) -> str:
         """The object as Kubernetes names it to people: `gateways.gateway.networking.k8s.io "models"`."""
         return f'{self.plural}{"." if self.group else ""}{self.group} "{self.name}"'
 

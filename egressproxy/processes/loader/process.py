@@ -73,7 +73,6 @@ class LoaderProcess:
         assert self._process.stderr is not None
         self._errors = self._process.stderr
         os.set_blocking(self._errors.fileno(), False)
-        self._is_closed = False
 
     @property
     def pid(self) -> int:
@@ -81,7 +80,7 @@ class LoaderProcess:
 
     def is_waiting(self) -> bool:
         """Whether it lives, for the next request."""
-        return not self._is_closed and self._process.poll() is None
+        return self._process.poll() is None
 
     def ask(self, function: str, request: bytes) -> bytes:
         """What `function` (see `main`) answers. Raises LoadingFailed, or OSError if there are no descriptors, and has
@@ -119,7 +118,6 @@ class LoaderProcess:
         self._process.wait()
         self._control.close()
         self._errors.close()
-        self._is_closed = True
 
     def _signal(self, number: signal.Signals) -> None:
         """To the copies, too."""

@@ -23,12 +23,8 @@ class PublishedConfiguration:
     """What is shown of the configuration; after a rejected reload the Gateways say so."""
 
     def __init__(self) -> None:
-        self._version = 0
+        self.version = 0
         self._packed = _Packed(b"", "")
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     def objects(self) -> Iterable[PublishedObject]:
         return self._packed
@@ -42,7 +38,7 @@ class PublishedConfiguration:
         fresh = _Packed(packed, rejection, reason, since)
         if fresh != self._packed:
             self._packed = fresh
-            self._version += 1
+            self.version += 1
 
 
 def digest(packed: bytes) -> str:
