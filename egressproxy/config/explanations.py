@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
@@ -47,6 +47,8 @@ _TEXTS = {
     "string_too_short": ("the text is empty", "write a value, or remove the field"),
     "string_pattern_mismatch": ("{shown} has not the form that is expected here", "it has to match {pattern}"),
 }
+#: The first that fits: a truth value is a number, too.
+_TYPE_NAMES = {"a truth value": bool, "a number": int | float, "a mapping": dict, "a list": list, "text": str}
 #: The types of such an error, in a model and in a dataclass.
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -177,10 +179,7 @@ def _choices(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
 
 def _model_at(kind: type[Any], path: tuple[str | int, ...]) -> type[Any] | None:
     """The model that reads the mapping at this path."""
-    for annotation in _annotations_at(kind, path):
-        if _is_model(annotation):
-            return cast(type[Any], annotation)
-    return None
+    return next(filter(_is_model, _annotations_at(kind, path)), None)
 
 
 def _annotations_at(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
@@ -210,16 +209,7 @@ def _unwrap(annotation: Any) -> list[Any]:
 
 
 def _type_name(value: Any) -> str:
-    match value:
-        case bool():
-            return "a truth value"
-        case int() | float():
-            return "a number"
-        case dict():
-            return "a mapping"
-        case list():
-            return "a list"
-    return "text" if isinstance(value, str) else "nothing"
+    return next((name for name, kind in _TYPE_NAMES.items() if isinstance(value, kind)), "nothing")
 
 
 def _cut(text: str) -> str:

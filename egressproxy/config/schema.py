@@ -30,8 +30,9 @@ def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
     models = models_by_name()
     for name, part in parts.items():
         _without_titles(part)
-        if name in models:
-            _describe(part, field_descriptions(models[name]))
+        descriptions = field_descriptions(models[name]) if name in models else {}
+        for field in part.get("properties", {}).keys() & descriptions.keys():
+            part["properties"][field].setdefault("description", descriptions[field])
     publish_support(parts, {kind.KIND: _part_of(references[(kind, "validation")]) for kind in kinds if _is_api(kind)})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -48,13 +49,6 @@ def _is_api(kind: type[Resource]) -> bool:
 
 def _part_of(reference: dict[str, Any]) -> str:
     return str(reference["$ref"]).rpartition("/")[2]
-
-
-def _describe(part: dict[str, Any], descriptions: dict[str, str]) -> None:
-    """Give each property its description, where the schema says none of its own."""
-    for name, field in part.get("properties", {}).items():
-        if name in descriptions:
-            field.setdefault("description", descriptions[name])
 
 
 def _pin(part: dict[str, Any], kind: type[Resource]) -> None:

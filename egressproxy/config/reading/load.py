@@ -28,7 +28,7 @@ from egressproxy.config.reading.secret_files import read_secrets
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLocation, read_documents
 from egressproxy.config.resources.core import Secret
 from egressproxy.config.resources.destination import PUBLISHED
-from egressproxy.config.resources.kinds import class_for, kind_class
+from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, without_nulls
 from egressproxy.config.resources.others import is_for_gateways, why_left_out
 from egressproxy.model import state_folder
@@ -271,9 +271,9 @@ class _ManifestReader:
                 self._add(document, (name,), f"{name} has to be text", "quote it")
                 return None
         api_version, kind = value["apiVersion"], value["kind"]
-        found = kind_class(api_version, kind)
+        found = kind_class(api_version, kind, value.get("spec"))
         if found is not None:
-            return class_for(found, value)
+            return found
         if left_out := why_left_out(api_version, kind):
             place = document.place_of(("kind",))
             severity = Severity.UNSERVED if is_for_gateways(api_version) else Severity.NOTE

@@ -129,9 +129,10 @@ def _entries(source: SecretSource, problems: list[Problem]) -> Iterator[tuple[st
         yield source.key, source.value.reveal() if source.value is not None else b"", str(source)
         return
     if not source.path.is_dir():
-        value = _read(source.path, problems) if _is_key(source.key or source.path.name, source.path, problems) else None
+        key = source.key or source.path.name
+        value = _read(key, source.path, problems)
         if value is not None:
-            yield source.key or source.path.name, value, str(source.path)
+            yield key, value, str(source.path)
     elif source.key:
         message = f"this is a folder, and one value is wanted for key {source.key}"
         problems.append(Problem.of_file(source.path, message, "name a file, or leave the key out"))
@@ -150,7 +151,7 @@ def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, 
         found = []
         left = MAX_BYTES
         for file in _listed(real, problems):
-            value = _read(file, problems) if _is_key(file.name, file, problems) else None
+            value = _read(file.name, file, problems)
             if value is not None:
                 found.append((file.name, value, str(folder / file.name)))
                 left -= len(value)
@@ -159,14 +160,6 @@ def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, 
         if real == folder or real == Path(os.path.realpath(mounted)):
             break  # else it was exchanged meanwhile
     return found
-
-
-def _is_key(key: str, file: Path, problems: list[Problem]) -> bool:
-    if _KEY.fullmatch(key):
-        return True
-    remedy = "letters, digits, -, _ and ., as Kubernetes has them; or say the key: --secret NAME:KEY=PATH"
-    problems.append(Problem.of_file(file, f"{key!r} cannot be a key of a Secret", remedy))
-    return False
 
 
 def _listed(folder: Path, problems: list[Problem]) -> list[Path]:
@@ -189,8 +182,12 @@ def _folders(folder: Path) -> Iterator[Path]:
         return
 
 
-def _read(file: Path, problems: list[Problem]) -> bytes | None:
-    """The content of a regular file, without one newline at the end, which editors add."""
+def _read(key: str, file: Path, problems: list[Problem]) -> bytes | None:
+    """The content of a regular file, for this key, without one newline at the end, which editors add."""
+    if not _KEY.fullmatch(key):
+        remedy = "letters, digits, -, _ and ., as Kubernetes has them; or say the key: --secret NAME:KEY=PATH"
+        problems.append(Problem.of_file(file, f"{key!r} cannot be a key of a Secret", remedy))
+        return None
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold up a reload
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

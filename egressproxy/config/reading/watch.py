@@ -76,7 +76,8 @@ async def _looks(
     """Yield whenever it is time to look; true if one that counts was certainly written to."""
     try:
         watch = awatch(
-            *filter(_is_text, folders),  # the others have the regular look alone
+            # The library knows names of UTF-8 alone: others have the regular look alone.
+            *(folder for folder in folders if folder.encode(errors="ignore").decode() == folder),
             watch_filter=_in_folders(paths, raw),
             debounce=_PATIENCE_MS,
             step=_QUIET_MS,
@@ -94,15 +95,6 @@ async def _looks(
             await asyncio.wait_for(stop.wait(), _LOOK_MS / 1000)
         except TimeoutError:
             yield False
-
-
-def _is_text(path: str) -> bool:
-    """Whether the library that watches can be given it: it knows names of UTF-8 alone."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _in_folders(paths: Iterable[Path], raw: Iterable[Path]) -> Callable[[Change, str], bool]:

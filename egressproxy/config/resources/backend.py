@@ -129,9 +129,8 @@ _TLS_OF_BOTH = (
 class WorkingGroupBackendSpec(DestinationSpec):
     """`filters` are of a draft, and refer to objects: a Backend with any is not served, since they cannot run."""
 
-    filters: Annotated[
-        tuple[dict[str, Any], ...], Field(max_length=64, description="Not served: write extensions instead.")
-    ] = ()
+    filters: Annotated[tuple[dict[str, Any], ...], Field(max_length=64)] = ()
+    """Not served: write extensions instead."""
 
 
 class EitherShapeSpec(WorkingGroupBackendSpec):

@@ -60,15 +60,6 @@ class Secret(_Core, kind="Secret"):
             metadata["annotations"] = _redacted(metadata["annotations"])
         return {**kept, "metadata": metadata, "data": dict.fromkeys(self.keys, REDACTED)}
 
-    def to_manifest(self) -> dict[str, Any]:
-        """As that of every resource: the keys are there, and no value."""
-        made = super().to_manifest()
-        made.pop("stringData", None)
-        made["data"] = dict.fromkeys(self.keys, REDACTED)
-        if made["metadata"].get("annotations"):
-            made["metadata"]["annotations"] = _redacted(made["metadata"]["annotations"])
-        return made
-
 
 def _redacted(annotations: Mapping[str, Any] | None) -> dict[str, str]:
     """Without values: kubectl and other tools keep the whole object in one, under names that nobody can list."""

@@ -47,13 +47,10 @@ class NamedProtocol(Model):
     """Options of the protocol."""
 
 
-CertificateKey = Annotated[str, Field(min_length=1, max_length=253)]
-
-
 class KeyedSecretReference(SecretObjectReference):
     """A reference to a Secret and a key in it."""
 
-    key: CertificateKey | None = None
+    key: Name | None = None
     """The key in it. Default: ca.crt for certificates to trust, tls.crt and tls.key for a certificate to show."""
 
 
@@ -62,7 +59,7 @@ class CertificateEntry(Model):
 
     secret_ref: KeyedSecretReference
     """The Secret."""
-    key: CertificateKey | None = None
+    key: Name | None = None
     """The same as secretRef.key."""
 
     def model_post_init(self, context: Any) -> None:
@@ -124,9 +121,7 @@ class BackendTls(Model):
     ca_bundle_ref: CaBundleReferences = ()
     client_certificate_ref: SecretObjectReference | None = None
     """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode Mutual."""
-    subject_alt_names: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(max_length=64)
-    ] = ()
+    subject_alt_names: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     """Names of which the certificate has to carry one, instead of `sni`."""
     validation: Validation = None
     pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
@@ -273,9 +268,8 @@ class BackendDestination(Model):
     kubernetes_service: Annotated[ServiceBackend | None, Field(description="The same as service.")] = None
     failover: Failover | None = None
     """For type Failover: the endpoints."""
-    endpoint_selector: Annotated[dict[str, Any] | None, Field(description="For type EndpointSelector, of a draft.")] = (
-        None
-    )
+    endpoint_selector: dict[str, Any] | None = None
+    """For type EndpointSelector, of a draft."""
     tls: BackendTls | None = None
     """How TLS is spoken at the ports that do not say it themselves."""
     ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,
@@ -23,7 +20,7 @@ from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 
-__all__ = ["BY_API_VERSION", "KINDS", "class_for", "kind_class"]
+__all__ = ["BY_API_VERSION", "KINDS", "kind_class"]
 
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass,
@@ -60,14 +57,9 @@ BY_API_VERSION: dict[tuple[str, str], type[Resource]] = {
 }
 
 
-def kind_class(api_version: str, kind: str) -> type[Resource] | None:
-    """The class that reads this kind, or None."""
-    return BY_API_VERSION.get((api_version, kind))
-
-
-def class_for(kind: type[Resource], manifest: Mapping[str, Any]) -> type[Resource]:
-    """The class that reads this manifest of a kind: the Backend of Gateway API has two shapes."""
-    spec = manifest.get("spec")
-    if kind is WorkingGroupBackend and isinstance(spec, Mapping) and "destination" not in spec and "type" in spec:
+def kind_class(api_version: str, kind: str, spec: object = None) -> type[Resource] | None:
+    """The class that reads objects of this kind, or None; by `spec`, too, since one Backend has two shapes."""
+    found = BY_API_VERSION.get((api_version, kind))
+    if found is WorkingGroupBackend and isinstance(spec, dict) and "destination" not in spec and "type" in spec:
         return GatewayBackend
-    return kind
+    return found

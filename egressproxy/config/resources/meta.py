@@ -89,9 +89,6 @@ class Origin:
         return place or "-"
 
 
-NOWHERE = Origin()
-
-
 class ObjectMeta(OpenModel):
     """The part of Kubernetes' ObjectMeta that is read; the rest is ignored."""
 
@@ -127,7 +124,7 @@ class Resource(Model):
     #: Ours to write: on input it is ignored.
     status: Annotated[Any, BeforeValidator(lambda _: None)] = Field(default=None, exclude=True, repr=False)
 
-    _origin: Origin = PrivateAttr(default_factory=lambda: NOWHERE)
+    _origin: Origin = PrivateAttr(default_factory=Origin)
     _raw: dict[str, Any] | None = PrivateAttr(default=None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -170,7 +167,7 @@ class Resource(Model):
 
         The parts below `metadata` and `spec` are the object's own: not to be changed.
         """
-        made = dict(self._raw) if self._raw else self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        made = dict(self._raw or self._redact(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         made["apiVersion"], made["kind"] = self.api_version, self.kind
         made.pop("status", None)
         metadata = dict(made.get("metadata") or {})

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from egressproxy.config.resources.hostnames import ExternalHostname, PreciseHostname
 from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.resources.object_references import LocalObjectReference, SecretObjectReference
-from egressproxy.config.resources.values import Label, Port, RefusedValue
+from egressproxy.config.resources.values import Label, Name, Port, RefusedValue
 
 __all__ = [
     "BackendTlsValidation",
@@ -26,7 +26,7 @@ __all__ = [
 class SubjectAltName(Model):
     type: Literal["Hostname", "URI"]
     """Hostname or URI."""
-    hostname: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    hostname: Name | None = None
     """For type Hostname: the name that the certificate carries."""
     uri: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^:/?#]+://[^/?#]*[^?#]*")] | None = None
     """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
@@ -133,9 +133,8 @@ class XBackendSpec(Model):
     """The port that is dialled."""
     external_hostname: ExternalHostnameBackend | None = None
     """For type ExternalHostname: the host."""
-    endpoint_selector: Annotated[dict[str, Any] | None, Field(description="For type EndpointSelector: which Pods.")] = (
-        None
-    )
+    endpoint_selector: dict[str, Any] | None = None
+    """For type EndpointSelector: which Pods."""
     protocol: Literal["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS"] | None = None
     """What is spoken."""
     tls: XBackendTls | None = None

@@ -52,8 +52,8 @@ def test_what_is_exchanged_while_it_is_read_is_read_again(tmp_path: Path, monkey
     mount(folder, {"tls.crt": "old", "tls.key": "old"})
     real, done = secret_files._read, []
 
-    def read(file: Path, problems: list[secret_files.Problem]) -> bytes | None:
-        value = real(file, problems)
+    def read(key: str, file: Path, problems: list[secret_files.Problem]) -> bytes | None:
+        value = real(key, file, problems)
         if not done:
             done.append(mount(folder, {"tls.crt": "new", "tls.key": "new"}))
         return value
@@ -139,7 +139,7 @@ def test_of_a_folder_no_more_is_read_than_a_secret_may_have(tmp_path: Path, monk
             file.truncate(400 * 1024)
     read: list[Path] = []
     real = secret_files._read
-    monkeypatch.setattr(secret_files, "_read", lambda file, problems: read.append(file) or real(file, problems))
+    monkeypatch.setattr(secret_files, "_read", lambda *args: read.append(args[1]) or real(*args))
     assert f"default/a has more than {MAX_BYTES} bytes" in refusal(tmp_path, SecretSource(name="a", path=folder))
     assert len(read) == 3
 
