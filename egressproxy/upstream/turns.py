@@ -65,12 +65,11 @@ class Turns:
 
     def begin(self, lookup: Lookup) -> bool:
         """Whether this lookup may begin at once; if so, it is counted."""
-        if self.asking.total >= MAX_LOOKUPS or not self._may_ask(lookup.client):
-            return False
-        if not self._may_ask_below(lookup.domain, lookup.client):
-            return False
-        self._count(lookup)
-        return True
+        is_free = self.asking.total < MAX_LOOKUPS and self._may_ask(lookup.client)
+        if is_free and self._may_ask_below(lookup.domain, lookup.client):
+            self._count(lookup)
+            return True
+        return False
 
     def wait(self, lookup: Lookup) -> bool:
         """Put it into the queue; false if the queue is full or its client has its share of it."""

@@ -115,55 +115,52 @@ class ChunkedDecoder:
                     self._total += length
                     return buffer[start:end], size
         pieces: list[bytes] = []
-        while at < size:
-            part = self._part
-            if part is _DATA:
-                end = min(at + self._left, size)
-                piece = buffer[at:end]
-                pieces.append(piece if type(piece) is bytes else bytes(piece))
-                self._left -= end - at
-                at = end
-                if not self._left:
-                    self._part = _DATA_END
-            elif part is _DATA_END:
-                if buffer.startswith(b"\r\n", at):
-                    at += 2
-                    self._part = _SIZE
-                elif pieces or (size - at == 1 and buffer.startswith(b"\r", at)):
-                    break
-                else:
-                    raise Malformed(Reason.BAD_FRAMING, "a chunk's data does not end where its size says")
-            elif part is _SIZE:
-                line = None
-                if not self._scanned or self._may_be_finished(buffer, at):
-                    line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
-                if line is None:
-                    if not pieces:
+        try:
+            while at < size:
+                part = self._part
+                if part is _DATA:
+                    end = min(at + self._left, size)
+                    piece = buffer[at:end]
+                    pieces.append(piece if type(piece) is bytes else bytes(piece))
+                    self._left -= end - at
+                    at = end
+                    if not self._left:
+                        self._part = _DATA_END
+                elif part is _DATA_END:
+                    if buffer.startswith(b"\r\n", at):
+                        at += 2
+                        self._part = _SIZE
+                    elif size - at == 1 and buffer.startswith(b"\r", at):
+                        break
+                    else:
+                        raise Malformed(Reason.BAD_FRAMING, "a chunk's data does not end where its size says")
+                elif part is _SIZE:
+                    line = None
+                    if not self._scanned or self._may_be_finished(buffer, at):
+                        line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
+                    if line is None:
                         self._check_unfinished_line(buffer, at)
-                    break
-                digits, extensions = line.groups()
-                start = line.end()
-                end = start + int(digits, 16)
-                if not extensions and start < end <= size - 2 and buffer.startswith(b"\r\n", end):
-                    # all of the chunk is here: one step in place of three
-                    pieces.append(bytes(buffer[start:end]))
-                    self._total += end - start
-                    at = end + 2
-                    continue
-                fault = self._fault_of(line)
-                if fault is None:
-                    at = self._begin_chunk(line)
+                        break
+                    digits, extensions = line.groups()
+                    start = line.end()
+                    end = start + int(digits, 16)
+                    if not extensions and start < end <= size - 2 and buffer.startswith(b"\r\n", end):
+                        # all of the chunk is here: one step in place of three
+                        pieces.append(bytes(buffer[start:end]))
+                        self._total += end - start
+                        at = end + 2
+                    else:
+                        at = self._begin_chunk(line)
                 elif pieces:
                     break
                 else:
-                    raise fault
-            else:
-                if pieces:
-                    break
-                section = self._trailers(buffer, at)
-                if section is None:
-                    break
-                return self._end(section.group(1)), section.end()
+                    section = self._trailers(buffer, at)
+                    if section is None:
+                        break
+                    return self._end(section.group(1)), section.end()
+        except Malformed:
+            if not pieces:  # otherwise the data first: the next call comes to the same fault
+                raise
         if not pieces:
             return None, at
         # Thousands of chunks of a byte or three in one segment are there to keep us busy: 2 us each.
@@ -171,17 +168,14 @@ class ChunkedDecoder:
             raise Malformed(Reason.BAD_FRAMING, f"more than {MAX_TINY_CHUNKS} tiny chunks at once")
         return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), at
 
-    def _fault_of(self, line: re.Match[bytes]) -> Malformed | None:
-        if int(line.group(1), 16) > MAX_LENGTH:
-            return Malformed(Reason.BAD_FRAMING, "a chunk is too large")
-        if self._extensions + len(line.group(2)) > MAX_EXTENSIONS + self._total:
-            return Malformed(Reason.BAD_FRAMING, "more chunk extensions than data")
-        return None
-
     def _begin_chunk(self, line: re.Match[bytes]) -> int:
         """Start on the chunk whose line this is; the offset at which to go on."""
-        length = int(line.group(1), 16)
-        self._extensions += len(line.group(2))
+        length, extensions = int(line.group(1), 16), self._extensions + len(line.group(2))
+        if length > MAX_LENGTH:
+            raise Malformed(Reason.BAD_FRAMING, "a chunk is too large")
+        if extensions > MAX_EXTENSIONS + self._total:
+            raise Malformed(Reason.BAD_FRAMING, "more chunk extensions than data")
+        self._extensions = extensions
         if not length:
             # the trailer section starts with this line's CRLF, so that it looks like every other field section
             self._part = _IN_TRAILERS
