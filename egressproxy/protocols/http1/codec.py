@@ -27,16 +27,14 @@ it reads in the same way whatever is accepted here (but for optional blanks and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from enum import IntEnum
 from functools import partial
-from typing import Generic, TypeVar
 
-from egressproxy.errors import BadRequest, GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
-from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength, Hop, RequestHead, ResponseHead
+from egressproxy.errors import BadRequest, LimitExceeded, Reason, RetrySafety, UpstreamFault
+from egressproxy.model.message import Hop, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
-from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, EndOfMessage
-from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HeadLimits, HopFields, Malformed
+from egressproxy.protocols.http1.chunked import NO_TRAILERS, EndOfMessage
+from egressproxy.protocols.http1.framing import TCHAR, HeadLimits, HopFields, Malformed
+from egressproxy.protocols.http1.message_reader import CodecState, MessageReader
 
 __all__ = ["NO_TRAILERS", "EndOfMessage", "HeadLimits", "RequestReader", "ResponseReader"]
 
@@ -46,262 +44,20 @@ MAX_EMPTY_LINES = 4
 #: Interim responses to one request; nobody needs more, and without a bound an upstream could send them for ever.
 MAX_INTERIM = 16
 
-#: Bytes of fields of this hop that a connection remembers while it is idle; longer ones are read anew each time.
-MAX_REMEMBERED = 1024
-
 #: Method, version and spaces of a request line, on top of its target.
 _LINE_OVERHEAD = 64
 
-_TCHARS = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+#: What a request may begin with: its method, or an empty line.
+_FIRST_BYTE = re.compile(TCHAR + rb"|\r")
 
 _STATUS_LINE_START = b"HTTP/1."
 
 
-class _CodecState(IntEnum):
-    HEAD = 0
-    LENGTH = 1
-    CHUNKED = 2
-    UNTIL_CLOSE = 3
-    IDLE = 4  # responses: none is expected; also behind a 101 or a tunnel's 2xx
-    BROKEN = 5
+#: The states as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
+_HEAD, _LENGTH, _, _UNTIL_CLOSE, _IDLE, _BROKEN = CodecState
 
 
-#: The same as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _IDLE, _BROKEN = _CodecState
-
-H = TypeVar("H")  # Hop or ResponseHop
-
-
-class _HeadReader(Generic[H]):
-    """What both readers share: the buffer, the way from there to the parts of a head, and bodies.
-
-    The buffer is the segment that came last, as it came. Only where a segment begins before the one before it was used
-    up (an unfinished head or chunk line, pipelined requests) are they joined, in a bytearray, which grows in place.
-    """
-
-    __slots__ = (
-        "_at",
-        "_buffer",
-        "_chunks",
-        "_fault",
-        "_fewest_bytes",
-        "_hop",
-        "_hop_fields",
-        "_left",
-        "_limits",
-        "_match",
-        "_match_any",
-        "_minor",
-        "_most_bytes",
-        "_read_hop_fields",
-        "_scanned",
-        "_split",
-        "_state",
-    )
-
-    _hop: H
-
-    def __init__(
-        self,
-        limits: HeadLimits,
-        plain: re.Pattern[bytes],
-        whole: re.Pattern[bytes],
-        split: Callable[[bytes], tuple[bytes, HopFields]],
-        read_hop_fields: Callable[[HopFields, bytes], H],
-        state: _CodecState,
-    ) -> None:
-        """`plain` reads nearly all heads; `whole`, and `split` for its field block, the others."""
-        self._state = state
-        self._limits = limits
-        self._fewest_bytes = 4 * limits.max_fields
-        self._most_bytes = limits.max_head_bytes + 4
-        self._match = plain.match
-        self._match_any = whole.match
-        self._split = split
-        self._read_hop_fields = read_hop_fields
-        self._hop_fields: HopFields = ()  # what a peer says of its hop it mostly says again: `_hop` is what it means
-        self._minor = b""
-        self._fault: Callable[[], GatewayError] | None = None  # makes the error, once the reader is broken
-        self._buffer: bytes | bytearray = b""
-        self._at = 0  # everything before this offset is used up
-        self._scanned = 0  # no head ends before this offset
-        self._left = 0  # bytes of body still to come
-        self._chunks: ChunkedDecoder | None = None
-
-    @property
-    def buffered(self) -> int:
-        """Bytes fed and not yet turned into events."""
-        return len(self._buffer) - self._at
-
-    @property
-    def first_byte(self) -> bytes:
-        """The first byte that is buffered; b"" if nothing is."""
-        return bytes(self._buffer[self._at : self._at + 1])
-
-    def feed(self, data: bytes) -> None:
-        """Take what came from the peer."""
-        buffer = self._buffer
-        if not buffer:  # the usual case: a used-up segment is let go at once
-            self._buffer = data
-            return
-        at = self._at
-        if at == len(buffer):
-            self._buffer = data
-            self._at = 0
-            self._scanned = 0
-            return
-        if type(buffer) is not bytearray:
-            self._buffer = buffer = bytearray(buffer)
-        if at:
-            del buffer[:at]
-            self._scanned = max(self._scanned - at, 0)
-            self._at = 0
-        buffer += data
-
-    def take_rest(self) -> bytes:
-        """The bytes behind a head that started a tunnel or an upgraded connection. The reader is empty afterwards."""
-        rest = bytes(self._buffer[self._at :])
-        self._release()
-        return rest
-
-    def _release(self) -> None:
-        """Let go of a used-up segment: idle connections hold no buffers."""
-        self._buffer = b""
-        self._at = 0
-        self._scanned = 0
-
-    def _begin_body(self, length: BodyLength, named: frozenset[bytes], end: _CodecState) -> None:
-        """What follows the head just read; `end` is the state behind a message without body."""
-        if length == 0:
-            self._state = end
-        elif length > 0:
-            self._left = length
-            self._state = _LENGTH
-        elif length == CHUNKED:
-            self._chunks = ChunkedDecoder(self._limits, named)
-            self._state = _CHUNKED
-        else:
-            self._state = _UNTIL_CLOSE
-
-    def _next_of_body(self, end: _CodecState) -> bytes | EndOfMessage | None:
-        """The next event of a body whose length is known, or that is chunked."""
-        if self._state is _LENGTH:
-            if not self._left:
-                self._state = end
-                return NO_TRAILERS
-            return self._take(self._left)
-        assert self._chunks is not None
-        event, self._at = self._chunks.decode(self._buffer, self._at)
-        if type(event) is EndOfMessage:
-            self._chunks = None
-            self._state = end
-            self._scanned = 0
-        if self._at == len(self._buffer):
-            self._release()
-        return event
-
-    def _take(self, limit: int) -> bytes | None:
-        """At most so many bytes of what is buffered; the segment itself if it is all that."""
-        buffer, at = self._buffer, self._at
-        size = len(buffer) - at
-        if not size:
-            return None
-        if size <= limit:
-            piece = bytes(buffer) if not at else bytes(buffer[at:])
-            self._release()
-        else:
-            piece = bytes(buffer[at : at + limit])
-            size = limit
-            self._at = at + limit
-        self._left -= size
-        return piece
-
-    def _head_parts(self) -> tuple[bytes, bytes, bytes, bytes, HopFields] | None:
-        """The head in the buffer, checked and taken apart: the three parts of its start line, its field block without
-        hop fields, and these. It is used up then. None if it is not finished or breaks a rule: look twice.
-        """
-        buffer, at = self._buffer, self._at
-        if type(buffer) is not bytes:
-            if buffer.find(b"\r\n\r\n", max(self._scanned, at)) < 0:
-                return None
-            self._buffer = buffer = bytes(buffer)
-        match = self._match(buffer, at)
-        if match is None:
-            return self._head_parts_by_two(buffer, at)
-        end = match.end()
-        # Each run of fields has the bound for itself. A line takes four bytes, so that short heads need no count.
-        if end - at > self._fewest_bytes and buffer.count(b"\n", at, end) > self._limits.max_fields + 2:
-            return self._head_parts_by_two(buffer, at)
-        first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(b"")
-        if end == len(buffer) and end - at <= self._most_bytes:
-            self._buffer = b""
-            self._at = self._scanned = 0
-        else:
-            self._used_up(buffer, at, end)
-        return first, second, third, block + more + more2 + more3, (name, value, name2, value2, name3, value3)
-
-    def _head_parts_by_two(self, buffer: bytes, at: int) -> tuple[bytes, bytes, bytes, bytes, HopFields] | None:
-        """The same for what the quick expression does not know: it is checked first, and taken apart then."""
-        match = self._match_any(buffer, at)
-        if match is None:
-            return None
-        first, second, third, block = match.groups(b"")
-        self._used_up(buffer, at, match.end())
-        return first, second, third, *self._split(block)
-
-    def _used_up(self, buffer: bytes, at: int, end: int) -> None:
-        """A head stands between these offsets. Raises Malformed if it is over its limit."""
-        if end - at > self._most_bytes:
-            self._look_for_end()
-        if end == len(buffer):
-            self._release()
-        else:
-            self._at = self._scanned = end
-
-    def _new_hop(self, hop_fields: HopFields, minor: bytes) -> H:
-        """What the fields of this hop say where they are not those of the head before. Raises Malformed."""
-        hop = self._read_hop_fields(hop_fields, minor)
-        if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
-            self._hop = hop
-            self._hop_fields = hop_fields
-            self._minor = minor
-        return hop
-
-    def _refuse_or_wait(self) -> None:
-        """Raise Malformed if what is buffered can be no head, however it goes on."""
-        buffer, at = self._buffer, self._at
-        if at == len(buffer):
-            self._release()
-            return
-        end = self._look_for_end()
-        if end >= 0:
-            raise self._head_fault(bytes(buffer[at : end + 4]))
-        reason = self._check_start(buffer, at)
-        if BARE_CR_OR_LF.search(buffer, max(self._scanned, at)):
-            raise Malformed(reason, "a line ends in a bare CR or LF, or holds one")
-        self._scanned = max(at, len(buffer) - 3)
-
-    def _head_fault(self, head: bytes) -> Malformed:
-        """Why this complete head is refused."""
-        raise NotImplementedError
-
-    def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
-        """Raise Malformed if no head begins like this. Returns the reason that a bare CR or LF in it is told as."""
-        raise NotImplementedError
-
-    def _look_for_end(self) -> int:
-        """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""
-        end = self._buffer.find(b"\r\n\r\n", max(self._scanned, self._at))
-        limit = self._limits.max_head_bytes
-        if (end if end >= 0 else len(self._buffer)) - self._at > limit:
-            raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limit} bytes", 431)
-        return end
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._state.name}, buffered={self.buffered})"
-
-
-class RequestReader(_HeadReader[Hop]):
+class RequestReader(MessageReader[Hop]):
     """Reads the requests of one client connection, one at a time and in order.
 
     >>> reader = RequestReader(HeadLimits())
@@ -384,12 +140,12 @@ class RequestReader(_HeadReader[Hop]):
             elif len(buffer) - at > self._limits.max_target_bytes + _LINE_OVERHEAD:
                 limit = self._limits.max_target_bytes
                 raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limit} bytes", 414)
-            elif buffer[at] not in _TCHARS and buffer[at] != 0x0D:
+            elif not _FIRST_BYTE.match(buffer, at):
                 raise Malformed(Reason.BAD_REQUEST_LINE, "the connection does not speak HTTP/1")
         return Reason.BAD_FIELD if self._is_line_checked else Reason.BAD_REQUEST_LINE
 
 
-class ResponseReader(_HeadReader[response_head.ResponseHop]):
+class ResponseReader(MessageReader[response_head.ResponseHop]):
     """Reads the responses on one upstream connection, each announced by `expect`.
 
     Interim heads (1xx but 101) are events of their own; the final head follows. Behind a 101, and a 2xx to CONNECT,
@@ -511,6 +267,3 @@ class ResponseReader(_HeadReader[response_head.ResponseHop]):
     def _break(self, reason: Reason, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         self._fault = partial(UpstreamFault, reason, message, retry=retry)
         self._state = _BROKEN
-
-
-assert CHUNKED < 0 > UNTIL_CLOSE  # `if head.body` asks whether a body follows, whatever its framing

@@ -371,7 +371,8 @@ class DownstreamConnection(FlowControl):
         self.body_size += len(data)
         if 0 <= self.body_limit < self.body_size:
             self.sink = None
-            self.driver.throw(body_too_large(self.body_limit))
+            message = f"the request body is longer than {self.body_limit} bytes"  # RFC 9110 section 15.5.14
+            self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
         elif self.sink is not None:
             self.sink.send_body(data)
 
@@ -418,9 +419,3 @@ class DownstreamConnection(FlowControl):
 
     def __repr__(self) -> str:
         return f"DownstreamConnection({self.client}, {self._state.name.lower()})"
-
-
-def body_too_large(limit: int) -> GatewayError:
-    """413 for a body that turned out longer than the limit (RFC 9110 section 15.5.14)."""
-    message = f"the request body is longer than {limit} bytes"
-    return LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
