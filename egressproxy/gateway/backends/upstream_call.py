@@ -16,7 +16,6 @@ from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, pause
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http1.writer import request_bytes
 
 __all__ = ["IDEMPOTENT", "MAX_ATTEMPTS", "HeldConnection", "Repeat", "UpstreamCaller", "call_upstream", "may_repeat"]
 
@@ -96,7 +95,7 @@ class UpstreamCaller:
         """Send the head of `x.request`, and begin to send its body; here one that is whole."""
         assert self.resources.connector is not None
         upstream.begin(self.driver, x.request)
-        upstream.send(request_bytes(x.request, x.upstream_host, self.resources.connector.network.pseudonym))
+        upstream.send_head(x.request, x.upstream_host, self.resources.connector.network.pseudonym)
         if isinstance(body, bytes):
             upstream.send_body(body)
             upstream.end_body(b"")

@@ -16,7 +16,6 @@ from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http1.writer import CONTINUE, interim_bytes, request_bytes
 
 __all__ = ["ANSWER_S", "ClientConnection"]
 
@@ -118,7 +117,7 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
                 head.body = CHUNKED
         has_body = head.body != 0
         upstream.begin(self.driver, head)
-        upstream.send(request_bytes(head, x.upstream_host, resources.connector.network.pseudonym))  # type: ignore[union-attr]
+        upstream.send_head(head, x.upstream_host, resources.connector.network.pseudonym)  # type: ignore[union-attr]
         sink: BodySink = upstream
         if resources.copies is not None:
             sink, resources.copies = resources.copies, None
@@ -150,9 +149,9 @@ class ClientConnection(DownstreamConnection, UpstreamCaller):
         if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
             return
         if backend.chain.backend_response is None and backend.chain.response_headers is None:
-            self.send(interim_bytes(head, connector.network.pseudonym))
+            self.send_interim(head, connector.network.pseudonym)
         elif head.status == 100:
-            self.send(CONTINUE)  # without its fields, which no filter would have seen
+            self.send_continue()  # without its fields, which no filter would have seen
 
     def end_attempt(self) -> None:
         """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""

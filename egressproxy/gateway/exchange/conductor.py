@@ -36,7 +36,6 @@ from egressproxy.net.driver import pause
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http1.writer import answer_bytes, response_bytes
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 
@@ -182,20 +181,14 @@ class Conductor:
             or client.state.is_closed
             or (client.has_ended and client.is_last)
         )
-        status = response.status
-        has_body = status != 204 and status != 304 and request.method != b"HEAD"
-        http_1_0 = request.http_1_0
-        head = response_bytes(response, self.pseudonym, close=close, http_1_0=http_1_0, has_body=has_body)
-        client.sends_chunked = response.body < 0 and not http_1_0
-        x.status = status
+        x.status = response.status
         if upstream.has_ended:
-            client.send(head)
+            body: bytes | None = b""
         else:
             body = upstream.whole_body() if plan is None else None
-            if body is None:
-                client.send(head)
-                return False
-            client.send(head + body)
+        client.send_response(response, request, self.pseudonym, body, close=close)
+        if body is None:
+            return False
         resources.release(reusable=upstream.is_reusable)
         return True
 
@@ -245,7 +238,7 @@ class Conductor:
         close = client.resources.close or self.must_close(client, x.request) or not client.is_request_read
         client.resources.close = close or has_stray_octets(x, client)
         x.status = answer.status
-        client.send(answer_bytes(answer, close=client.resources.close, with_body=x.method != b"HEAD"))
+        client.send_answer(answer, close=client.resources.close, with_body=x.method != b"HEAD")
 
     def rescue(self, x: Exchange, client: ClientConnection, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""

@@ -38,7 +38,6 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import pause
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.protocols.http1.writer import TUNNEL_ESTABLISHED, interim_bytes
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -80,7 +79,7 @@ async def serve_http_port(
     The first octet tells: no method of HTTP begins with one that a TLS server would take.
     """
     ways_to_http_port(client.listener, authority)
-    client.send(TUNNEL_ESTABLISHED)
+    client.accept_tunnel()
     x.status = 200
     listener = await first_bytes(client)
     first = client.reader.first_byte
@@ -149,7 +148,7 @@ async def open_tunnel(
     upstream = await dial(x, backend)
     through_parent = backend.connector is not None and backend.connector.parent is not None
     if not x.status:
-        client.send(TUNNEL_ESTABLISHED)
+        client.accept_tunnel()
         x.status = 200
     rest = client.detach()
     if hand_over(accounting, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
@@ -197,7 +196,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: ClientCo
     if not listener.is_forward and x.authority is not None:
         listener = client.state.port.listener_for(x.authority.host, client.server_name)
     take_tunnel_slot(x, client.state, resources, listener)
-    client.send(interim_bytes(x.response, accounting.pseudonym))
+    client.send_interim(x.response, accounting.pseudonym)
     x.status = 101
     upstream = resources.give_away()
     upstream_rest = upstream.detach()

@@ -12,7 +12,6 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import RequestHead
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.http1.downstream import DownstreamConnection
-from egressproxy.protocols.http1.writer import CONTINUE
 
 __all__ = ["HELD", "BufferedRequest", "invite_body"]
 
@@ -72,4 +71,4 @@ def invite_body(client: DownstreamConnection, head: RequestHead) -> None:
     if head.expect_continue:
         head.expect_continue = False
         head.fields.remove(b"expect")
-        client.send(CONTINUE)
+        client.send_continue()

@@ -27,7 +27,6 @@ from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import is_about_certificate, server_name
 from egressproxy.net.watched_socket import Socket
-from egressproxy.protocols.http1.writer import answer_bytes
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["BoundPort"]
@@ -208,7 +207,7 @@ class CountedClient(ClientConnection):
             self.state.count_refusal(self.metrics, refused)
             says = b"too many connections\n" if refused is TOO_MANY else b"too many connections of this client\n"
             answer = LocalResponse(503, ((b"Retry-After", b"1"),), says)
-            self.send(answer_bytes(answer, close=True))
+            self.send_answer(answer, close=True)
             self.close()
 
 

@@ -46,11 +46,19 @@ from enum import Enum, auto
 from typing import Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
-from egressproxy.model.message import RequestHead
+from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl, reset
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.codec import HeadLimits, RequestReader
+from egressproxy.protocols.http1.writer import (
+    CONTINUE,
+    TUNNEL_ESTABLISHED,
+    answer_bytes,
+    interim_bytes,
+    response_bytes,
+)
 
 __all__ = ["DownstreamConnection", "DownstreamState", "RequestHandler"]
 
@@ -235,6 +243,35 @@ class DownstreamConnection(FlowControl):
             if not self._is_pumping:
                 self._pump()
 
+    def send_response(
+        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
+    ) -> None:
+        """The final head of a response to `request`, and its body; None: that follows, by `send_body`.
+
+        `pseudonym` is our name in Via. `close`: no other response follows on this connection.
+        """
+        status, http_1_0 = head.status, request.http_1_0
+        has_body = status != 204 and status != 304 and request.method != b"HEAD"
+        self.sends_chunked = head.body < 0 and not http_1_0
+        data = response_bytes(head, pseudonym, close=close, http_1_0=http_1_0, has_body=has_body)
+        self.send(data + body if body else data)
+
+    def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
+        """A whole response of our own. `with_body` false: its head alone, as for HEAD."""
+        self.send(answer_bytes(answer, close=close, with_body=with_body))
+
+    def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
+        """An interim response, or a 101 (RFC 9110 section 15.2); for clients of HTTP/1.1."""
+        self.send(interim_bytes(head, pseudonym))
+
+    def send_continue(self) -> None:
+        """Ask for the request's body (RFC 9110 section 10.1.1)."""
+        self.send(CONTINUE)
+
+    def accept_tunnel(self) -> None:
+        """Answer a CONNECT: from now on what is said is the tunnel's (RFC 9110 section 9.3.6)."""
+        self.send(TUNNEL_ESTABLISHED)
+
     def finish(self, *, close: bool) -> None:
         """The exchange is over and its last byte written. The next request follows when its coroutine has ended, or we
         close.
@@ -360,7 +397,7 @@ class DownstreamConnection(FlowControl):
                 is_unfinished = True
             if is_unfinished:  # nobody else takes from the reader until we go on
                 asyncio.get_running_loop().call_soon(self._pump)
-            if self.reader.buffered > HIGH_WATER:
+            if self.octets_in > HIGH_WATER and self.reader.buffered > HIGH_WATER:
                 self.pause_reading()
         except GatewayError as error:
             self._refuse(error)

@@ -18,6 +18,7 @@ from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.net.tls import TlsStream, tls_fault
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
+from egressproxy.protocols.http1.writer import request_bytes
 
 __all__ = ["UpstreamConnection"]
 
@@ -166,6 +167,10 @@ class UpstreamConnection(FlowControl):
         self.served += 1
         self.last_read = self.wheel.now
         self.reader.expect(request.method)
+
+    def send_head(self, request: RequestHead, host: bytes, pseudonym: bytes) -> None:
+        """The head of the request that has begun. `host` is the Host value, `pseudonym` our name in Via."""
+        self.send(request_bytes(request, host, pseudonym))
 
     def end_body(self, trailers: bytes) -> None:
         """Send the end of the request's body, with these trailers: the request is whole."""
