@@ -15,12 +15,13 @@ from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.steps import finished
+from egressproxy.net.listening import BindError
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, Guarded, NotBound
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, Guarded
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
@@ -30,7 +31,7 @@ __all__ = ["FAILURES", "LiveConfiguration", "counted", "tell_problems"]
 log = logging.getLogger("egressproxy")
 
 #: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
-FAILURES = (LoadingFailed, ConfigRefused, OSError)
+FAILURES = (LoadingFailed, ConfigRefused, BindError, OSError)
 REFUSALS = (ConfigError, *FAILURES)
 
 #: How often certificates are looked at; and how long after its end one is told, so that clocks agree that it was.
@@ -110,8 +111,8 @@ class LiveConfiguration:
         return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
 
     async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
-        """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused or OSError, and has changed nothing
-        then.
+        """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
+        changed nothing then.
         """
         is_guarded = self._options.guarded and self._generation > 0
         if is_guarded and acknowledged:
@@ -191,7 +192,7 @@ class LiveConfiguration:
         else:
             for line in why.splitlines():
                 log.error("%s", line)
-        unbound = error.listeners if isinstance(error, NotBound) else ""
+        unbound = error.listeners if isinstance(error, BindError) else ""
         self._events.add(rejected(error, self.places, self._generation, unbound), is_logged=True)
 
     def tell_generation(self) -> None:

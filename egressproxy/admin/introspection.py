@@ -19,7 +19,7 @@ from egressproxy.errors import NotAnswered
 
 __all__ = ["Questions"]
 
-#: Explanations under way: each may wait for a name server.
+#: Explanations at the same time: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
 #: A header that a web page cannot send to another site without being allowed to.
 MARK: Final = "X-Egressproxy"

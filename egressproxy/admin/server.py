@@ -40,7 +40,7 @@ BACKLOG: Final = 512
 ENCODED_SLASHES: Final = ("%2f", "%5c")
 #: What browsers say of requests that a page of somebody else makes (Fetch Metadata).
 OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
-#: What is answered whoever else is there.
+#: What is answered however many others ask.
 HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 _INDEX: Final = """egressproxy admin
@@ -80,7 +80,7 @@ class AdminApi(Protocol):
         """For every method; None where the path is none of its own. Raises ApiError."""
 
     def changed(self) -> None:
-        """A source of objects has changed: whoever watches is told."""
+        """Tell watchers that a source of objects has changed."""
 
     def end_watches(self) -> None:
         """All watches end; there will be no more."""
@@ -138,7 +138,7 @@ class AdminServer:
         return self._connections.unsent
 
     def changed(self) -> None:
-        """A source of objects has changed: whoever watches is told."""
+        """Tell watchers that a source of objects has changed."""
         if self._api is not None:
             self._api.changed()
 
@@ -148,7 +148,7 @@ class AdminServer:
             self._api.end_watches()
 
     async def stop(self) -> None:
-        """Stop listening and close what is open, after at most a second for answers under way."""
+        """Stop listening and close what is open, after at most a second for answers that are being sent."""
         if self._listening is not None:
             self._listening.close()
         if self._web is not None:
@@ -201,7 +201,7 @@ class AdminServer:
             # A page whose name was rebound to our address asks with its own name (DNS rebinding).
             return refusal(ApiError(403, "Forbidden", "this Host is not served here; ask by address or as localhost"))
         if any(each in request.raw_path.partition("?")[0].lower() for each in ENCODED_SLASHES):
-            # Whoever stands before us and judges paths reads another path than we would.
+            # A proxy in front of us that judges paths may read another path than we do.
             raise ApiError(404, "NotFound", "a path has no encoded slash here")
         if request.headers.get("Sec-Fetch-Site") in OTHER_SITES and request.headers.get("Sec-Fetch-Mode") != "navigate":
             # A page cannot read the answer, but some questions do something (an explanation asks name servers).

@@ -24,7 +24,7 @@ class AdminState(Protocol):
 
     async def reload(self, acknowledged: str) -> str:
         """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark
-        of a configuration that may allow what was denied lately, or "".
+        of a configuration that may allow what was recently denied, or "".
         """
 
     async def model(self) -> bytes:

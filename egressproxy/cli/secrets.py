@@ -25,29 +25,25 @@ _FORM_ENV: Final = "[NAMESPACE/]NAME:KEY=VARIABLE"
 def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds `--secret`, `--secrets` and `--secret-env`; the command gets their values as `sources`."""
 
+    @click.option(
+        "--secret", "secret", multiple=True, metavar=_FORM,
+        help="A Secret: a folder with a file for each key, such as a mounted one, or one file; may be given again.",
+    )  # fmt: skip
+    @click.option(
+        "--secrets", "secrets", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
+        metavar="DIR", help="A folder of Secrets as files: DIR/NAME/KEY, or DIR/NAMESPACE/NAME/KEY.",
+    )  # fmt: skip
+    @click.option(
+        "--secret-env", "secret_env", multiple=True, metavar=_FORM_ENV,
+        help="One key of a Secret, in an environment variable that is read at the start; may be given again.",
+    )  # fmt: skip
     @wraps(command)
     def with_sources(
         *args: Any, secret: tuple[str, ...], secrets: tuple[Path, ...], secret_env: tuple[str, ...], **options: Any
     ) -> Any:
         return command(*args, sources=secret_sources(secret, secrets, secret_env), **options)
 
-    made: Callable[..., Any] = with_sources
-    for option in (
-        click.option(
-            "--secret-env", "secret_env", multiple=True, metavar=_FORM_ENV,
-            help="One key of a Secret, in an environment variable that is read at the start; may be given again.",
-        ),
-        click.option(
-            "--secrets", "secrets", multiple=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-            metavar="DIR", help="A folder of Secrets as files: DIR/NAME/KEY, or DIR/NAMESPACE/NAME/KEY.",
-        ),
-        click.option(
-            "--secret", "secret", multiple=True, metavar=_FORM,
-            help="A Secret: a folder with a file for each key, such as a mounted one, or one file; may be given again.",
-        ),
-    ):  # fmt: skip
-        made = option(made)
-    return made
+    return with_sources
 
 
 def secret_sources(

@@ -11,9 +11,10 @@ from typing import Protocol
 from egressproxy.kubeapi.state import ObjectSource
 from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
 from egressproxy.kubeapi.write.writer import Writer
+from egressproxy.net.listening import BindError
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.result import Loaded
-from egressproxy.processes.workers.fleet import ConfigRefused, Guarded, NotBound
+from egressproxy.processes.workers.fleet import ConfigRefused, Guarded
 
 __all__ = ["ApiService", "Application"]
 
@@ -34,7 +35,7 @@ class Application(Protocol):
         """What the next loading has to know of the configuration in service."""
 
     async def put_in_service(self, fresh: Loaded) -> None:
-        """Raises Guarded, ConfigRefused or OSError, and has changed nothing then."""
+        """Raises Guarded, ConfigRefused, BindError or OSError, and has changed nothing then."""
 
     def tell_generation(self) -> None:
         """Log which configuration is in service."""
@@ -85,9 +86,9 @@ class ApiService:
             await self._application.put_in_service(fresh)
         except Guarded as error:
             raise WriteRefused(409, "Conflict", f"refused with --guarded: {error}") from None
-        except ConfigRefused as error:
+        except (ConfigRefused, BindError) as error:
             message = f"it cannot be put into service: {error}"
-            causes = [("FieldValueInvalid", message, "spec.listeners")] if isinstance(error, NotBound) else []
+            causes = [("FieldValueInvalid", message, "spec.listeners")] if isinstance(error, BindError) else []
             raise WriteRefused(422, "Invalid", message, causes) from None
         except OSError as error:
             raise WriteRefused(503, "ServiceUnavailable", str(error)) from None

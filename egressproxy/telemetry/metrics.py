@@ -166,7 +166,7 @@ class Metrics:
     def reload_failed(self, result: str = "failure") -> None:
         """The configuration was refused; the one in service and its generation stay.
 
-        `result` is "failure", or "guarded": it would allow what was denied lately.
+        `result` is "failure", or "guarded": it would allow what was recently denied.
         """
         self._reloaded(result, False)
 

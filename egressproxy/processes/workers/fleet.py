@@ -12,7 +12,7 @@ from typing import Protocol
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "NotBound", "freeze_gc"]
+__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "freeze_gc"]
 
 
 class ConfigRefused(Exception):
@@ -23,15 +23,7 @@ class ConfigRefused(Exception):
 
 
 class Guarded(ConfigRefused):
-    """A configuration that would allow what was denied lately, where nobody has said that this is meant."""
-
-
-class NotBound(ConfigRefused):
-    """An address and port cannot be bound; `listeners` are those that want it, each as in `Configuration.places`."""
-
-    def __init__(self, message: str, listeners: str) -> None:
-        super().__init__(message)
-        self.listeners = listeners
+    """A configuration that would allow what was recently denied, which nobody has acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,9 @@ class Fleet(Protocol):
         """Raises ConfigRefused where the access log cannot be opened or a process cannot be started."""
 
     async def apply(self, configuration: Configuration) -> None:
-        """Put it into service everywhere at once. Raises ConfigRefused, and has changed nothing then."""
+        """Put it into service everywhere at once. Raises ConfigRefused, or net.listening.BindError
+        for an address that is not to be had, and has changed nothing then.
+        """
 
     def announcement(self) -> str:
         """Which processes serve, for the log; "" where that is this one alone."""

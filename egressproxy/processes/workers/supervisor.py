@@ -23,7 +23,7 @@ from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, NotBound
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.processes.workers.messages import Begin, Decisions, Explain, Forget, Hurry, ReopenAccessLog
 from egressproxy.run_options import RunOptions
@@ -232,13 +232,11 @@ class Supervisor:
             if ended and not any(each.built is configuration and not each.is_gone for each in self._members):
                 raise ConfigRefused(f"no worker could build it: {ended[-1]}")
             new = self._bind_new(configuration)
-        except (ConfigRefused, BindError) as error:
+        except (ConfigRefused, BindError):
             for handle in self._members:
                 handle.tell(Forget())
                 handle.built = handle.configuration
-            if isinstance(error, BindError):
-                raise NotBound(str(error), error.listeners) from None
-            raise type(error)(str(error)) from None
+            raise
         self._current = configuration
         self._sockets.update(new)
         self._changed.set()

@@ -26,9 +26,8 @@ from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
 from egressproxy.net.cooperative import in_slices
-from egressproxy.net.listening import BindError
 from egressproxy.net.listening import bind as bind_socket
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, NotBound
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
@@ -164,10 +163,7 @@ class InProcess:
     async def apply(self, configuration: Configuration) -> None:
         """See `fleet.Fleet`."""
         snapshot = await self.worker.prepare(configuration)
-        try:
-            await self.worker.gateway.put_into_service(snapshot, configuration.own)
-        except BindError as error:
-            raise NotBound(str(error), error.listeners) from None
+        await self.worker.gateway.put_into_service(snapshot, configuration.own)
 
     def announcement(self) -> str:
         return ""

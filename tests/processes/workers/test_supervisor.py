@@ -19,6 +19,7 @@ from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.packing import pack
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import WeightedBackend
+from egressproxy.net.listening import BindError
 from egressproxy.processes.workers import supervisor as module
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.handle import Handle
@@ -225,7 +226,7 @@ async def test_a_place_that_cannot_be_bound_leaves_nothing_bound(fleet: Supervis
         busy = taken.getsockname()[1]
         asked = configuration(port, 2)
         places = {**asked.places, (HOST, free): "agents/gw/b", (HOST, busy): "agents/gw/c"}
-        with pytest.raises(ConfigRefused, match=f"listener agents/gw/c: cannot bind {HOST} port {busy}"):
+        with pytest.raises(BindError, match=f"listener agents/gw/c: cannot bind {HOST} port {busy}"):
             await fleet.apply(Configuration(asked.packed, places, 2))
     with pytest.raises(ConnectionRefusedError):
         await status(free)
