@@ -146,9 +146,7 @@ async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> Local
 
 def _answered(step: Step, response: LocalResponse) -> LocalResponse:
     """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields."""
-    names = [name for name, _ in Fields.of(response.fields)]
-    if not _FRAMING.isdisjoint(names):
-        kept = tuple(line for line, name in zip(response.fields, names, strict=True) if name not in _FRAMING)
-        response = replace(response, fields=kept)
+    Fields.of(response.fields)  # checks them
+    kept = tuple(line for line in response.fields if line[0].lower() not in _FRAMING)
     step.stats.answered += 1
-    return response
+    return response if len(kept) == len(response.fields) else replace(response, fields=kept)

@@ -141,9 +141,8 @@ class _Origins:
         if self._all:
             return origin
         normal = _normal(origin)
-        if normal in self._exact or (self._globs and any(_fits(glob, normal) for glob in self._globs)):
-            return origin
-        return b""
+        is_allowed = normal in self._exact or any(_fits(glob, normal) for glob in self._globs)
+        return origin if is_allowed else b""
 
 
 def _fits(glob: list[bytes], origin: bytes) -> bool:
@@ -176,10 +175,8 @@ def _normal(origin: bytes) -> bytes:
 
 def is_preflight(x: Exchange) -> bool:
     """Whether it is a CORS-preflight request of the Fetch standard: OPTIONS with these two fields."""
-    request = x.request
-    if request.method != b"OPTIONS":
-        return False
-    return b"origin" in request.fields and b"access-control-request-method" in request.fields
+    fields = x.request.fields
+    return x.request.method == b"OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields
 
 
 def _listed(names: Iterable[str]) -> bytes:

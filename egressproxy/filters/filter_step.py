@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from inspect import iscoroutine
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
@@ -114,16 +115,13 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
 
 def _place(step: Step, error: BaseException) -> str:
     """` at FILE:LINE` of the last frame in the filter's own file, else of the last frame; never what it said."""
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     own = getattr(getattr(step.call, "__code__", None), "co_filename", None)
-    found = place = None
-    trace = error.__traceback__
-    while trace is not None:
-        place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        if place[0] == own:
-            found = place
-        trace = trace.tb_next
-    found = found or place
-    return f" at {os.path.basename(found[0])}:{found[1]}" if found is not None else ""
+    shown = [place for place in places if place[0] == own] or places
+    if not shown:
+        return ""
+    file, line = shown[-1]
+    return f" at {os.path.basename(file)}:{line}"
 
 
 async def wait(step: Step, awaitable: Awaitable[R]) -> R:

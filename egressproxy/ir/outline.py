@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from egressproxy.ir.backend import BackendIR
-from egressproxy.ir.gateway import ConfigIR, ListenerIR
+from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR, PolicyIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
@@ -50,20 +50,16 @@ def outline(config: ConfigIR) -> Outline:
     """Every listener, route, rule and backend that is served."""
     made: Outline = {}
     for listener in config.listeners:
-        _add_listener(made, listener)
+        place = f"{listener.gateway}/{listener.name}"
+        common = dict(_policy(listener.policy))
+        own = made[f"Listener {place}"] = {**dict(_fields(listener)), **common, **_filters(listener.extensions)}
+        if listener.default_backend is not None:
+            own |= _backends(made, (listener.default_backend,), common, place)
+        for route in listener.http_routes:
+            _add_route(made, route, common, place)
+        for stream in (*listener.tls_routes, *listener.tcp_routes):
+            _add_stream(made, stream, common, place)
     return made
-
-
-def _add_listener(made: Outline, listener: ListenerIR) -> None:
-    place = f"{listener.gateway}/{listener.name}"
-    common = dict(_policy(listener.policy))
-    own = made[f"Listener {place}"] = {**dict(_fields(listener)), **common, **_filters(listener.extensions)}
-    if listener.default_backend is not None:
-        own |= _backends(made, (listener.default_backend,), common, place)
-    for route in listener.http_routes:
-        _add_route(made, route, common, place)
-    for stream in (*listener.tls_routes, *listener.tcp_routes):
-        _add_stream(made, stream, common, place)
 
 
 def _add_route(made: Outline, route: HttpRouteIR, common: Mapping[str, Any], place: str) -> None:
@@ -185,8 +181,7 @@ def _text(value: Any) -> str:
         return str(value.value)
     if is_dataclass(value) and not isinstance(value, type):
         said = (f"{path}: {text if isinstance(text, str) else ' '.join(text)}" for path, text in _fields(value))
-        name = [text for text in (getattr(value, "name", ""),) if text]
-        return ", ".join([*name, *said]) or "default"
+        return ", ".join(filter(None, (getattr(value, "name", ""), *said))) or "default"
     if isinstance(value, tuple | frozenset):
         texts = [_text(item) for item in value]
         return " ".join(texts if isinstance(value, tuple) else sorted(texts))
