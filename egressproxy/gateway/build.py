@@ -50,7 +50,7 @@ NO_PORTS: Mapping[str, Collection[int]] = {}
 def build(
     config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
 ) -> Snapshot:
-    """The live form of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError where a part cannot be
+    """The snapshot of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError for a part that cannot be
     built.
     """
     return finished(SnapshotBuilder(catalog, network, metrics, previous).snapshot(config))
@@ -67,7 +67,7 @@ class _Attachment:
 
 
 class SnapshotBuilder:
-    """Builds one snapshot; keeps what has an equal spec in the `previous` one."""
+    """Builds one snapshot. What has an equal spec in the `previous` one is kept."""
 
     def __init__(self, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None) -> None:
         self.metrics = metrics
@@ -78,9 +78,9 @@ class SnapshotBuilder:
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
 
     def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
-        """The snapshot, a rule at a time; on the event loop, where filters and connectors live. Raises as `build`.
+        """Build the snapshot, a rule at a time, on the event loop. Raises as `build`.
 
-        Twice where a file of an operator's filter is to be run: not before all the rest is known to be good.
+        With new code of an operator's filter it is built twice: the code runs when all the rest is known to be good.
         """
         self.filters.hold_code()
         made = yield from self.whole(config)
@@ -120,7 +120,7 @@ class SnapshotBuilder:
         return Port(*key, (*web, *streams), by_host, tls, clients_of(listeners))
 
     def listener(self, spec: ListenerIR) -> Cooperative[ActiveListener]:
-        """One listener with the tables of its routes, and what its policy says of everything else."""
+        """One listener with the tables of its routes, and the defaults for destinations that no route matches."""
         http = []
         named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
@@ -181,7 +181,7 @@ class SnapshotBuilder:
                 yield partial(self.filters.place, spec)
 
     def route(self, attached: _Attachment, rule: HttpRuleIR) -> Cooperative[Route]:
-        """One rule of a route. That of a stream, and what serves destinations without a route, have the same form."""
+        """One rule of a route. Stream routes, and what serves destinations without a route, have the same form."""
         yield from self.blocking(rule)
         listener, name = attached.listener, attached.route
         extensions, policy, auth = rule.extensions, rule.policy, None
@@ -242,7 +242,7 @@ class SnapshotBuilder:
         extensions: tuple[ExtensionIR, ...],
         mirrors: tuple[Mirror, ...],
     ) -> RouteBackend:
-        """One backendRef of a rule, with what runs, and where copies go, for all of the rule's backends."""
+        """One backendRef of a rule. `extensions` and `mirrors` are those for all backends of the rule."""
         name = weighted.backend.label if weighted.backend is not None else "-"
         request_s = rule.backend_request_s
         denied, connector = self.parts.reachable(weighted)
@@ -261,7 +261,7 @@ class SnapshotBuilder:
         )
 
     def mirrors(self, attached: _Attachment, specs: Sequence[MirrorIR]) -> tuple[Mirror, ...]:
-        """Those whose backend can be used; the others are told in status."""
+        """The mirrors whose backend can be used; status tells of the others."""
         made = []
         for spec in specs:
             backend, connector = spec.backend, self.parts.connector(spec.backend)
@@ -307,7 +307,7 @@ class SnapshotBuilder:
 
 
 def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:
-    """The hostnames whose plain http this route permits by itself, () for every host; None where it permits nothing."""
+    """The hostnames whose plain http this route permits by itself: () for every host, None for no host."""
     permissions = [rule.permission for rule in rules if rule.permission is not None]
     if len(permissions) < len(rules):
         return route.hostnames
@@ -326,8 +326,8 @@ def served_ports(backends: Iterable[WeightedBackend]) -> Mapping[str, Collection
 
 
 def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | None:
-    """What the listeners of a port that terminate TLS ask of clients. Raises ValueError where that is not the same: a
-    connection would carry what one of them has verified to another.
+    """The client certificates that terminating listeners of a port ask for. Raises ValueError where they differ: one
+    listener would rely on what another has verified.
     """
     specs = (listener.spec for listener in listeners)
     asked = {spec.tls.clients for spec in specs if spec.tls is not None and terminates(spec)}

@@ -23,7 +23,7 @@ Count = Callable[[str, str], Series]
 class DefaultRoutes:
     """Those of one listener. `known` has the routes of destinations that were allowed, by host and port.
 
-    It is for a place where nothing changes but with the next snapshot: neither do the answers that are kept.
+    Remembered answers stay true, because policies change with the snapshot only.
     """
 
     __slots__ = ("_by_entry", "_count", "_destinations", "_mode", "_policy", "known", "route")
@@ -38,7 +38,7 @@ class DefaultRoutes:
         self._by_entry: dict[tuple[str, str], Route] = {}
 
     def allowed(self, authority: Authority) -> Route:
-        """The route of a destination that policy lets pass. Call it where it is not `known`."""
+        """The route of a destination that policy allows, which is `known` from now on."""
         route = self._of_entry(*(self._destinations.entry(authority) or (self._policy, self._mode)))
         if len(self.known) >= MAX_KNOWN:
             self.known.clear()
@@ -46,7 +46,7 @@ class DefaultRoutes:
         return route
 
     def reported(self) -> Route:
-        """The route of a destination that mode Report alone lets pass: it is noted each time anew."""
+        """The route of a destination that passes in mode Report only. It is not remembered: each denial is noted."""
         return self._of_entry(self._policy, self._mode)
 
     def _of_entry(self, policy: str, entry: str) -> Route:

@@ -1,4 +1,4 @@
-"""What a denial does: it ends the request, or in Report mode it is noted and the request goes on."""
+"""Enforcement of a denial: it ends the request, or in Report mode it is noted and the request goes on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["enforce", "lifted"]
 
 
 def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
-    """Raise the denial, or in Report mode, if that may lift it, note that it would have been one."""
+    """Raise the denial, if there is one; in Report mode, which lifts denials that are not firm, note it only."""
     if denied is not None:
         x.note_denials(lifted(mode, denied))
 
 
 def lifted(mode: Mode, denied: Denied) -> Reason:
-    """The reason of a denial that mode Report lifts, to be noted. Raises every other denial."""
+    """The reason to note for a denial that this mode lifts. Raises every other denial."""
     if mode is not Mode.REPORT or denied.is_firm:
         try:
             raise denied

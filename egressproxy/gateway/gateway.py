@@ -1,8 +1,7 @@
 """Gateway: the snapshot in service, the sockets, and the swap from one configuration to the next.
 
 A new configuration is built beside the old one; sockets that it needs are bound before anything changes; then the
-ports of all
-bound sockets are swapped in one go. Whatever fails before that leaves everything as it was.
+ports of all bound sockets are swapped at once. A failure before that leaves everything as it was.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class GatewayServer:
         bind: Callable[[str, int], socket.socket] = bind,
         session_key: bytes = b"",
     ) -> None:
-        """`pseudonym` is its name in Via, `session_key` that of Network; `bind` gives the listening socket of a place,
-        or raises OSError.
+        """`pseudonym` is the name in Via; `session_key`: see Network; `bind` gives the listening socket of an address
+        and port, or raises OSError.
         """
         loop = asyncio.get_running_loop()
         pseudonym = pseudonym or new_pseudonym()
@@ -74,7 +73,7 @@ class GatewayServer:
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
         """Put a configuration into service. `own`: the admin and metrics addresses, closed to clients.
 
-        Raises BindError, FilterBuildError, ssl.SSLError or ValueError, and has changed nothing then.
+        Raises BindError, FilterBuildError, ssl.SSLError or ValueError; then nothing has changed.
         """
         fresh = await self.prepare(config)
         await self.put_into_service(fresh, own)
@@ -93,7 +92,7 @@ class GatewayServer:
             raise
 
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
-        """Bind what is new, and swap. Raises BindError, and has changed nothing then."""
+        """Bind new sockets, and swap. Raises BindError; then nothing has changed. `own` as in `apply`."""
         await asyncio.sleep(0)  # what building left to free was freed in a turn of its own
         new: dict[tuple[str, int], BoundPort] = {}
         try:
@@ -120,7 +119,7 @@ class GatewayServer:
     def _swap(
         self, fresh: Snapshot, new: dict[tuple[str, int], BoundPort], own: Iterable[tuple[str, int]]
     ) -> Snapshot | None:
-        """The moment from which the new configuration holds; gives back the old one. Does not await."""
+        """Make the new configuration hold, all at once: nothing is awaited. Returns the old one."""
         old, self.snapshot = self.snapshot, fresh
         self._bound.update(new)
         for key, bound in list(self._bound.items()):
@@ -173,7 +172,7 @@ class GatewayServer:
         return cut
 
     def hurry(self) -> None:
-        """While it drains: cut what is left without waiting any longer."""
+        """End a drain under way: cut what is left without further waiting."""
         self._is_hurried = True
 
     # --- metrics -----------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Connection(Protocol):
         """Close at once; what was not sent is lost."""
 
     def close_if_idle(self) -> bool:
-        """Go, unless something is being served; false if that is so."""
+        """Close unless an exchange is being served. Returns whether it closes."""
 
 
 class OpenConnections:
@@ -67,7 +67,7 @@ class OpenConnections:
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
     def admit(self, connection: Connection, client: str) -> Refusal | None:
-        """Count this connection of a client (`address:port`). Where a limit is reached it is not, and which is said."""
+        """Count this connection of a client (`address:port`). Returns why it is refused, or None."""
         limits = self.port.limits
         address = origin_of(client)
         of_client = self.per_client.get(address, 0)
@@ -97,12 +97,12 @@ class OpenConnections:
         return False
 
     def count_refusal(self, metrics: Metrics, why: Refusal) -> None:
-        """A connection is closed before it could ask for anything."""
+        """Count and tell of a connection that is closed before its first request."""
         metrics.connection_rejected(why.reason.value)
         metrics.notices.refused(self.port.first.series, why)
 
     def leave(self, connection: Connection) -> None:
-        """The connection is gone. May be called again, and for one that was not admitted."""
+        """Stop counting a connection. Does nothing for one that was not admitted, or has left."""
         address = self.connections.pop(connection, None)
         if address is None:
             return
@@ -119,25 +119,25 @@ class OpenConnections:
             connection.close_if_idle()
 
     def replace(self, connection: Connection, other: Connection) -> None:
-        """The connection goes on as this one."""
+        """Count `other` in place of `connection`, which it continues."""
         address = self.connections.pop(connection, None)
         if address is not None:
             self.connections[other] = address
 
     @property
     def tunnels(self) -> int:
-        """Those of all listeners."""
+        """The number of tunnels of all listeners."""
         return sum(each.total for each in self.tunnels_of.values())
 
     def add_tunnel(self, listener: ListenerKey, client: str) -> None:
-        """One more, whatever the limits say."""
+        """Count one more tunnel of this client on this listener; the caller has checked the limits."""
         held = self.tunnels_of.get(listener)
         if held is None:
             held = self.tunnels_of[listener] = Shares(sys.maxsize, sys.maxsize)
         held.add(client)
 
     def give_tunnel_back(self, listener: ListenerKey, client: str) -> None:
-        """What `add_tunnel` has counted."""
+        """Undo one `add_tunnel`."""
         held = self.tunnels_of[listener]
         held.give_back(client)
         if not held.total:

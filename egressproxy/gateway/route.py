@@ -72,7 +72,7 @@ class Route:
         return f"{self.kind} {self.name}" if self.kind and self.name != "-" else self.name
 
     def serves(self, host: str, port: int) -> bool:
-        """On a forward-proxy listener: whether a destination with this port is the one that the backend stands for.
+        """Whether the route's backend stands for this host and port, on a forward-proxy listener.
 
         The same name on another port is another service, which this route (and its credential) says nothing about.
         A plain http URL counts as that of a TLS backend: it goes out as https.
@@ -81,8 +81,10 @@ class Route:
         return ports is None or port in ports
 
     def choose(self) -> RouteBackend:
-        """A backend by weight, whose share is met by each few requests in a row. Raises GatewayFault (500) where there
-        is none (Gateway API, HTTPRouteRule.backendRefs), Denied (403) where policy denies the place.
+        """Choose a backend by weight; each few requests in a row are shared out as the weights say.
+
+        Raises GatewayFault (500) where there is none (Gateway API, HTTPRouteRule.backendRefs), Denied (403) where a
+        policy denies its destination.
         """
         backends = self.backends
         if len(backends) == 1:
@@ -101,7 +103,7 @@ class Route:
         return backend
 
     def counted_in(self, series: Series) -> Route:
-        """The same, with what it shares (pools, filters, budgets of retries), whose traffic is counted elsewhere."""
+        """A copy whose traffic is counted in this series. Pools, filters and retry budgets are shared."""
         made = copy(self)
         made.series = series
         made.backends = tuple(backend.counted_in(series) for backend in self.backends)

@@ -1,4 +1,4 @@
-"""SharedParts: what a snapshot has once for all equal settings: connectors, chains of filters, destination policies.
+"""SharedParts: connectors, chains of filters and destination policies, one for all equal settings of a snapshot.
 
 Those with an equal spec in the snapshot before are kept: connectors with their pools, filters with their buckets.
 """
@@ -26,7 +26,7 @@ NO_FILTERS = Chain()
 
 
 class SharedParts:
-    """Gives each part, made at its first use. `known` are the connectors in service."""
+    """Makes each part at its first use. `known` are the connectors in service."""
 
     def __init__(self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Connector]) -> None:
         self.connectors: dict[ConnectionIR, Connector] = {}
@@ -42,12 +42,12 @@ class SharedParts:
         self._known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
 
     def forget_chains(self) -> None:
-        """Make every chain anew from here on: its filters have changed."""
+        """Forget all chains, because their filters have changed."""
         self._chains.clear()
         self._asking.clear()
 
     def place_asking(self, route: str, spec: ExtensionIR, auth: ExternalAuth, notices: Notices) -> ExtensionIR:
-        """Place the external authorization of one rule of this route: the spec by which chains find it."""
+        """Place the external authorization of one rule of this route. Returns the spec under which chains find it."""
         spec = replace(spec, scope=f"{route}, question {len(self._asking)}")  # it serves this rule alone
         self._asking[spec] = PlacedFilter(spec, auth, frozenset((Phase.RESPONSE_HEADERS,)), notices=notices)
         return spec

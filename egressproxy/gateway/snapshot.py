@@ -65,9 +65,9 @@ class Port:
     """One address and port: the listeners that share it, by hostname. Those that speak HTTP stand first.
 
     A port is all HTTP, or all streams (`is_stream`), or both inside TLS (`is_mixed`): then the ClientHello decides.
-    `terms` is what a connection has gone through when it is served here, and how its heads are read: where they are
-    other ones after a reload, no connection from before may go on asking. `limits` and `head_limits` are for what is
-    bounded before it is known whose connection it is: the strictest of any listener.
+    `terms` say how connections are accepted here (TLS, client certificates), and how heads are read: where a reload
+    changes them, connections from before serve no further request. `limits` and `head_limits` hold before the listener
+    of a connection is known: the strictest of any listener.
     """
 
     address: str
@@ -116,7 +116,7 @@ class Port:
 
 
 def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:
-    """Of every limit the least of those that are there."""
+    """The least value of each limit among these; 0 (none) where no listener has it."""
     if len(set(each)) == 1:
         return each[0]
 

@@ -98,7 +98,7 @@ class ValueTest:
         self.expression = compile_pattern(match.value) if match.type is MatchType.REGEX else None
 
     def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
-        """Whether this value matches. Raises like `MatchInput.fits`."""
+        """Whether this value matches. Raises as `MatchInput.fits`."""
         if self.expression is None:
             return value == self.value
         return asked.fits(self.expression, value, too_long)

@@ -43,7 +43,7 @@ class HostMap(Generic[T]):
 
     @classmethod
     def building(cls, entries: Iterable[HostEntry[T]]) -> Cooperative[HostMap[T]]:
-        """A map of these entries, made an entry at a time.
+        """Build a map of these entries, an entry at a time.
 
         Of several with the same hostname the oldest wins, then the first by name, then the first given.
         """
@@ -55,7 +55,7 @@ class HostMap(Generic[T]):
         return made
 
     def setdefault(self, pattern: str, value: T) -> T:
-        """The value of this pattern: the first that was given for it, as with `dict.setdefault`."""
+        """Put a value unless the pattern has one. Returns the value of the pattern, as `dict.setdefault`."""
         if pattern.startswith("*."):
             return self._suffixes.setdefault(pattern[2:], value)
         return self._exact.setdefault("" if pattern == "*" else pattern, value)
@@ -79,7 +79,7 @@ class HostMap(Generic[T]):
             yield self._exact[""]
 
     def get(self, pattern: str) -> T | None:
-        """The value of this name or wildcard, itself and no other."""
+        """The value of exactly this name or wildcard."""
         return self._suffixes.get(pattern[2:]) if pattern.startswith("*.") else self._exact.get(pattern)
 
     def values(self) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Permission: the hosts that a route to a Dynamic backend allows by itself, which are those that it names.
+"""Permission: the hosts that a route to a Dynamic backend allows by itself: those that it names.
 
 A route to a backend with an address of its own allows that address: it is written in the manifest. A Dynamic backend
 has no address, so the `destinations` of the listener decide about every host that the route does not name, as if there

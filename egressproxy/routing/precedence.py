@@ -49,7 +49,7 @@ class Match(Generic[T]):
 
 
 def criterion(winner: Match[T], other: Match[T]) -> str:
-    """The first criterion by which `winner` comes before `other`."""
+    """Why `winner` comes before `other`, in words: the first criterion in which they differ."""
     if winner.hostname != other.hostname:
         return f"hostname {winner.hostname} is more specific than {other.hostname or 'every host'}"
     for index, (first, second) in enumerate(zip(winner.rank, other.rank, strict=True)):

@@ -1,5 +1,5 @@
 """Connector: how one backend is reached, under one set of DNS, address and TLS rules. Says which target an exchange
-goes to, and gives and takes back connections; `opening` makes new ones.
+goes to, gives connections and takes them back; `opener` opens new ones.
 
 A pool lives as long as its ConnectionIR is in the configuration, whatever else is reloaded.
 """
@@ -36,7 +36,7 @@ DEFAULT_TLS = BackendTlsIR()
 
 
 class UpstreamChannel(ABC):
-    """Connections of a connector that carry several calls at a time, and are in no pool."""
+    """Connections of a connector that carry several calls at a time (HTTP/2), and are in no pool."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class Connector:
 
     # --- where to ----------------------------------------------------------------------------------------------
     def target(self, x: Exchange) -> Target:
-        """What this exchange's connection goes to."""
+        """The target of this exchange. Raises UpstreamFault (503) without an endpoint, LimitExceeded, Denied."""
         if self.fixed is not None:
             return self.fixed
         backend = self.spec.backend
@@ -94,15 +94,15 @@ class Connector:
         return self.endpoint_target(self._next_endpoint())
 
     def endpoint_target(self, endpoint: EndpointAddress) -> Target:
-        """This endpoint of the backend."""
+        """The target of this endpoint of the backend."""
         return self.targets.configured(str(endpoint.address), endpoint.port, self.spec.backend.tls)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
-        """Whose connection carries a request to this target: a parent's own for plain http (absolute-form), else
-        ours. Raises Denied for a target that no parent may be asked for.
+        """The connector and target whose connection carries a request to this target: the parent's for plain http
+        (absolute-form), else our own. Raises Denied for a target that no parent may be asked for.
 
-        An upgrade goes through a tunnel (RFC 6455 section 4.1): on a connection of the parent's own, who was let in
-        with a 101 could ask a parent that reads on for anything.
+        An upgrade goes through a tunnel (RFC 6455 section 4.1): after a 101 on a connection to the parent, the client
+        could ask a parent that reads on for anything.
         """
         if self.parent is None or target.is_secure or x.request.upgrade:
             return self, target
@@ -110,7 +110,7 @@ class Connector:
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
 
     def tunnel_target(self, x: Exchange) -> DialTarget:
-        """Where a tunnel goes: its bytes are the client's own, so no TLS of ours is in them, and no pool behind it."""
+        """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
         backend = self.spec.backend
         if backend.destination is Destination.FQDN:
             return DialTarget(backend.hostname, backend.port)
@@ -148,7 +148,7 @@ class Connector:
         return endpoints[self._turn]
 
     def hops(self) -> Iterator[Connector]:
-        """This connector, then those of its parents: the last one's addresses are dialled."""
+        """This connector, then those of its parents. The addresses of the last one are dialled."""
         hop: Connector | None = self
         while hop is not None:
             yield hop
@@ -156,18 +156,21 @@ class Connector:
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
     def refresh_name(self, x: Exchange, target: Target) -> bool:
-        """The answer of DNS that connections to this target stand on has ended: ask again.
+        """Ask DNS again, because the answer that connections to this target are kept to has ended.
 
         Returns whether idle connections may be used meanwhile; else `acquire` waits for the answer.
         """
         return target.name.refresh(self.opener.first_hop().address_policy(), client_of(x))
 
     async def catch_up(self, x: Exchange, target: Target) -> None:
-        """Wait for what DNS says by now. A connection to an address that has left takes no further exchange."""
+        """Wait for the present answer of DNS. Connections to addresses that left it take no further exchange."""
         await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
 
     async def acquire(self, x: Exchange, target: Target, connect: Steps | None) -> UpstreamConnection:
-        """A new connection, or one that becomes free while we wait. Raises UpstreamFault, Denied, LimitExceeded."""
+        """A new connection, or one that becomes free while we wait. Give it back with `release`.
+
+        Raises UpstreamFault, Denied, LimitExceeded.
+        """
         pool, name = target.pool, target.name
         claim: Claim[UpstreamConnection] = Claim(client_of(x))
         if name.is_overdue:
@@ -211,7 +214,7 @@ class Connector:
         target.lost(connection)
 
     def release(self, target: Target, connection: UpstreamConnection, *, reusable: bool) -> None:
-        """An exchange is over."""
+        """Take a connection back after its exchange. One that is not `reusable` is closed."""
         connection.finish()
         if self._max_requests and connection.served >= self._max_requests:
             connection.close()
@@ -246,7 +249,7 @@ class Connector:
 
     # --- the end -----------------------------------------------------------------------------------------------
     def retire(self) -> None:
-        """The configuration no longer has it: idle connections go now, busy ones when their exchange ends."""
+        """Close idle connections now, busy ones after their exchange: the configuration has no such backend now."""
         for hop in self.hops():
             hop.targets.retire()
             if hop.channel is not None:
@@ -254,7 +257,7 @@ class Connector:
 
     @property
     def is_retired(self) -> bool:
-        """Whether the configuration no longer has it."""
+        """Whether `retire` was called."""
         return self.targets.is_retired
 
     def counts(self) -> tuple[int, int]:

@@ -1,5 +1,5 @@
-"""Targets: the destinations of one connector, each with its pool. They have bounds, because clients of a forward proxy
-name as many as they like. A DialTarget is what is dialled, and how.
+"""Targets: the destinations of one connector, each with its pool. Their number is bounded, because clients of a
+forward proxy name as many as they like. A DialTarget is what is dialled, and how.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Target(DialTarget):
 
     @property
     def key(self) -> Key:
-        """What `Targets.known` has it under."""
+        """Its key in `Targets.known`."""
         return self.host, self.port, self.is_secure
 
     def lost(self, connection: UpstreamConnection) -> None:
-        """A connection of the pool is gone."""
+        """Forget a connection of the pool that is gone."""
         self.name.forget(connection)
         if connection.age is not None:
             connection.age.close()
@@ -88,12 +88,15 @@ class Targets:
         self._first_hop = first_hop
 
     def configured(self, host: str, port: int, tls: BackendTlsIR | None, *, is_name: bool = False) -> Target:
-        """What the configuration names."""
+        """The target of a destination that the configuration names. `is_name`: the host is resolved."""
         target = self.known.get((host, port, tls is not None))
         return target if target is not None else self._add(host, port, tls, is_name)
 
     def named(self, client: str, authority: Authority, tls: BackendTlsIR | None) -> Target:
-        """What this client names as the first. Raises LimitExceeded (503) where it uses too many such, or all do."""
+        """A new target, for a destination that this client names first.
+
+        Raises LimitExceeded (503) where connections of this client, or of all, lead to too many destinations.
+        """
         for targets, limit, have in (
             (self._of_client.get(client, {}), MAX_TARGETS_OF_CLIENT, "this client has"),
             (self.known, MAX_TARGETS, "there are"),
@@ -108,7 +111,7 @@ class Targets:
         return target
 
     def retire(self) -> None:
-        """Idle connections go now, busy ones when their exchange ends."""
+        """Close idle connections now, busy ones when their exchange ends."""
         self.is_retired = True
         for target in self.known.values():
             for connection in target.pool.retire():

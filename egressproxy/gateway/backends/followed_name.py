@@ -2,8 +2,8 @@
 
 A connection outlives the answer that it was dialled by. When that answer has ended, the next request asks again, and
 does not wait for it; one that comes later than GRACE_S waits. A connection to an address that has left the answer, or
-that the address policy refuses by now, takes no further exchange and closes behind the one that it carries. What is
-not used is not asked for: there is no timer. While the servers fail, the resolver's rule for stale answers holds.
+that the address policy refuses by now, takes no further exchange and closes after its present one. Names that are not
+used are not asked for: there is no timer. While the servers fail, the resolver's rule for stale answers holds.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Followed(Protocol):
     """What a name has to know of a connection."""
 
     def retire(self) -> None:
-        """Take no further exchange, and close behind the one that is carried."""
+        """Take no further exchange, and close after the present one."""
 
     def close(self) -> None:
         """Close now."""
 
 
 def retire(connection: Followed, pool: Pool[Any] | None) -> None:
-    """It is used no more: it closes now if it rests, else behind its exchange."""
+    """Take a connection out of use: it closes now if it is idle in this pool, else after its exchange."""
     rests = pool is not None and pool.withdraw(connection)
     connection.retire()
     if rests:
@@ -66,19 +66,19 @@ class FollowedName:
 
     # --- connections -------------------------------------------------------------------------------------------
     def keep(self, connection: Followed, address: str, pool: Pool[Any] | None, version: int) -> None:
-        """A connection is there; its dial began at this version. `forget` it when it is gone."""
+        """Keep a connection whose dial began at this version to the answer. `forget` it when it is gone."""
         if version != self.version and address not in self._addresses:
             connection.retire()
         else:
             self._connections[connection] = address, pool
 
     def forget(self, connection: Followed) -> None:
-        """The connection is gone. Does nothing for one that is not kept."""
+        """Stop following a connection that is gone. Does nothing for one that is not kept."""
         self._connections.pop(connection, None)
 
     # --- answers -----------------------------------------------------------------------------------------------
     def refresh(self, policy: AddressPolicy, client: str) -> bool:
-        """The answer has ended: ask DNS again on behalf of this client, unless somebody has asked already.
+        """Ask DNS again on behalf of this client, because the answer has ended; unless a question is under way.
 
         Returns whether connections may be used meanwhile.
         """
@@ -97,7 +97,7 @@ class FollowedName:
         return bool(self._connections) and self.fresh_until + GRACE_S <= self.wheel.now
 
     async def catch_up(self, policy: AddressPolicy, client: str) -> None:
-        """Wait for an answer. Where there is none, no connection is left: who dials is told why."""
+        """Wait for an answer. Without one all connections are retired, and the next dial fails with the reason."""
         try:
             addresses = self._allowed(policy, await self.resolver.resolve(self.host, client))
         except UpstreamFault as error:
@@ -107,7 +107,7 @@ class FollowedName:
             self.learn(addresses)
 
     def learn(self, addresses: Iterable[IPAddress]) -> None:
-        """These may be dialled at present: connections to others go."""
+        """Retire connections to other addresses than these, which may be dialled now."""
         self.fresh_until = self.wheel.now + max(self.resolver.fresh_s(self.host), LEAST_S)
         known, self._addresses = self._addresses, frozenset(map(str, addresses))
         if known <= self._addresses:

@@ -64,7 +64,7 @@ class Mirror:
 
     @property
     def share(self) -> float:
-        """Of the requests, from 0 to 1."""
+        """The share of requests that is copied, from 0 to 1."""
         numerator, denominator = self.ratio
         return numerator / denominator
 

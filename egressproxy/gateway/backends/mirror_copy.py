@@ -44,7 +44,7 @@ DROPPED: Final = "dropped"
 
 
 def copies_of(mirrors: Sequence[Mirror], x: Exchange) -> Copies | None:
-    """The copies that are due of a request as it is now; None where there is none. An upgrade has none."""
+    """The copies to make of a request, as it is now; None where no mirror is due. An upgrade is not copied."""
     if x.request.upgrade:
         return None
     made = [Copy(mirror, x) for mirror in mirrors if mirror.count_request()]
@@ -52,7 +52,7 @@ def copies_of(mirrors: Sequence[Mirror], x: Exchange) -> Copies | None:
 
 
 class Copies:
-    """The copies of one request. For its body a sink that hands every piece to the real one first."""
+    """The copies of one request. They are a sink for its body, which hands every piece to the real sink first."""
 
     __slots__ = ("_copies", "_sink")
 
@@ -61,7 +61,7 @@ class Copies:
         self._sink: BodySink | None = None
 
     def begin(self, head: RequestHead, sink: BodySink) -> None:
-        """The request goes to its backend, with this head and its body into that sink."""
+        """Start every copy. The request itself goes to its backend with this head, and its body into this sink."""
         self._sink = sink
         for each in self._copies:
             each.begin(head)
@@ -81,7 +81,7 @@ class Copies:
             each.end_body(trailers)
 
     def end(self) -> None:
-        """The exchange is over: a copy whose body is not whole will never be."""
+        """Drop copies whose body is not whole, because the exchange is over."""
         self._sink = None
         for each in self._copies:
             each.end()
@@ -92,7 +92,7 @@ class Copies:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Copy(UpstreamCaller):
-    """One copy of one request. A sink for its body; for its connection the source. `_held` are the pieces that wait."""
+    """One copy of one request: a sink for its body, and the source for its connection. `_held`: pieces that wait."""
 
     _mirror: Mirror
     original: InitVar[Exchange]
@@ -123,7 +123,7 @@ class Copy(UpstreamCaller):
 
     # --- the request's side ----------------------------------------------------------------------------------------
     def begin(self, head: RequestHead) -> None:
-        """Start, in the framing of this head."""
+        """Start, with the framing of this head; or drop the copy where there are too many."""
         mirror = self._mirror
         self._x.request.body = head.body
         if head.body == 0:
@@ -172,16 +172,16 @@ class Copy(UpstreamCaller):
         self.resume_reading()
 
     def end(self) -> None:
-        """The exchange is over: drop the copy where its body is not whole."""
+        """Drop the copy if its body is not whole, because the exchange is over."""
         if not self._is_over and self._trailers is None:
             self.driver.throw(_Dropped())
 
     # --- Reads: the connection asks ----------------------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """Nothing to do: what comes is held."""
+        """Reads: nothing to do, since pieces that come are held."""
 
     def resume_reading(self) -> None:
-        """Send what is held, as far as the connection takes it."""
+        """Reads: send what is held, as far as the connection takes it."""
         upstream = self._upstream
         if upstream is None or self._is_over:
             return
@@ -247,7 +247,7 @@ class Copy(UpstreamCaller):
             raise refused_credentials(connector.spec.backend)
 
     def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
-        """The head, and what is here of the body; the rest follows as it comes."""
+        """Send the head, and the part of the body that is here; the rest follows as it comes."""
         UpstreamCaller.send_request(self, x, upstream, body)  # a dataclass with slots has no plain super()
         if x.request.body != 0:
             self._upstream = upstream

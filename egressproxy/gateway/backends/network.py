@@ -50,7 +50,7 @@ class Network:
         self.copied_bytes = Shares(MAX_COPIED_BYTES, most_of(MAX_COPIED_BYTES))  # of those, what waits for a mirror
 
     def resolver(self, spec: ConnectionIR) -> Resolver:
-        """The resolver for this DNS spec: one cache for all who have the same."""
+        """The resolver for this backend's DNS spec. Backends with equal specs share it and its cache."""
         found = self._resolvers.get(spec.dns)
         if found is None:
             found = self._resolvers[spec.dns] = Resolver(spec.dns, self._count_dns)

@@ -70,7 +70,10 @@ class ConnectionOpener:
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
-        """Dial, and give the finished connection (through a parent and TLS, where configured) to this protocol."""
+        """Dial, through a parent and with TLS where configured, and give the finished connection to this protocol.
+
+        Raises UpstreamFault, Denied, GatewayFault.
+        """
         try:
             parked = await self.park(x, target, connect)
             if target.tls is None:
@@ -83,7 +86,10 @@ class ConnectionOpener:
             raise fault_at_parent(error, self._spec.backend.name) from None
 
     async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
-        """Dial (through a parent, where configured): the connection without any TLS, and what has come on it."""
+        """Dial, through a parent where configured. The connection has no TLS of ours and keeps what comes on it.
+
+        Raises UpstreamFault, Denied, GatewayFault.
+        """
         if self._parent is not None:
             parked = await self._open_through_parent(x, target, connect)
         else:
@@ -195,7 +201,7 @@ class ConnectionOpener:
         return self._policy
 
     def first_hop(self) -> ConnectionOpener:
-        """Whose addresses are dialled: the first of our parents', or our own."""
+        """The opener whose addresses are dialled: that of the parent nearest to us, or this one."""
         return self if self._parent is None else self._parent.opener.first_hop()
 
     def judge_for_parent(self, target: DialTarget) -> None:
@@ -233,6 +239,6 @@ class ConnectionOpener:
 
 
 def named_address(x: Exchange, target: DialTarget) -> IPAddress | None:
-    """The address of a target that the client has named as an address: there is nothing to resolve."""
+    """The address of the target where the client has named an address, so that nothing is resolved; else None."""
     authority = x.authority
     return authority.address if authority is not None and authority.host == target.host else None

@@ -25,7 +25,10 @@ __all__ = [
 
 
 def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
-    """The field line, with its CRLF in front, that the parent of this backend is shown (RFC 9110 section 11.7.2)."""
+    """The Proxy-Authorization line for the parent of this backend, with a CRLF in front; None without credentials.
+
+    Source: RFC 9110 section 11.7.2.
+    """
     credentials = backend.parent_credentials
     if credentials is None:
         return None
@@ -38,7 +41,7 @@ def parent_name(backend: BackendIR) -> str:
 
 
 def fault_at_parent(error: UpstreamFault, parent: str) -> UpstreamFault:
-    """The same, with the name of the parent proxy that could not be reached: else the destination would be blamed.
+    """The same error, with the name of the parent that could not be reached: else the destination would be blamed.
 
     A parent behind it that has failed is named already.
     """
@@ -52,7 +55,7 @@ def fault_at_parent(error: UpstreamFault, parent: str) -> UpstreamFault:
 
 
 def refused_credentials(backend: BackendIR) -> UpstreamFault:
-    """The parent of this backend has answered 407: what an operator has to configure.
+    """The error where the parent of this backend has answered 407; it says what an operator has to configure.
 
     Its Proxy-Authenticate is meant for us; the codec has taken it out, so that no client sees it.
     """
@@ -82,15 +85,15 @@ def absolute_form(authority: bytes, path: bytes) -> bytes:
 
 
 class ParentHandshake(asyncio.Protocol):
-    """Sends CONNECT when the transport is there. `established` gives the transport, parked behind the 2xx head: what
-    comes, or ends, before anybody has looked is kept.
+    """Sends CONNECT when the transport is there. `established` gives the transport after the 2xx head, parked: it
+    keeps what comes, and its end, until it is handed over.
 
     Content-Length and Transfer-Encoding of that head mean nothing. A 407, or 401, is for our configuration, and never
     reaches a client.
     """
 
     def __init__(self, authority: Authority, pseudonym: bytes, backend: BackendIR) -> None:
-        """`backend` is what is reached through the parent, and says what that is shown."""
+        """`backend` is reached through the parent, and has the credentials for it."""
         self._authority = authority
         self._backend = backend
         self._pseudonym = pseudonym

@@ -23,10 +23,10 @@ Start = Callable[[BodySink], Reads | None]
 
 
 class ReplayableBody:
-    """A sink that keeps and hands on; for the backend it is the source.
+    """A sink that keeps the body and hands it on; for the backend it is the source.
 
-    `length` is what the head says of the body. `start` is called once, when the first backend is there: it sets the
-    real source going, into the sink that it is given, and gives it back. `limit` is how many bytes are kept.
+    `length` is what the head says of the body. `start` is called once, when the first backend is there: it starts
+    the real source, into the sink that it is given, and returns it. `limit` is how many bytes are kept.
     """
 
     __slots__ = (
@@ -47,7 +47,7 @@ class ReplayableBody:
 
     @classmethod
     def whole(cls, body: bytes) -> ReplayableBody:
-        """A body that was collected before."""
+        """One for a body that was collected before."""
 
         def start(sink: BodySink) -> None:
             if body:
@@ -58,8 +58,9 @@ class ReplayableBody:
 
     # --- for the attempts ----------------------------------------------------------------------------------------
     def send_to(self, upstream: UpstreamConnection, sink: BodySink) -> None:
-        """What has come goes there, and what comes from now on. `sink` hands on to us what the source gives it: we
-        ourselves, or `Copies` for mirrors.
+        """Send this upstream what has come so far, and from now on what comes.
+
+        The source sends into `sink`: this object, or `Copies`, which hand on to this object.
         """
         self._target = upstream
         for piece in self._kept:
@@ -78,7 +79,7 @@ class ReplayableBody:
             self.resume_reading()
 
     def detach(self) -> None:
-        """The attempt has failed: what comes until the next one is kept, and the client is made to wait."""
+        """End an attempt that has failed. The source is held back; what still comes is kept for the next attempt."""
         self._target = None
         if self._trailers is None:
             self.pause_reading()

@@ -52,12 +52,12 @@ class RetryPolicy:
         self._budget = Budget(retry.budget, now) if retry.budget is not None else None
 
     def count_request(self) -> None:
-        """One more request, of which the budget allows a share to go again."""
+        """Count one more request. The budget allows a share of the counted ones to go again."""
         if self._budget is not None:
             self._budget.count_request()
 
     def notes(self, backends: Sequence[RouteBackend] = ()) -> list[str]:
-        """What it does for these backends, in sentences for people."""
+        """What the policy does for these backends, in sentences for people."""
         notes, retry = [], self._retry
         if retry.attempts:
             are_applied = not backends or not all(map(has_parent, backends))
@@ -74,13 +74,17 @@ class RetryPolicy:
         return notes
 
     def has_another(self, retries: int, body: ReplayableBody | None) -> bool:
-        """Whether the rule, its budget and the body allow one more."""
+        """Whether the rule, its budget and the body allow another retry after so many; if so the budget counts it."""
         if retries >= self._retry.attempts or not (body is None or body.is_kept):
             return False
         return self._budget is None or self._budget.take()
 
     def pause_s(self, retries: int) -> float:
-        """At least the backoff; its upper bound doubles each time. Spread, so that clients do not come back at once."""
+        """Seconds to wait before this retry: at least the backoff, at most twice as much for each retry before, and the
+        maximum of the rule.
+
+        The time is random, so that clients do not all come back at once.
+        """
         least = self._retry.backoff_s
         return random.uniform(least, min(least * 2.0 ** min(retries, 30), self._retry.max_backoff_s))  # noqa: S311
 
@@ -104,12 +108,12 @@ class Budget:
         self._before = (0, 0)
 
     def count_request(self) -> None:
-        """One more request in this interval."""
+        """Count one more request in this interval."""
         self._roll()
         self._requests += 1
 
     def take(self) -> bool:
-        """Whether one more retry may be made; if so it is counted."""
+        """Count one more retry if the share allows it. Returns whether it does."""
         spec, share = self._spec, self._roll()
         requests = self._requests + self._before[0] * share
         retries = self._retries + self._before[1] * share
@@ -134,7 +138,7 @@ class Budget:
 
 
 def untried(backend: RouteBackend, x: Exchange, tried: Collection[Target], down: Collection[Target]) -> Target:
-    """The next endpoint in turn that was not tried for this request; where all were, one that was not found down."""
+    """The next endpoint that was not tried for this request; if all were tried, one that was not found down."""
     connector = backend.connector
     assert connector is not None
     target = connector.target(x)
@@ -147,7 +151,7 @@ def untried(backend: RouteBackend, x: Exchange, tried: Collection[Target], down:
 
 
 def may_go_again(x: Exchange, error: UpstreamFault, backends: Sequence[RouteBackend], backend: RouteBackend) -> bool:
-    """Whether this failure leaves it open that another attempt does better, and does no harm."""
+    """Whether another attempt could succeed after this failure, and would do no harm."""
     if error.reason in SETTLED:
         has_others = backend.connector is not None and len(backend.connector.endpoints) > 1
         return has_others or len(backends) > 1

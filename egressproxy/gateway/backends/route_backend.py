@@ -49,7 +49,7 @@ class RouteBackend:
         self.clock_s = on_the_wheel(self.backend_request_s)
 
     def fault(self, route: str, rule: str) -> GatewayError:
-        """Why nothing is sent there, where `connector` is None. `rule` is the route's kind and name."""
+        """The error for requests to this backend, where `connector` is None. `rule` is the route's kind and name."""
         if self.denied is not None:
             return self.denied.error()
         if self.unknown_extension:
@@ -66,7 +66,7 @@ class RouteBackend:
         return GatewayFault(Reason.BACKEND_INVALID, message, rule=rule, remedy=remedy, detail=self.error)
 
     def note_denied(self, x: Exchange) -> None:
-        """In Report mode: note that a policy would deny this backend's place."""
+        """Note in the exchange that a policy would deny this backend, where Report mode lets it pass."""
         if self.denied is not None:
             enforce(x, Mode.REPORT, self.denied.error())
 
@@ -76,7 +76,7 @@ class RouteBackend:
         return self.connector is not None and self.connector.spec.backend.tls is not None
 
     def counted_in(self, series: Series) -> RouteBackend:
-        """The same, whose traffic is counted elsewhere."""
+        """A copy whose traffic is counted in this series."""
         made = copy(self)
         made.series = series
         return made
@@ -86,5 +86,7 @@ class RouteBackend:
 
 
 def on_the_wheel(seconds: float) -> float:
-    """A time as the wheel is given it: its `now` is that of the last tick, and a short time would be over too early."""
+    """The seconds to give the wheel of timers. A short time gets a tick more: the wheel's `now` is that of its last
+    tick, so the time would be over too early.
+    """
     return seconds + TICK_S if 0 < seconds < EXACT_BELOW_S else seconds

@@ -49,7 +49,7 @@ class Session:
     endpoint: EndpointAddress | None
 
     def target(self, x: Exchange) -> Target:
-        """Where the session's requests go: its endpoint, or the backend's next target. Raises GatewayError."""
+        """The target of the session's requests: its endpoint, or the backend's next target. Raises GatewayError."""
         connector = self.backend.connector
         assert connector is not None
         return connector.target(x) if self.endpoint is None else connector.endpoint_target(self.endpoint)
@@ -89,7 +89,7 @@ class PersistentSessions:
 
     # --- the request -----------------------------------------------------------------------------------------------
     def find(self, x: Exchange) -> Session | None:
-        """The session that the client shows; None if it shows none that is good here and now."""
+        """The session of the token that the client shows; None without a valid one."""
         for token in self._shown(x):
             session = self._read(token)
             if session is not None:
@@ -124,7 +124,7 @@ class PersistentSessions:
 
     # --- the response ----------------------------------------------------------------------------------------------
     def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: Target) -> None:
-        """Tell the client, in `x.response`, what it has to show from now on; nothing where it does so already."""
+        """Put a new token into `x.response`, unless the client's leads to this endpoint and needs no renewal."""
         assert backend.connector is not None
         has_endpoints = bool(backend.connector.endpoints)
         place = self._names[(backend, target.host, target.port) if has_endpoints else (backend, "", 0)]

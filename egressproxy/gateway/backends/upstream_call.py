@@ -38,7 +38,7 @@ _NEVER = Repeat.NEVER
 
 
 class HeldConnection:
-    """The upstream connection of a call, and where it has to be given back; None while there is none."""
+    """The upstream connection of a call, and the connector to give it back to; None while there is none."""
 
     __slots__ = ("connector", "target", "upstream")
 
@@ -56,13 +56,13 @@ class HeldConnection:
         self.upstream = None
 
     def hold(self, connector: Connector, target: Target, upstream: UpstreamConnection) -> None:
-        """From now on this connection has to be given back to this connector."""
+        """Hold this connection, to be given back to this connector."""
         self.connector = connector
         self.target = target
         self.upstream = upstream
 
     def release(self, *, reusable: bool) -> None:
-        """Give the upstream connection back; one that may not be used again is closed."""
+        """Give the upstream connection back, if there is one. One that is not `reusable` is closed."""
         upstream = self.upstream
         if upstream is not None:
             self.upstream = None
@@ -71,14 +71,14 @@ class HeldConnection:
             self.connector.release(self.target, upstream, reusable=reusable)
 
     def give_away(self) -> UpstreamConnection:
-        """The upstream connection now belongs to a tunnel."""
+        """Return the upstream connection and hold it no more: it belongs to a tunnel now."""
         upstream, self.upstream = self.upstream, None
         assert upstream is not None
         return upstream
 
 
 class UpstreamCaller:
-    """Who calls an upstream: its driver, what it holds, and what it does at each step of a call."""
+    """Base of those that call an upstream: the driver, what is held, and what is done at each step of a call."""
 
     __slots__ = ()
 
@@ -86,13 +86,13 @@ class UpstreamCaller:
     resources: HeldConnection
 
     def start_attempt(self) -> None:
-        """An attempt begins: start its clock."""
+        """Called when an attempt begins: start its clock."""
 
     def count_attempt(self, result: str) -> None:
-        """An attempt has ended; `result` is "ok" or the reason of its failure."""
+        """Called when an attempt has ended; `result` is "ok" or the reason of its failure."""
 
     def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
-        """Send the head of `x.request`, and begin to send its body; here one that is whole."""
+        """Send the head of `x.request`, and start to send its body. This form sends a body that is whole."""
         assert self.resources.connector is not None
         upstream.begin(self.driver, x.request)
         upstream.send_head(x.request, x.upstream_host, self.resources.connector.network.pseudonym)
@@ -101,7 +101,7 @@ class UpstreamCaller:
             upstream.end_body(b"")
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
-        """An interim response has come (RFC 9110 section 15.2)."""
+        """Called for each interim response (RFC 9110 section 15.2)."""
 
 
 async def call_upstream(
@@ -197,7 +197,7 @@ def send_to_parent(
     connector: Connector,
     target: Target,
 ) -> None:
-    """Plain http in absolute-form (RFC 9112 section 3.2.2). No filter sees what the parent is shown, not afterwards."""
+    """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential."""
     fields = x.request.fields
     block = fields.block
     x.upstream_host = target.host_field
@@ -213,7 +213,7 @@ def send_to_parent(
 async def final_head(
     caller: UpstreamCaller, x: Exchange, upstream: UpstreamConnection, head: ResponseHead
 ) -> ResponseHead:
-    """The head behind interim ones (RFC 9110 section 15.2). Raises UpstreamFault for a 101 that was not asked for."""
+    """The final head, after interim ones (RFC 9110 section 15.2). Raises UpstreamFault for a 101 not asked for."""
     while head.is_interim:
         caller.pass_interim(head, x)
         following = upstream.next_head()
@@ -227,7 +227,7 @@ async def final_head(
 
 
 def check_switch(request: RequestHead, response: ResponseHead) -> None:
-    """A 101 has to name a protocol that was asked for (RFC 9110 section 7.8)."""
+    """Raise UpstreamFault unless the 101 names a protocol that was asked for (RFC 9110 section 7.8)."""
     wanted = {token.strip().lower() for token in request.upgrade.split(b",")} if request.upgrade else set()
     if not response.upgrade or response.upgrade.strip().lower() not in wanted:
         raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream switched to a protocol that was not asked for")

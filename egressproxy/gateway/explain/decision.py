@@ -1,5 +1,5 @@
-"""Decision: what the data plane would decide about a request, on names alone, by the functions that decide about those
-that come. Opens no connection, asks no name server, runs no filter, counts nothing.
+"""Decision: what the data plane would decide about a request, on names alone, by the functions that decide about
+traffic. Opens no connection, asks no name server, runs no filter, counts nothing.
 """
 
 from __future__ import annotations
@@ -47,13 +47,15 @@ class Decision:
 
     @property
     def originates_tls(self) -> bool:
-        """Whether TLS towards a backend would be ours: what a client sends through a tunnel is its own to the end."""
+        """Whether TLS to a backend would be ours; TLS in a tunnel is the client's."""
         is_plain = self.port.first.spec.protocol is ListenerProtocol.TCP
         return not self.x.is_tunnel or self.listener.terminate is not None or is_plain
 
 
 def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
-    """Raises HypotheticalRequestError where no listener, or more than one, is meant, or the question is none."""
+    """Decide about a request that nobody sends. Raises HypotheticalRequestError for one that no client could send, and
+    where no listener, or more than one, is meant.
+    """
     question.check()
     port = question.port(snapshot)
     x = Exchange("-", port.first.gateway, port.first.name, 0.0)

@@ -72,17 +72,17 @@ class DecisionChange:
 
     @property
     def opens(self) -> bool:
-        """From a denial of policy to a request that would leave."""
+        """Whether a request that policy denied would be allowed."""
         return self.after.is_allowed and self.before.reason in DENIED
 
     @property
     def is_sure(self) -> bool:
-        """Whether what is known suffices: addresses count where they were what was denied."""
+        """Whether both outcomes are known for sure. Addresses count only where an address was denied."""
         knows_addresses = self.after.knows_addresses or self.before.reason != Reason.ADDRESS_DENIED.value
         return self.before.is_sure and self.after.is_sure and knows_addresses
 
     def values(self) -> dict[str, Any]:
-        """It as plain values, for JSON and the log."""
+        """The change as plain values, for JSON and the log."""
         decision = self.decision
         return {
             "method": decision.method, "authority": decision.authority, "path": decision.path,
@@ -103,10 +103,10 @@ class DecisionChange:
 def flips(
     before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]
 ) -> Cooperative[list[DecisionChange]]:
-    """Those that end otherwise, each request once. Without `before` what was recorded counts.
+    """The recent decisions that change, each request once. Without `before` they are compared with what was recorded.
 
-    What a filter refused, or a tunnel for what is in it, may be allowed where one of those that judge it is gone; what
-    a limit refused is left out.
+    A refusal by a filter, or for what a tunnel carries, may change where one of these checks is gone. Refusals by
+    limits are left out.
     """
     seen = set()
     found = []
@@ -148,14 +148,14 @@ def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) ->
 
 
 def recorded(decision: RecentDecision) -> Outcome:
-    """How it ended, as far as names and addresses decided it."""
+    """The outcome that was recorded, as far as names and addresses decided it."""
     if decision.reason in REFUSED:
         return Outcome(False, decision.reason)
     return Outcome(True, "-")
 
 
 def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
-    """The decision made again."""
+    """The outcome of the same request in this snapshot."""
     decided = _decided(snapshot, decision)
     if decided is None:
         return Outcome(False, NO_LISTENER)
@@ -247,7 +247,7 @@ def _decided(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
 
 
 def question_of(decision: RecentDecision) -> HypotheticalRequest | None:
-    """The request again, without its headers; None where it never named a destination."""
+    """The request of a recent decision, without its headers; None where it named no destination."""
     if decision.authority == "-":
         return None
     method, url = decision.method, f"{decision.scheme}://{decision.authority}{decision.path}"

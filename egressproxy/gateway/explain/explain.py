@@ -1,6 +1,6 @@
 """Explain: what would become of a request, and why, without sending anything to a backend.
 
-The decision is made by the functions that decide about traffic (`decision`), on the very snapshot that is asked about;
+The decision is made by the functions that decide about traffic (`decision`), on the snapshot that is asked about;
 names are resolved by the backend's own resolver, and every address is judged by its own policy. Filters are listed and
 not run. What comes out is plain values, for JSON and for the command line.
 """

@@ -44,7 +44,7 @@ class HypotheticalRequest:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HypotheticalRequest:
-        """Made from the parameters of /explain; `header` may be repeated. Raises HypotheticalRequestError."""
+        """A request by the parameters of /explain; `header` may be repeated. Raises HypotheticalRequestError."""
         values: dict[str, str] = {}
         fields = []
         for key, value in pairs:
@@ -93,7 +93,7 @@ class HypotheticalRequest:
         return self._parts[0].lower()
 
     def check(self) -> None:
-        """Raises HypotheticalRequestError for what no client could send."""
+        """Raise HypotheticalRequestError for a request that no client could send."""
         if not TOKEN.fullmatch(self.method.encode("ascii", "replace")):
             raise HypotheticalRequestError(f"{self.method!r} is not a method")
         if not self.url.isascii():
@@ -171,7 +171,7 @@ class HypotheticalRequest:
 
     @property
     def host(self) -> str:
-        """Its host as it is matched; "" for a path."""
+        """The host in the form that is matched; "" for a path."""
         return self._named[0]
 
     @property
@@ -185,7 +185,7 @@ class HypotheticalRequest:
 
     # --- what is read there ----------------------------------------------------------------------------------------
     def head(self, port: Port) -> RequestHead:
-        """As a client would send it to this port, and the codec reads it. Raises BadRequest, LimitExceeded."""
+        """The head as a client would send it to this port, read by the codec. Raises BadRequest, LimitExceeded."""
         reader = RequestReader(port.head_limits)
         reader.feed("\r\n".join(self._lines(port)).encode("utf-8") + b"\r\n\r\n")
         event = reader.next()

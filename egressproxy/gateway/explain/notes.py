@@ -1,4 +1,4 @@
-"""Notes: what an explanation says besides the decision, so that nobody takes it for more than it is."""
+"""Notes: what an explanation says besides the decision, such as what it does not know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["may_answer", "notes"]
 
 
 def notes(decided: Decision) -> list[str]:
-    """Sentences, each by itself."""
+    """Sentences about this decision; each stands by itself."""
     x, listener, question, made = decided.x, decided.listener, decided.question, list[str]()
     if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
         made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")

@@ -1,4 +1,4 @@
-"""offline: a snapshot that serves nobody, for those who ask what a configuration would do. Opens no socket."""
+"""offline: a snapshot that serves no traffic, to ask what a configuration would do. Opens no socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["offline"]
 
 
 def offline(config: ConfigIR) -> Snapshot:
-    """Built as for a process that serves; its listeners count as ours. Call it on an event loop.
+    """A snapshot built as for a process that serves; its listeners count as ours. Call it on an event loop.
 
     Raises FilterBuildError, ssl.SSLError or ValueError. The files of Python filters are run.
     """

@@ -1,4 +1,4 @@
-"""Parts of a snapshot as plain values for people and JSON. Secrets by name alone; never a value of one."""
+"""Parts of a snapshot as plain values for people and JSON. Secrets appear by name, never with a value."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def entry_values(rule: DestinationRule) -> dict[str, Any]:
 
 
 def error_values(error: GatewayError) -> dict[str, Any]:
-    """As a client is told, and `detail`, which is for those who run the gateway."""
+    """What a client is told of this error, and `detail`, which is for operators."""
     found = {
         "status": error.status, "reason": error.reason.value, "message": error.message, "denied": is_denial(error),
         "rule": error.rule, "remedy": error.remedy, "detail": error.detail,
@@ -111,7 +111,7 @@ def _mirror_values(mirror: Mirror) -> dict[str, Any]:
 
 
 def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[str, Any]:
-    """How the server is verified, and as whom we come."""
+    """How the server is verified, and whether we show a client certificate."""
     sni = tls.sni or (host if destination in (Destination.FQDN, Destination.DYNAMIC) else "")
     made: dict[str, Any] = {
         "sni": sni,
@@ -130,7 +130,7 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
 
 
 def filter_values(chain: Chain, phases: Iterable[str]) -> list[dict[str, Any]]:
-    """The filters of these phases in the order in which they run; then those without which requests go on."""
+    """The filters of unknown types, which requests skip; then those of these phases in the order in which they run."""
     why = "the type is not known, and failOpen is set"
     skipped = [_filter_values(spec, spec.phase) | {"skipped": why} for spec in chain.skipped]
     return skipped + [
@@ -157,7 +157,7 @@ def secret_values(chain: Chain, filters: FilterInstances) -> list[dict[str, Any]
 
 
 def limit_values(listener: ActiveListener) -> dict[str, int]:
-    """Limits of the listener's connections; 0 is none. Those of requests are filters."""
+    """The listener's limits of connections; 0 is none. Limits of requests are filters."""
     limits = listener.spec.policy.limits
     return {
         "maxHeadBytes": limits.max_head_bytes, "maxFields": limits.max_fields, "connections": limits.connections,
@@ -169,7 +169,7 @@ def limit_values(listener: ActiveListener) -> dict[str, int]:
 def timeout_values(
     listener: ActiveListener, route: Route | None, backend: RouteBackend | None, *, is_tunnel: bool
 ) -> dict[str, float]:
-    """Seconds; 0 is none."""
+    """The timeouts that hold here, in seconds; 0 is none."""
     made = {"requestHeaders": listener.timeouts.request_headers_s}
     if route is not None:
         made["request"] = route.request_s
@@ -184,13 +184,13 @@ def timeout_values(
 
 
 def kept_values(kept: ConnectionsIR) -> dict[str, float]:
-    """What ends a connection to the backend, beside time without a request: seconds, and exchanges."""
+    """What ends a connection to the backend, besides idle time: `maxAge` in seconds, `maxRequests` in exchanges."""
     made = {"maxAge": kept.max_age_s, "maxRequests": float(kept.max_requests)}
     return {name: value for name, value in made.items() if value}
 
 
 def steps_of(chain: Chain, phase: str) -> Iterator[Step]:
-    """What runs in this phase (`request_headers`, …), in its order."""
+    """The steps of this phase (`request_headers`, …), in their order."""
     found = getattr(chain, phase)
     if found is not None:
         yield from (found if isinstance(found, tuple) else found.steps)
