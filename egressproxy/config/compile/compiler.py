@@ -112,11 +112,11 @@ class _Run:
         self._generations = generations
         self.references = References(resources)
         self._tls_policies = BackendTlsPolicies(resources, self.references)
-        self._services = Services(resources, self._tls_policies)
         self._extensions = ExtensionCompiler(catalog, self.references)
         self._policies = PolicyAttachments(resources, self.references)
         self._policy_filters = PolicyFilters(self._extensions)
-        self._backends = BackendCompiler(resources, self.references, self._services, self._extensions)
+        services = Services(resources, self._tls_policies)
+        self._backends = BackendCompiler(resources, self.references, services, self._extensions)
         self._certificates = ClientCertificates(resources, self.references)
         backend_refs = BackendRefCompiler(
             self._backends, self._policies, self._policy_filters, self._certificates, CredentialDns(self._policies)
@@ -239,9 +239,9 @@ class _Run:
             conditions = status.add(ref)
             conflicts: list[str] = []
             if not isinstance(outcome, Rejection):
-                found_conflicts = {each: self._served[each.listener].conflict(route, each) for each in outcome}
-                conflicts = list(filter(None, found_conflicts.values()))
-                left = [each for each, conflict in found_conflicts.items() if not conflict]
+                conflict_of = {each: self._served[each.listener].conflict(route, each) for each in outcome}
+                conflicts = list(filter(None, conflict_of.values()))
+                left = [each for each, conflict in conflict_of.items() if not conflict]
                 outcome = left or Rejection("HostnameConflict", "; ".join(conflicts))
             set_route_conditions(conditions, outcome, validation)
             if isinstance(outcome, Rejection):
@@ -269,7 +269,7 @@ class _Run:
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
             for error in validation.unreported(mirrored):
                 conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
-            if self._permits_nothing(route, backends, listener):
+            if not hostnames and self._permits_nothing(backends, listener):
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
             are_streams = not isinstance(route, HttpRoute)
             for sentence in self._denials.sentences(listener.name, backends, mirrored, are_streams=are_streams):
@@ -284,10 +284,9 @@ class _Run:
         if of_mesh:
             self._statuses[route.key] = status.to_status()
 
-    def _permits_nothing(self, route: AnyRoute, backends: Sequence[WeightedBackend], listener: ListenerPlan) -> bool:
-        """Whether a route leads to a Dynamic backend, names no host, and no policy allows one."""
-        hostnames: Sequence[str] = getattr(route.spec, "hostnames", ())
-        if hostnames or not any(map(is_dynamic, backends)):
+    def _permits_nothing(self, backends: Sequence[WeightedBackend], listener: ListenerPlan) -> bool:
+        """Whether a route that names no host leads to a Dynamic backend, and no policy allows a host."""
+        if not any(map(is_dynamic, backends)):
             return False
         policy = self._policies.merge(self._served[listener].layers, is_routed=False).policy
         return policy.mode is Mode.ENFORCE and not any(policy.destinations.allow)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from egressproxy.config.resources.policy import Dns
 
@@ -16,17 +16,15 @@ def plain_servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
     return transport, tuple(server.removeprefix("udp://").removeprefix("tcp://") for server in servers)
 
 
-def dns_notes(dns: Dns, section: str) -> list[str]:
+def dns_notes(dns: Dns, section: str) -> Iterator[str]:
     """Fields of a `dns` or `resolver` section that have no effect, as sentences for status."""
-    notes = []
     if dns.reverse_check == "Report":
-        notes.append(f"{section}.reverseCheck is not supported yet and does nothing.")
+        yield f"{section}.reverseCheck is not supported yet and does nothing."
     if any(server.startswith("https://") for server in dns.servers):
-        notes.append(f"{section}.servers over HTTPS are not supported yet and left out.")
-    return notes
+        yield f"{section}.servers over HTTPS are not supported yet and left out."
 
 
-def dns_blockers(dns: Dns, owner: str) -> Iterable[str]:
+def dns_blockers(dns: Dns, owner: str) -> Iterator[str]:
     """What the section asks for that is not enforced: a place where it holds is closed. `owner` says whose it is."""
     over_https = [server for server in dns.servers if server.startswith("https://")]
     if dns.transport == "https" or (over_https and len(over_https) == len(dns.servers)):

@@ -258,11 +258,10 @@ class BackendCompiler:
         if not isinstance(backend, Backend):
             return found
         spec = backend.spec
-        found = replace(found, region=spec.region or "", resolver=spec.resolver)
-        if spec.parent is None:
+        is_direct = spec.parent is not None and spec.parent.direct
+        found = replace(found, region=spec.region or "", resolver=spec.resolver, is_direct=is_direct)
+        if spec.parent is None or is_direct:
             return found
-        if spec.parent.direct:
-            return replace(found, is_direct=True)
         try:
             return self.through_parent(found, backend, spec.parent)
         except UnresolvedRef as unresolved:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import stream_carriers
-from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, AnyBackend
+from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, AnyBackend, DestinationBackend
 from egressproxy.config.compile.backends.published_forms import (
     destination_summary,
     notes,
@@ -89,7 +89,7 @@ def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: boo
     insecure = _insecure_reason(backend, has_requests)
     if insecure:
         conditions.set("Insecure", True, "NotVerified", insecure)
-    for note in _backend_notes(backend):
+    for note in () if isinstance(backend, XBackend) else _backend_notes(backend):
         conditions.add_note("Accepted", note)
 
 
@@ -130,15 +130,13 @@ def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
     return "; ".join(reasons)
 
 
-def _backend_notes(backend: AnyBackend) -> list[str]:
+def _backend_notes(backend: DestinationBackend) -> Iterator[str]:
     """Fields that are accepted and do nothing, or less than they seem to."""
-    made: list[str] = []
-    if not isinstance(backend, XBackend):
-        made += notes(backend.spec)
-        if isinstance(backend, Backend) and backend.spec.resolver is not None:
-            made += dns_notes(backend.spec.resolver, "resolver")
-            if backend.spec.destination.type in ("Ip", "Service"):
-                made.append(f"resolver does nothing for type {backend.spec.destination.type}: no name is resolved.")
-        if backend.spec.destination.type == "Dynamic" and len(backend.spec.destination.ports) > 1:
-            made.append("a Dynamic destination takes the port from the request; of ports one entry counts.")
-    return made
+    yield from notes(backend.spec)
+    destination = backend.spec.destination
+    if isinstance(backend, Backend) and backend.spec.resolver is not None:
+        yield from dns_notes(backend.spec.resolver, "resolver")
+        if destination.type in ("Ip", "Service"):
+            yield f"resolver does nothing for type {destination.type}: no name is resolved."
+    if destination.type == "Dynamic" and len(destination.ports) > 1:
+        yield "a Dynamic destination takes the port from the request; of ports one entry counts."

@@ -7,7 +7,7 @@ Source: Gateway API v1 Gateway, ListenerSet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
@@ -149,12 +149,10 @@ def _set_listener_conditions(conditions: Conditions, lost: list[str]) -> None:
         conditions.set("Programmed", True, "Programmed", "every listener is served")
 
 
-def _gateway_notes(gateway: Gateway) -> list[str]:
+def _gateway_notes(gateway: Gateway) -> Iterator[str]:
     """Fields that are accepted and do nothing."""
-    notes = []
     spec = gateway.spec
     if spec.infrastructure is not None and (spec.infrastructure.labels or spec.infrastructure.annotations):
-        notes.append("infrastructure has nothing to be applied to: no objects are created for a Gateway.")
+        yield "infrastructure has nothing to be applied to: no objects are created for a Gateway."
     if spec.default_scope != "None":
-        notes.append("defaultScope is not supported: routes have to name this Gateway.")
-    return notes
+        yield "defaultScope is not supported: routes have to name this Gateway."

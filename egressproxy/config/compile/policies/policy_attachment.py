@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import only_parents
 from egressproxy.config.compile.backends.kinds import object_key
@@ -111,12 +112,7 @@ class PolicyAttachments:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
             elif policy.spec.subjects:
                 conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
-            for note in [
-                *_notes(policy, ref.kind),
-                *self._parent_notes(policy, target),
-                *self._tls_notes(policy, target),
-                *self._notes_on_a_parent(policy, target),
-            ]:
+            for note in chain(_notes(policy, ref.kind), self._notes_here(policy, target)):
                 conditions.add_note("Accepted", note)
             overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
             for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):
@@ -128,21 +124,21 @@ class PolicyAttachments:
                 conditions.fail("ResolvedRefs", parent.reason, message)
         return ancestors.to_status()
 
-    def _parent_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
-        """A note where nothing uses the policy's parent."""
-        found = self._resources.get(*target)
-        if policy.spec.parent is None:
-            return []
-        if isinstance(found, Backend) and found.spec.parent is not None:
-            return [f"parent does nothing here: {found} has its own."]
-        destination = getattr(found.spec, "destination", None) if found is not None else None  # type: ignore[attr-defined]
-        if isinstance(found, Service) or getattr(destination, "type", "") in ("Ip", "Service"):
-            return [f"parent does nothing here: {found} is reached directly, unless it names a parent itself."]
-        return []
-
-    def _notes_on_a_parent(self, policy: EgressPolicy, target: Key) -> list[str]:
-        """Settings and permissions in a policy for a proxy: what goes through it brings its own."""
-        spec = policy.spec
+    def _notes_here(self, policy: EgressPolicy, target: Key) -> Iterator[str]:
+        """What of the policy has nothing to be applied to at this target."""
+        spec, found = policy.spec, self._resources.get(*target)
+        destination_type = getattr(getattr(getattr(found, "spec", None), "destination", None), "type", "")
+        if spec.parent is not None and isinstance(found, Backend) and found.spec.parent is not None:
+            yield f"parent does nothing here: {found} has its own."
+        elif spec.parent is not None and (isinstance(found, Service) or destination_type in ("Ip", "Service")):
+            yield f"parent does nothing here: {found} is reached directly, unless it names a parent itself."
+        # The floor for TLS is one for nothing where nothing speaks it.
+        has_tls = spec.tls is not None and bool(spec.tls.model_fields_set)
+        if has_tls and isinstance(found, Backend) and found.spec.parent is None:
+            is_plain = all(form.tls is None or form.tls.mode == "None" for form in port_forms(found.spec))
+            if is_plain and found.spec.destination.type in ("Fqdn", "Ip"):
+                yield f"tls does nothing here: {found} is reached without TLS."
+        # What goes through a proxy brings its own settings and permissions.
         written = {
             "mode": spec.mode is not None,
             "dns": spec.dns is not None,
@@ -150,13 +146,12 @@ class PolicyAttachments:
             "traffic": spec.traffic is not None,
         }
         names = [name for name, is_written in written.items() if is_written]
-        if not names or target not in self._parents:
-            return []
-        do = "do" if len(names) > 1 else "does"
-        return [
-            f"{', '.join(names)} {do} nothing here: {target[1]} {target[2]}/{target[3]} is only a parent, and is "
-            "reached as the policies say of what goes through it; write this in a policy of the Gateway."
-        ]
+        if names and target in self._parents:
+            do = "do" if len(names) > 1 else "does"
+            yield (
+                f"{', '.join(names)} {do} nothing here: {target[1]} {target[2]}/{target[3]} is only a parent, and is "
+                "reached as the policies say of what goes through it; write this in a policy of the Gateway."
+            )
 
     @cached_property
     def _parents(self) -> set[Key]:
@@ -165,16 +160,6 @@ class PolicyAttachments:
             self._resources,
             lambda source, ref: object_key(self._resources, ref, self._references.namespace_of(source, ref)),
         )
-
-    def _tls_notes(self, policy: EgressPolicy, target: Key) -> list[str]:
-        """Where the floor for TLS is one for nothing."""
-        found = self._resources.get(*target)
-        if policy.spec.tls is None or not isinstance(found, Backend) or found.spec.parent is not None:
-            return []
-        is_plain = all(form.tls is None or form.tls.mode == "None" for form in port_forms(found.spec))
-        if found.spec.destination.type not in ("Fqdn", "Ip") or not is_plain or not policy.spec.tls.model_fields_set:
-            return []
-        return [f"tls does nothing here: {found} is reached without TLS."]
 
     def _not_found(self, target: Key, section: str) -> str:
         """Why the policy holds nowhere by this target, what the author may have meant, and what follows."""
@@ -202,72 +187,66 @@ def _known(kind: str) -> str:
     return f"did you mean kind {near[0]}?" if near else f"targets are of kind {', '.join(_TARGETS)}"
 
 
-def _notes(policy: EgressPolicy, target_kind: str) -> list[str]:
+def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
     """Fields that are accepted and not done as written, each with what happens instead."""
     spec = policy.spec
-    notes = []
     if spec.subjects:
         names = [f"{one.namespace}/{one.service_account or '*'}" for one in spec.subjects]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        notes.append(
+        yield (
             f"subjects are not supported yet: no client is known to be {shown}, so what this policy allows or sets "
             "holds for nobody, and what it denies or limits for everybody; to have it hold for everybody, remove "
             "subjects."
         )
     if spec.intercept is not None:
-        notes.append("intercept is not supported yet: the names that it lists are denied.")
+        yield "intercept is not supported yet: the names that it lists are denied."
     if spec.identity is not None:
-        notes.append("identity is not supported yet, but for certificate.crlRefs: every client is unknown.")
+        yield "identity is not supported yet, but for certificate.crlRefs: every client is unknown."
     if spec.dns is not None:
-        notes += dns_notes(spec.dns, "dns")
+        yield from dns_notes(spec.dns, "dns")
     if spec.limits is not None:
-        notes += _limit_notes(spec.limits, target_kind)
+        yield from _limit_notes(spec.limits, target_kind)
     if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
-        notes.append("sni of destinations.deny does nothing: it is for entries of allow.")
+        yield "sni of destinations.deny does nothing: it is for entries of allow."
     if spec.traffic is not None:
-        notes += _timeout_notes(spec.traffic.timeouts, target_kind)
+        yield from _timeout_notes(spec.traffic.timeouts, target_kind)
         if spec.traffic.retries is not None and not target_kind.endswith(("Gateway", "ListenerSet", "Route")):
-            notes.append("traffic.retries is for Gateways and routes, and does nothing on a backend.")
+            yield "traffic.retries is for Gateways and routes, and does nothing on a backend."
         elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
-            notes.append(f"traffic.retries: {problem}.")
+            yield f"traffic.retries: {problem}."
         for name in ("circuit_breaker", "outlier_detection", "load_balancing", "health_check"):
             if getattr(spec.traffic, name) is not None:
                 alias = Traffic.model_fields[name].alias
-                notes.append(f"traffic.{alias} is not supported yet and does nothing.")
-    return notes
+                yield f"traffic.{alias} is not supported yet and does nothing."
 
 
-def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> list[str]:
+def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]:
     """Timeouts without effect on this kind of target."""
     if target_kind in ("Gateway", "ListenerSet"):
-        return []
+        return
     idle = [("requestHeaders", timeouts.request_headers)]
     if not target_kind.endswith("Route"):
         idle += [("request", timeouts.request), ("tunnelIdle", timeouts.tunnel_idle)]
     names = [name for name, value in idle if value is not None]
-    if not names:
-        return []
-    do = "do" if len(names) > 1 else "does"
-    places = "a Gateway" if names == ["requestHeaders"] else "a Gateway or a route"
-    return [f"traffic.timeouts.{', '.join(names)} {do} nothing here: write it in a policy of {places}."]
+    if names:
+        do = "do" if len(names) > 1 else "does"
+        places = "a Gateway" if names == ["requestHeaders"] else "a Gateway or a route"
+        yield f"traffic.timeouts.{', '.join(names)} {do} nothing here: write it in a policy of {places}."
 
 
-def _limit_notes(limits: Limits, target_kind: str) -> list[str]:
-    notes = [
-        f"limits.{name}[] are not supported yet and do nothing."
-        for name in ("tokens", "bytes")
-        if getattr(limits, name)
-    ]
+def _limit_notes(limits: Limits, target_kind: str) -> Iterator[str]:
+    for name in ("tokens", "bytes"):
+        if getattr(limits, name):
+            yield f"limits.{name}[] are not supported yet and do nothing."
     if any(rate.per == "Identity" for rate in limits.requests) or any(c.per == "Identity" for c in limits.concurrency):
-        notes.append("limits per Identity are not supported yet and do nothing.")
+        yield "limits per Identity are not supported yet and do nothing."
     if limits.store is not None and limits.store.type != "Memory":
-        notes.append("limits.store is not supported yet: every process counts for itself.")
+        yield "limits.store is not supported yet: every process counts for itself."
     elif limits.store is not None and (limits.store.backend_ref or limits.store.secret_ref):
-        notes.append("backendRef and secretRef of limits.store do nothing with type Memory.")
+        yield "backendRef and secretRef of limits.store do nothing with type Memory."
     if target_kind not in ("Gateway", "ListenerSet"):
         fields = Limits.model_fields
         idle = [fields[name].alias or name for name in CONNECTION_LIMITS if getattr(limits, name) is not None]
         if idle:
             do = "do" if len(idle) > 1 else "does"
-            notes.append(f"limits.{', '.join(idle)} {do} nothing here: write it in a policy of a Gateway.")
-    return notes
+            yield f"limits.{', '.join(idle)} {do} nothing here: write it in a policy of a Gateway."
