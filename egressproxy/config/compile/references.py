@@ -14,13 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from egressproxy.config.compile.certificates import (
-    CertificateProblem,
-    Span,
-    read_ca_bundle,
-    read_crls,
-    read_key_pair,
-)
+from egressproxy.config.compile.certificates import CertificateProblem, Span, read_ca_bundle, read_crls, read_key_pair
 from egressproxy.config.compile.interface import Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet

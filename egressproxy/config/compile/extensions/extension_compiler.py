@@ -115,13 +115,8 @@ class ExtensionCompiler:
         self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint
     ) -> tuple[RankedExtension, ...]:
         """The `spec.extensions` of a Backend or EgressPolicy. Load errors are noted."""
-        made = []
-        for index, extension in enumerate(declared):
-            path = f"spec.extensions[{index}]"
-            spec = self._extension(owner, extension, path, place)
-            if spec is not None:
-                made.append(RankedExtension(spec, age_of(owner), index))
-        return tuple(made)
+        made = [self._extension(owner, one, f"spec.extensions[{i}]", place) for i, one in enumerate(declared)]
+        return tuple(RankedExtension(spec, age_of(owner), i) for i, spec in enumerate(made) if spec is not None)
 
     def builtin(
         self,

@@ -17,11 +17,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     RankedExtension,
 )
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.route_filters import (
-    HttpFilter,
-    RequestRedirect,
-    UrlRewrite,
-)
+from egressproxy.config.resources.route_filters import HttpFilter, RequestRedirect, UrlRewrite
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.policy import ExtensionIR
 

@@ -8,12 +8,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.resources.policy import (
-    Addresses,
-    DestinationEntry,
-    EgressPolicy,
-    EgressPolicySpec,
-)
+from egressproxy.config.resources.policy import Addresses, DestinationEntry, EgressPolicy, EgressPolicySpec
 from egressproxy.ir.policy import (
     AddressAllowance,
     AddressBound,

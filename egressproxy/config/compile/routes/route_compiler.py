@@ -143,12 +143,7 @@ class RouteCompiler:
         return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default
 
     def _http_rule(
-        self,
-        route: HttpRoute,
-        index: int,
-        listener: ListenerPlan,
-        layers: tuple[Layer, ...],
-        error: str,
+        self, route: HttpRoute, index: int, listener: ListenerPlan, layers: tuple[Layer, ...], error: str
     ) -> HttpRuleIR:
         rule = route.spec.rules[index]
         session = session_ir(route.full_name, index, rule)
