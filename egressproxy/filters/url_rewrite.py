@@ -33,7 +33,6 @@ class UrlRewriteFilter(Filter):
         config: UrlRewriteConfig = context.config
         self._hostname = config.hostname.encode()
         self._path = config.path
-        self._is_prefix = config.path is not None and config.path.type == "ReplacePrefixMatch"
 
     def request_headers(self, x: Exchange) -> None:
         """Raises BadRequest(BAD_TARGET, 400) for dot segments if a prefix is replaced."""
@@ -41,7 +40,7 @@ class UrlRewriteFilter(Filter):
             x.upstream_host = self._hostname
         if self._path is not None:
             path = x.request.path
-            if self._is_prefix and has_dot_segment(path.partition(b"?")[0]):
+            if self._path.type == "ReplacePrefixMatch" and has_dot_segment(path.partition(b"?")[0]):
                 # The origin would resolve `/new/../other` to a place outside the configured prefix.
                 message = "the path contains dot segments, which are not allowed where its prefix is rewritten"
                 raise BadRequest(Reason.BAD_TARGET, message, close=False)

@@ -19,9 +19,8 @@ IPAddress = IPv4Address | IPv6Address
 #: One label: letters, digits, hyphen and underscore inside (SRV-like names occur in practice), 63 bytes.
 _LABEL = rb"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rb"(?:%s\.)*%s\.?" % (_LABEL, _LABEL))
-_IPV4 = re.compile(
-    rb"(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-)
+_BYTE = rb"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = re.compile(rb"(?:%s\.){3}%s" % (_BYTE, _BYTE))
 #: A last label that is a number in any spelling is an address for some resolver (WHATWG URL, "ends in a number").
 _NUMERIC_LAST_LABEL = re.compile(rb"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)\.?")
 _IPV6 = re.compile(rb"[0-9A-Fa-f:.]{2,45}")

@@ -61,8 +61,7 @@ class Validity(NamedTuple):
 
     def sentence(self, now_s: float) -> str:
         """What is wrong at `now_s` and what to do, as text for people; "" for a valid certificate."""
-        what = _WORDS[self.use]
-        whose = f"{what} of {self.kind} {self.namespace}/{self.name}"
+        whose = f"{_WORDS[self.use]} of {self.kind} {self.namespace}/{self.name}"
         match self.state(now_s):
             case CertificateState.EXPIRED if self.use is CertificateUse.CRL:
                 return f"the {whose} should have been replaced on {_date(self.last_s)}: {_OUT_OF_DATE}; {_REMEDY}"

@@ -144,7 +144,8 @@ def test_a_response_of_the_filter_passes_its_response_phase_and_no_backend_is_as
 
 
 def test_a_response_in_the_connect_phase_is_a_failure_as_it_is_in_the_gateway(harness):
-    result = harness("def connect(self, x):\n    return LocalResponse(204)\n", "connect").run(get())
+    result = harness("def connect(self, x):\n    return LocalResponse(200, body=b'hello')\n", "connect").run(get())
+    assert result.response_body == b""
     assert (result.status, result.local_response) == (502, None)
 
 
