@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from time import monotonic
 
 from egressproxy.filters.catalog import Catalog
@@ -31,6 +30,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.backend import Destination
+from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR
 from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, WeightedBackend
@@ -171,12 +171,7 @@ class SnapshotBuilder:
 
     def blocking(self, rule: HttpRuleIR) -> Cooperative[None]:
         """Build those of its filters that are not to be built on the event loop; `chain` finds them then."""
-        mirrors = [*rule.mirrors, *chain.from_iterable(backend.mirrors for backend in rule.backends)]
-        backends = [*rule.backends, *(mirror.backend for mirror in mirrors)]
-        if rule.auth is not None:
-            backends.append(rule.auth.backend)
-        extensions = (*(mirror.extensions for mirror in mirrors), *(backend.extensions for backend in backends))
-        for spec in chain(rule.extensions, *extensions):
+        for spec in extensions_of(rule):
             if self.filters.blocks(spec):
                 yield partial(self.filters.place, spec)
 

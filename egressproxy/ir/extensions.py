@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.ir.route import MirrorIR, WeightedBackend
+from egressproxy.ir.route import HttpRuleIR, MirrorIR, WeightedBackend
 
-__all__ = ["extensions"]
+__all__ = ["extensions", "extensions_of"]
 
 
 def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
@@ -22,14 +22,19 @@ def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
             yield from listener.default_backend.extensions
         for route in listener.http_routes:
             for rule in route.rules:
-                yield from rule.extensions
-                yield from _of_backends(rule.backends)
-                yield from _of_mirrors(rule.mirrors)
-                if rule.auth is not None:
-                    yield from _of_backends((rule.auth.backend,))
+                yield from extensions_of(rule)
         for stream in (*listener.tls_routes, *listener.tcp_routes):
             yield from stream.extensions
             yield from _of_backends(stream.backends)
+
+
+def extensions_of(rule: HttpRuleIR) -> Iterator[ExtensionIR]:
+    """The filters of one rule, and of its backends, mirrors and authorization server."""
+    yield from rule.extensions
+    yield from _of_backends(rule.backends)
+    yield from _of_mirrors(rule.mirrors)
+    if rule.auth is not None:
+        yield from _of_backends((rule.auth.backend,))
 
 
 def _of_backends(backends: Iterable[WeightedBackend]) -> Iterator[ExtensionIR]:
