@@ -17,12 +17,18 @@ class ServedKind:
 
     group: str
     kind: str
-    plural: str
     versions: tuple[str, ...]
-    is_namespaced: bool
-    short_names: tuple[str, ...]
+    short_names: tuple[str, ...] = ()
+    is_namespaced: bool = True
     #: What it may be selected by beside metadata.name and metadata.namespace.
     fields: tuple[str, ...] = ()
+
+    @property
+    def plural(self) -> str:
+        """As a URL has it: `policies`, but `gateways`."""
+        if self.singular.endswith("y") and self.singular[-2] not in "aeiou":
+            return self.singular[:-1] + "ies"
+        return self.singular + ("es" if self.singular.endswith("s") else "s")
 
     @property
     def singular(self) -> str:
@@ -45,18 +51,6 @@ class ServedKind:
         return ("all",) if self.kind in ("Service", "Pod") and not self.group else ()
 
 
-def _kind(
-    group: str, kind: str, versions: str, *short_names: str, is_namespaced: bool = True, fields: tuple[str, ...] = ()
-) -> ServedKind:
-    """`versions` are separated by blanks."""
-    singular = kind.lower()
-    if singular.endswith("y") and singular[-2] not in "aeiou":  # policies, but gateways
-        plural = singular[:-1] + "ies"
-    else:
-        plural = singular + ("es" if singular.endswith("s") else "s")
-    return ServedKind(group, kind, plural, tuple(versions.split()), is_namespaced, short_names, fields)
-
-
 GATEWAY: Final = "gateway.networking.k8s.io"
 _PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
 #: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
@@ -64,30 +58,30 @@ OURS: Final = "egressproxy.io"
 
 #: Those of `config.resources.kinds`, which the process that serves does not import.
 CONFIGURED: Final = (
-    _kind(GATEWAY, "GatewayClass", "v1 v1beta1", "gc", is_namespaced=False),
-    _kind(GATEWAY, "Gateway", "v1 v1beta1", "gtw", "gw"),
-    _kind(GATEWAY, "ListenerSet", "v1", "lset"),
-    _kind(GATEWAY, "HTTPRoute", "v1 v1beta1 v1alpha2"),
-    _kind(GATEWAY, "GRPCRoute", "v1 v1alpha2"),
-    _kind(GATEWAY, "TLSRoute", "v1 v1alpha3 v1alpha2"),
-    _kind(GATEWAY, "TCPRoute", "v1 v1alpha2"),
-    _kind(GATEWAY, "BackendTLSPolicy", "v1 v1alpha3", "btlspolicy"),
-    _kind(GATEWAY, "ReferenceGrant", "v1 v1beta1 v1alpha2", "refgrant"),
-    _kind("gateway.networking.x-k8s.io", "XBackend", "v1alpha1"),
-    _kind(GATEWAY, "Backend", "v1alpha1"),
-    _kind(GATEWAY, "XBackendDestination", "v1alpha1"),
-    _kind(_PROTOTYPE, "Backend", "v0alpha0"),
-    _kind(_PROTOTYPE, "XBackendDestination", "v0alpha0"),
-    _kind(OURS, "Backend", "v1alpha1"),
-    _kind(OURS, "EgressPolicy", "v1alpha1"),
-    _kind(OURS, "PayloadProcessingPipeline", "v1alpha1"),
-    _kind("", "Namespace", "v1", "ns", is_namespaced=False),
-    _kind("", "Secret", "v1", fields=("type",)),
-    _kind("", "ConfigMap", "v1", "cm"),
-    _kind("", "Service", "v1", "svc"),
-    _kind("", "ServiceAccount", "v1", "sa"),
-    _kind("", "Pod", "v1", "po"),
-    _kind("discovery.k8s.io", "EndpointSlice", "v1"),
+    ServedKind(GATEWAY, "GatewayClass", ("v1", "v1beta1"), ("gc",), is_namespaced=False),
+    ServedKind(GATEWAY, "Gateway", ("v1", "v1beta1"), ("gtw", "gw")),
+    ServedKind(GATEWAY, "ListenerSet", ("v1",), ("lset",)),
+    ServedKind(GATEWAY, "HTTPRoute", ("v1", "v1beta1", "v1alpha2")),
+    ServedKind(GATEWAY, "GRPCRoute", ("v1", "v1alpha2")),
+    ServedKind(GATEWAY, "TLSRoute", ("v1", "v1alpha3", "v1alpha2")),
+    ServedKind(GATEWAY, "TCPRoute", ("v1", "v1alpha2")),
+    ServedKind(GATEWAY, "BackendTLSPolicy", ("v1", "v1alpha3"), ("btlspolicy",)),
+    ServedKind(GATEWAY, "ReferenceGrant", ("v1", "v1beta1", "v1alpha2"), ("refgrant",)),
+    ServedKind("gateway.networking.x-k8s.io", "XBackend", ("v1alpha1",)),
+    ServedKind(GATEWAY, "Backend", ("v1alpha1",)),
+    ServedKind(GATEWAY, "XBackendDestination", ("v1alpha1",)),
+    ServedKind(_PROTOTYPE, "Backend", ("v0alpha0",)),
+    ServedKind(_PROTOTYPE, "XBackendDestination", ("v0alpha0",)),
+    ServedKind(OURS, "Backend", ("v1alpha1",)),
+    ServedKind(OURS, "EgressPolicy", ("v1alpha1",)),
+    ServedKind(OURS, "PayloadProcessingPipeline", ("v1alpha1",)),
+    ServedKind("", "Namespace", ("v1",), ("ns",), is_namespaced=False),
+    ServedKind("", "Secret", ("v1",), fields=("type",)),
+    ServedKind("", "ConfigMap", ("v1",), ("cm",)),
+    ServedKind("", "Service", ("v1",), ("svc",)),
+    ServedKind("", "ServiceAccount", ("v1",), ("sa",)),
+    ServedKind("", "Pod", ("v1",), ("po",)),
+    ServedKind("discovery.k8s.io", "EndpointSlice", ("v1",)),
 )
 
 _INVOLVED: Final = tuple(
@@ -103,8 +97,10 @@ BACKENDS: Final = tuple(
 
 #: What nobody writes: made by the gateway while it runs. One Event is served in both groups.
 OBSERVED: Final = (
-    _kind("", "Event", "v1", "ev", fields=(*_INVOLVED, "reason", "type", "reportingComponent", "source")),
-    _kind("events.k8s.io", "Event", "v1", "ev", fields=(*_REGARDING, "reason", "type", "reportingController")),
+    ServedKind("", "Event", ("v1",), ("ev",), fields=(*_INVOLVED, "reason", "type", "reportingComponent", "source")),
+    ServedKind(
+        "events.k8s.io", "Event", ("v1",), ("ev",), fields=(*_REGARDING, "reason", "type", "reportingController")
+    ),
 )
 
 KINDS: Final = (*CONFIGURED, *OBSERVED)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import ServedKind, served
-from egressproxy.kubeapi.read.selectors import BadSelector, Predicate, field_selector, label_selector
+from egressproxy.kubeapi.read.selectors import Predicate, field_selector, label_selector
 from egressproxy.model.published_object import PublishedObject
 
 __all__ = ["ApiResource", "Form", "Options", "Position", "form", "resource", "truth"]
@@ -149,13 +149,10 @@ class Options:
         unknown = sorted(query.keys() - _KNOWN - _HARMLESS)
         if unknown:
             raise ApiError(400, "BadRequest", f"not supported: {', '.join(unknown)}")
-        try:
-            selectors = (
-                label_selector(query.get("labelSelector", "")),
-                field_selector(query.get("fieldSelector", ""), (*_ALWAYS, *kind.fields)),
-            )
-        except BadSelector as error:
-            raise ApiError(400, "BadRequest", str(error)) from None
+        selectors = (
+            label_selector(query.get("labelSelector", "")),
+            field_selector(query.get("fieldSelector", ""), (*_ALWAYS, *kind.fields)),
+        )
         match = _one_of(query, "resourceVersionMatch", ("", "Exact", "NotOlderThan"))
         options = cls(
             select=tuple(selector for selector in selectors if selector is not None),

@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["BadSelector", "Predicate", "field_selector", "label_selector"]
+from egressproxy.admin.status import ApiError
+
+__all__ = ["Predicate", "field_selector", "label_selector"]
 
 Predicate = Callable[[Mapping[str, Any]], bool]
 
@@ -27,12 +29,8 @@ _PART: Final = re.compile(r"(?:[^,(]++|\([^()]*+\)?+)+")
 MAX_REQUIREMENTS: Final = 100
 
 
-class BadSelector(ValueError):
-    """It cannot be read, or selects by what nothing is selected by; the message says which part."""
-
-
 def label_selector(text: str) -> Predicate | None:
-    """A predicate on manifests; None where it selects everything. Raises BadSelector."""
+    """A predicate on manifests; None where it selects everything. Raises ApiError(400)."""
     tests = [_label_test(part) for part in _bounded(map(str.strip, _PART.findall(text)))]
     if not tests:
         return None
@@ -45,19 +43,23 @@ def label_selector(text: str) -> Predicate | None:
 
 
 def field_selector(text: str, fields: Collection[str]) -> Predicate | None:
-    """The same for `metadata.name=x,…`; `fields` are those that may be selected by. Raises BadSelector."""
+    """The same for `metadata.name=x,…`; `fields` are those that may be selected by. Raises ApiError(400)."""
     tests = []
     for part in _bounded(re.split(r"(?<!\\),", text)):
         found = _FIELD.fullmatch(part)
         if found is None:
-            raise BadSelector(f"invalid selector: {part!r}; write field=value or field!=value")
+            raise _bad(f"invalid selector: {part!r}; write field=value or field!=value")
         path, operator, value = found.groups()
         if path not in fields:
-            raise BadSelector(f'field label not supported: "{path}"; supported are {", ".join(sorted(fields))}')
+            raise _bad(f'field label not supported: "{path}"; supported are {", ".join(sorted(fields))}')
         tests.append((path.split("."), operator == "!=", re.sub(r"\\(.)", r"\1", value)))
     if not tests:
         return None
     return lambda manifest: all((_text_at(manifest, path) != value) is differs for path, differs, value in tests)
+
+
+def _bad(message: str) -> ApiError:
+    return ApiError(400, "BadRequest", message)
 
 
 def _text_at(manifest: Mapping[str, Any], path: list[str]) -> str:
@@ -70,10 +72,10 @@ def _text_at(manifest: Mapping[str, Any], path: list[str]) -> str:
 
 
 def _bounded(texts: Iterable[str]) -> list[str]:
-    """Those that are not empty. Raises BadSelector where they are too many."""
+    """Those that are not empty. Raises ApiError(400) where they are too many."""
     parts = list(filter(None, texts))
     if len(parts) > MAX_REQUIREMENTS:
-        raise BadSelector(f"the selector has {len(parts)} requirements; {MAX_REQUIREMENTS} are served")
+        raise _bad(f"the selector has {len(parts)} requirements; {MAX_REQUIREMENTS} are served")
     return parts
 
 
@@ -82,7 +84,7 @@ def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
         key, operator, values = found.groups()  # one value is a set, too
         wanted = {each.strip() for each in values.split(",")}
         if not all(re.fullmatch(_VALUE, each, re.ASCII) for each in wanted):
-            raise BadSelector(f"unable to parse requirement: {part!r}")
+            raise _bad(f"unable to parse requirement: {part!r}")
         is_out = operator in ("!=", "notin")
         return lambda labels: (labels.get(key) in wanted) is not is_out
     if found := _ORDER.fullmatch(part):
@@ -91,7 +93,7 @@ def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
     if found := _EXISTS.fullmatch(part):
         absent, key = found.groups()
         return lambda labels: (key in labels) is not bool(absent)
-    raise BadSelector(f"unable to parse requirement: {part!r}; write key=value, key!=value, key in (a,b), key or !key")
+    raise _bad(f"unable to parse requirement: {part!r}; write key=value, key!=value, key in (a,b), key or !key")
 
 
 def _is_beyond(value: str | None, operator: str, bound: int) -> bool:

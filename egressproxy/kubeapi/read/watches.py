@@ -16,7 +16,7 @@ from typing import Any, Final
 from egressproxy.admin.status import ApiError, failure
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options
 from egressproxy.kubeapi.read import documents
-from egressproxy.kubeapi.read.objects import ChangeType, Gone, ObjectChange, Objects, View
+from egressproxy.kubeapi.read.objects import Gone, ObjectChange, Objects, View
 from egressproxy.kubeapi.read.publishing import published
 from egressproxy.kubeapi.read.tables import in_form, table
 from egressproxy.model.encoding import line
@@ -148,7 +148,7 @@ class _Encoder:
         """What a change is for one who sees only what the selectors want."""
         made = self._manifest(change.entry, change.version)
         is_wanted = documents.matches(made, self.options)
-        if change.type is not ChangeType.MODIFIED or change.before is None:
+        if change.before is None:
             return self._event(change.type.value, made) if is_wanted else b""
         before = self._manifest(change.before, change.version)
         if documents.matches(before, self.options):

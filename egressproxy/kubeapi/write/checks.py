@@ -7,7 +7,7 @@ Source: apimachinery meta/v1 ObjectMeta, ManagedFieldsEntry; FieldsV1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -24,13 +24,6 @@ MAX_ITEMS: Final = 512
 #: Levels of managedFields: a step for every level of the object, one for an item, and the leaf.
 MAX_FIELD_LEVELS: Final = 2 * MAX_LEVELS
 
-_TEXTS: Final = ("name", "generateName", "namespace", "uid", "resourceVersion")
-_MAPS: Final = ("labels", "annotations")
-_LISTS: Final = (
-    ("finalizers", str, "a list of texts"),
-    ("managedFields", dict, "a list of objects"),
-    ("ownerReferences", dict, "a list of objects"),
-)
 _VALUES: Final = ("data", "stringData")
 
 
@@ -60,20 +53,12 @@ def _levels(value: Any) -> Iterator[list[Any]]:
 
 
 def faults(manifest: Mapping[str, Any], *, is_secret: bool) -> list[tuple[str, str]]:
-    """(field, what it has to be) of every field that is something else. A null is a field that is not there."""
-    metadata = manifest.get("metadata")
-    if metadata is None:
-        metadata = {}
-    if not isinstance(metadata, dict):
-        return [("metadata", "an object")]
-    found = [(f"metadata.{name}", "text") for name in _TEXTS if not isinstance(metadata.get(name) or "", str)]
-    for name in _MAPS:
-        if not _is_text_map(metadata.get(name)):
-            found.append((f"metadata.{name}", "an object of texts"))
-    for name, item, what in _LISTS:
-        listed = metadata.get(name) or []
-        if not isinstance(listed, list) or not all(isinstance(each, item) for each in listed):
-            found.append((f"metadata.{name}", what))
+    """(field, what it has to be) of every field that is something else; metadata itself is an object.
+
+    A null is a field that is not there.
+    """
+    metadata = manifest["metadata"]
+    found = [(f"metadata.{name}", what) for name, (what, holds) in _METADATA.items() if not holds(metadata.get(name))]
     if not found:
         for index, entry in enumerate(metadata.get("managedFields") or ()):
             if not _is_owner(entry):
@@ -83,10 +68,27 @@ def faults(manifest: Mapping[str, Any], *, is_secret: bool) -> list[tuple[str, s
     return found
 
 
+def _is_text(value: Any) -> bool:
+    return not value or isinstance(value, str)
+
+
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: not value or (isinstance(value, list) and all(isinstance(each, kind) for each in value))
+
+
 def _is_text_map(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict) and all(isinstance(each, str) or each is None for each in value.values())
     )
+
+
+#: Of ObjectMeta: what a field has to be, and whether it is.
+_METADATA: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    **dict.fromkeys(("name", "generateName", "namespace", "uid", "resourceVersion"), ("text", _is_text)),
+    **dict.fromkeys(("labels", "annotations"), ("an object of texts", _is_text_map)),
+    "finalizers": ("a list of texts", _is_list_of(str)),
+    **dict.fromkeys(("managedFields", "ownerReferences"), ("a list of objects", _is_list_of(dict))),
+}
 
 
 def _is_owner(entry: Any) -> bool:

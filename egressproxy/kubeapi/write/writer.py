@@ -75,9 +75,10 @@ class Writer:
         """Raises WriteRefused, LoadingFailed, OSError, what `serve` raises; nothing is kept then."""
         request = write_request(self._config, self._bind, memory, self._folder)
         outcomes = await self._loader.ask(ANSWER, write_writes(request, writes), read_outcomes)
+        results = list(outcomes.results)
         if outcomes.loaded is None:
-            return list(outcomes.results)
-        files = [_file(result) for result in outcomes.results]
+            return results
+        files = [Path(each.file) if isinstance(each, Written) and each.file else None for each in results]
         try:
             await serve(outcomes.loaded)
         except BaseException:
@@ -88,16 +89,6 @@ class Writer:
         failed = await asyncio.to_thread(staging.commit, kept)  # waits for the disk
         for file, error in failed.items():
             log.error("%s cannot be kept: %s; what is in service will not be after a restart", file, error)
-        return [
-            result if file is None or file not in failed else _not_kept(failed[file])
-            for file, result in zip(files, outcomes.results, strict=True)
-        ]
-
-
-def _file(result: Result) -> Path | None:
-    """Where it is to be kept."""
-    return Path(result.file) if isinstance(result, Written) and result.file else None
-
-
-def _not_kept(error: OSError) -> WriteRefused:
-    return WriteRefused(500, "InternalError", f"it is in service, but cannot be kept: {error.strerror}")
+            message = f"it is in service, but cannot be kept: {error.strerror}"
+            results[files.index(file)] = WriteRefused(500, "InternalError", message)
+        return results
