@@ -162,16 +162,17 @@ class App:
             return self._start_failed(str(error))
         freeze_gc()
         self._announce()
-        watcher = asyncio.create_task(self._watch(changed)) if self.options.sources else None
-        reloader = asyncio.create_task(self._live.reload_when_asked())
-        clock = asyncio.create_task(self._live.watch_certificates())
+        tasks = [
+            asyncio.create_task(each) for each in (self._live.reload_when_asked(), self._live.watch_certificates())
+        ]
+        if self.options.sources:
+            tasks.append(asyncio.create_task(self._watch(changed)))
         await self._stop.wait()
         self._live.why_not = "draining"
         for server in self._servers:
             server.end_watches()
-        for task in (watcher, reloader, clock):
-            if task is not None:
-                task.cancel()
+        for task in tasks:
+            task.cancel()
         log.info(
             "draining: in-flight requests have %g s to finish; send the signal again to stop now",
             self.options.drain_timeout_s,

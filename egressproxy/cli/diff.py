@@ -14,7 +14,7 @@ import click
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.differences import compare, show
 from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
-from egressproxy.cli.problems import show_problems
+from egressproxy.cli.problems import compiled_or_exit
 
 if TYPE_CHECKING:
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
@@ -78,12 +78,12 @@ def command(
 
     if old_path:
         bind = bind or ("127.0.0.1",)
-        old = _compiled(old_path[0], sources, bind)
+        old = compiled_or_exit((old_path[0], *sources), bind)
         before = outline(old)
     else:
         running = ask(admin or ADMIN, "/model")
         old, before, bind = None, running["model"], bind or tuple(running["bind"])
-    new = _compiled(new_path, sources, bind)
+    new = compiled_or_exit((new_path, *sources), bind)
     found: dict[str, Any] = compare(before, outline(new))
     if access_log is not None or admin is not None:
         found |= _flips(old, new, admin, access_log)
@@ -93,18 +93,6 @@ def command(
     else:
         show(found, sys.stdout)
     sys.exit(0 if found["same"] else 1)
-
-
-def _compiled(path: Path, secrets: tuple[SecretSource, ...], bind: tuple[str, ...]) -> ConfigIR:
-    """The compiled configuration. Exits with 2 if it is refused."""
-    from egressproxy.config.reading.problems import ConfigError
-    from egressproxy.processes.loader.compilation import loaded
-
-    try:
-        return loaded((path, *secrets), bind)[1].spec
-    except ConfigError as error:
-        show_problems(error.problems, sys.stderr)
-        sys.exit(2)
 
 
 def _flips(

@@ -12,7 +12,7 @@ import click
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
-from egressproxy.cli.problems import show_problems
+from egressproxy.cli.problems import compiled_or_exit
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret_source import ConfigSource, SecretSource
@@ -97,23 +97,19 @@ def _of_files(config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: li
     """What a process with this configuration would respond. Exits with 2 if it cannot be served."""
     import asyncio
 
-    from egressproxy.config.reading.problems import ConfigError
     from egressproxy.gateway.explain.explain import explain
     from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
     from egressproxy.gateway.explain.offline import offline
-    from egressproxy.processes.loader.compilation import loaded
 
     async def answer() -> dict[str, Any]:
-        return await explain(offline(compiled.spec), question)
+        return await explain(offline(spec), question)
 
     try:
         question = HypotheticalRequest.of(pairs)
-        _, compiled = loaded(config, bind)
+        spec = compiled_or_exit(config, bind)
         return asyncio.run(answer())
     except HypotheticalRequestError as error:
         raise click.UsageError(str(error)) from None
-    except ConfigError as error:
-        show_problems(error.problems, sys.stderr)
     except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
         click.echo(f"egressproxy: this configuration cannot be served: {error}", err=True)
-    sys.exit(2)
+        sys.exit(2)

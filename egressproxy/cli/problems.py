@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Final
 
 from egressproxy.cli.styled_lines import print_lines
 
 if TYPE_CHECKING:
     from egressproxy.config.reading.problems import Problem
+    from egressproxy.ir.gateway import ConfigIR
+    from egressproxy.model.secret_source import ConfigSource
 
-__all__ = ["show_findings", "show_problems"]
+__all__ = ["compiled_or_exit", "show_findings", "show_problems"]
 
 _COLOURS: Final = {"unserved": "red bold", "warning": "yellow bold", "note": "bold"}
 
@@ -24,6 +27,20 @@ def show_findings(findings: Iterable[Problem], file: IO[str]) -> None:
     """The same with the severity in front: `unserved`, `warning` or `note`."""
     words = ((finding, finding.severity.value) for finding in findings)
     print_lines(([(f"{word}: ", _COLOURS[word]), *_parts(finding, "")] for finding, word in words), file)
+
+
+def compiled_or_exit(paths: Sequence[ConfigSource], bind: tuple[str, ...]) -> ConfigIR:
+    """These files, folders and Secrets, compiled. Exits with 2 if they are refused, after printing every problem on
+    standard error.
+    """
+    from egressproxy.config.reading.problems import ConfigError
+    from egressproxy.processes.loader.compilation import loaded
+
+    try:
+        return loaded(paths, bind)[1].spec
+    except ConfigError as error:
+        show_problems(error.problems, sys.stderr)
+        sys.exit(2)
 
 
 def _parts(problem: Problem, style: str) -> Iterator[tuple[str, str]]:
