@@ -133,12 +133,11 @@ class ExternalAuth(Filter):
         reason, happened = Reason.BACKEND_INVALID, "cannot be used"
         if missing := self.spec.backend.unknown_extension:
             reason, happened = Reason.UNKNOWN_EXTENSION, f"needs the {missing}, which this gateway does not have"
-        message = f"the authorization server of this route {happened}"
-        return GatewayFault(reason, message, rule=self._source, detail=self.spec.backend.error)
+        return self._fault(happened, 500, self.spec.backend.error, reason)
 
-    def _fault(self, happened: str, status: int, detail: str) -> GatewayFault:
+    def _fault(self, happened: str, status: int, detail: str, reason: Reason = Reason.EXT_AUTH_ERROR) -> GatewayFault:
         message = f"the authorization server of this route {happened}"
-        return GatewayFault(Reason.EXT_AUTH_ERROR, message, status=status, rule=self._source, detail=detail)
+        return GatewayFault(reason, message, status=status, rule=self._source, detail=detail)
 
     def __repr__(self) -> str:
         return f"ExternalAuth({self._route} by {self.server})"

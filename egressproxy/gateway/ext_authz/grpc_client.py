@@ -15,7 +15,7 @@ from egressproxy.gateway.ext_authz.grpc_channel import GrpcChannel
 from egressproxy.gateway.ext_authz.http_client import asked_host, passed, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.field_change import FieldAction, FieldChange, apply
+from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.grpc.ext_authz import (
@@ -86,9 +86,8 @@ def _verdict(answer: CheckAnswer) -> CheckResult:
         fields = Fields()
         apply(changes, fields)
         return denial(answer.status, fields, answer.body)
-    removed = _permitted(FieldChange(name, FieldAction.REMOVE) for name in answer.remove)
     told = tuple(change for change in _permitted(answer.response_headers) if is_for_clients(change.name))
-    return CheckResult(request=removed + changes, response=told)
+    return CheckResult(request=changes, response=told)
 
 
 def _permitted(changes: Iterable[FieldChange]) -> tuple[FieldChange, ...]:

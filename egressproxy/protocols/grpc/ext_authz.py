@@ -78,14 +78,13 @@ class HttpAttributes:
 
 @dataclass(frozen=True, slots=True)
 class CheckAnswer:
-    """`status` is that of a denial. `headers` are for the request or, of a denial, for the client; `remove` are taken
-    from the request; `response_headers` are added to what the client is answered in the end.
+    """`status` is that of a denial. `headers` are for the request (what is to be removed comes first) or, of a denial,
+    for the client; `response_headers` are added to what the client is answered in the end.
     """
 
     is_allowed: bool
     status: int = 0
     headers: tuple[FieldChange, ...] = ()
-    remove: tuple[bytes, ...] = ()
     response_headers: tuple[FieldChange, ...] = ()
     body: bytes = b""
 
@@ -119,9 +118,9 @@ def check_answer(data: bytes) -> CheckAnswer:
     ok = answer.ok_response
     if ok.query_parameters_to_set or ok.query_parameters_to_remove:
         raise WireError("the service wants to change query parameters, which is not supported")
-    removed = tuple([name.lower() for name in ok.headers_to_remove])
+    removed = tuple([FieldChange(name.lower(), FieldAction.REMOVE) for name in ok.headers_to_remove])
     return CheckAnswer(
-        True, headers=_options(ok.headers), remove=removed, response_headers=_options(ok.response_headers_to_add)
+        True, headers=removed + _options(ok.headers), response_headers=_options(ok.response_headers_to_add)
     )
 
 
