@@ -60,11 +60,13 @@ _ABSOLUTE = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[0-9]{1,9}")
 
 
-#: Fields of this hop, of the framing, and of identity. The look-ahead spares the alternatives for most lines.
-_HOP_NAMES = rb"(?=[cehkptuvxCEHKPTUVX])" + any_case(
+#: Fields of this hop, of the framing, and of identity.
+_HOP_FIELDS = (
     "host connection content-length transfer-encoding proxy-connection proxy-authorization keep-alive te "
     "upgrade expect via http2-settings x-forwarded-client-cert " + IDENTITY_FIELDS
 )
+#: The look-ahead spares the alternatives for most lines.
+_HOP_NAMES = rb"(?=[cehkptuvxCEHKPTUVX])" + any_case(_HOP_FIELDS)
 _HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
 #: Spellings with an underscore that some origins read as the field with a hyphen. Others pass: real clients use them.
@@ -78,10 +80,7 @@ _TWINS = re.compile(
 )
 
 #: Options of Connection whose fields are taken out anyway, or that name no field.
-_KNOWN_OPTIONS = frozenset(
-    b"close keep-alive upgrade te host content-length transfer-encoding proxy-connection proxy-authorization expect "
-    b"via http2-settings".split()
-)
+_KNOWN_OPTIONS = frozenset((b"close", *_HOP_FIELDS.encode().split()))
 
 #: Protocols that a request may offer to upgrade to: to look at 30,000 of them would take 10 ms.
 _MAX_PROTOCOLS = 64

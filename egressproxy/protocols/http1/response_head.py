@@ -48,16 +48,20 @@ _LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 
 _STATUS_LINE = re.compile(_LINE + rb"\r\n")
 
-#: Proxy-Authenticate goes too: an origin must not make clients send the credentials that are meant for us. So does
-#: X-Egress-…, in either spelling: with these we speak to clients ourselves.
-_HOP_NAMES = rb"(?=[ckptuvxCKPTUVX])" + any_case(
+#: Fields of this hop and of the framing. Proxy-Authenticate goes too: an origin must not make clients send the
+#: credentials that are meant for us.
+_HOP_FIELDS = (
     "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
-    "proxy-authentication-info",
-    also=rb"[xX][-_][eE][gG][rR][eE][sS][sS][-_]" + TCHAR + rb"*+",
+    "proxy-authentication-info"
+)
+#: So does X-Egress-…, in either spelling: with these we speak to clients ourselves.
+_HOP_NAMES = rb"(?=[ckptuvxCKPTUVX])" + any_case(
+    _HOP_FIELDS, also=rb"[xX][-_][eE][gG][rR][eE][sS][sS][-_]" + TCHAR + rb"*+"
 )
 _HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
-_KNOWN_OPTIONS = frozenset(b"close keep-alive upgrade te content-length transfer-encoding proxy-connection via".split())
+#: Options of Connection whose fields are taken out anyway, or that name no field.
+_KNOWN_OPTIONS = frozenset((b"close", *_HOP_FIELDS.encode().split()))
 
 
 @lru_cache(maxsize=16)
