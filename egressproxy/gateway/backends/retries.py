@@ -27,7 +27,7 @@ from egressproxy.gateway.backends.upstream_call import IDEMPOTENT, Repeat
 from egressproxy.ir.policy import RetryBudgetIR, RetryIR
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["NO_RETRIES", "Budget", "RetryPolicy", "has_parent", "may_go_again", "untried"]
+__all__ = ["NO_RETRIES", "Budget", "RetryPolicy", "may_go_again", "untried"]
 
 NO_RETRIES = RetryIR(0)
 #: Why statuses of a parent are believed.
@@ -60,11 +60,11 @@ class RetryPolicy:
         """What the policy does for these backends, in sentences for people."""
         notes, retry = [], self._retry
         if retry.attempts:
-            are_applied = not backends or not all(map(has_parent, backends))
+            are_applied = not backends or not all(backend.has_parent for backend in backends)
             codes = f", and after {', '.join(map(str, retry.codes))}" if retry.codes and are_applied else ""
             times = "once more" if retry.attempts == 1 else f"up to {retry.attempts} times more"
             notes.append(f"a request goes again {times} where its backend cannot be reached or is too slow{codes}")
-            behind = sorted({backend.name for backend in backends if has_parent(backend)})
+            behind = sorted({backend.name for backend in backends if backend.has_parent})
             if behind:
                 notes.append(
                     f"toward the parent of {', '.join(behind)} only connections are tried again: {PARENT_RETRIES}"
@@ -157,13 +157,8 @@ def may_go_again(x: Exchange, error: UpstreamFault, backends: Sequence[RouteBack
         return has_others or len(backends) > 1
     if error.retry is RetrySafety.SAFE:
         return True
-    if has_parent(backend):
+    if backend.has_parent:
         return x.method in IDEMPOTENT and error.retry is RetrySafety.IF_REUSED
     return x.method in IDEMPOTENT and (
         error.retry is not RetrySafety.NEVER or error.reason is Reason.UPSTREAM_INCOMPLETE
     )
-
-
-def has_parent(backend: RouteBackend) -> bool:
-    """Whether this backend is reached through another gateway."""
-    return backend.connector is not None and backend.connector.parent is not None

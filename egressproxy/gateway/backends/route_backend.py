@@ -75,6 +75,11 @@ class RouteBackend:
         """Whether the backend is configured with TLS."""
         return self.connector is not None and self.connector.spec.backend.tls is not None
 
+    @property
+    def has_parent(self) -> bool:
+        """Whether the backend is reached through another gateway."""
+        return self.connector is not None and self.connector.parent is not None
+
     def counted_in(self, series: Series) -> RouteBackend:
         """A copy whose traffic is counted in this series."""
         made = copy(self)

@@ -16,7 +16,7 @@ from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.retries import RetryPolicy, has_parent, may_go_again, untried
+from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import call_upstream
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -92,7 +92,7 @@ async def _reach(
             if isinstance(upstream, LocalResponse):
                 return upstream
             status = x.response.status
-            if status not in policy.codes or has_parent(backend) or not policy.has_another(retries, body):
+            if status not in policy.codes or backend.has_parent or not policy.has_another(retries, body):
                 break
             failures.append(f"status {status}")
             discard(client, upstream)

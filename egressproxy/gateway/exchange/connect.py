@@ -146,15 +146,14 @@ async def open_tunnel(
             checks_name=is_tls or checks_name,
         )  # fmt: skip
     upstream = await dial(x, backend)
-    through_parent = backend.connector is not None and backend.connector.parent is not None
     if not x.status:
         client.accept_tunnel()
         x.status = 200
     rest = client.detach()
-    if hand_over(accounting, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=through_parent):
+    if hand_over(accounting, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=backend.has_parent):
         return None
     relaying = relay(
-        accounting.wheel, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=through_parent
+        accounting.wheel, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=backend.has_parent
     )
     del rest
     await relaying
