@@ -13,7 +13,7 @@ __all__ = ["BACKENDS", "CONFIGURED", "GATEWAY", "KINDS", "OBSERVED", "OURS", "Se
 
 @dataclass(frozen=True, slots=True)
 class ServedKind:
-    """The core group is ""; every version of a kind has the same shape."""
+    """A kind and its names. The core group is ""; every version of a kind has the same fields."""
 
     group: str
     kind: str
@@ -109,7 +109,7 @@ _BY_PLURAL: Final = {(kind.group, version, kind.plural): kind for kind in KINDS 
 
 
 def served(group: str, version: str, plural: str) -> ServedKind | None:
-    """The kind behind a path, or None."""
+    """The kind with this group, version and plural name, as a URL has them; None where none is served."""
     return _BY_PLURAL.get((group, version, plural))
 
 

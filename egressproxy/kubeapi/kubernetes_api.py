@@ -1,4 +1,4 @@
-"""The Kubernetes-shaped API over HTTP: from a request to the functions that answer it.
+"""The Kubernetes-shaped API over HTTP: it finds the function that answers a request.
 
 Thousands of objects take long to decode and to encode: a thread does it, for one client at a time.
 """
@@ -57,7 +57,7 @@ _NO_DEFINITIONS: Final = {
 
 
 class KubernetesApi:
-    """What `server` serves besides its own. `access` says who may write; None: nobody."""
+    """The paths of the API on `server`. `access` decides which clients may write; without it none may."""
 
     index = INDEX
 
@@ -135,7 +135,7 @@ class KubernetesApi:
         return response
 
     async def _shown(self, asked: ApiResource, write: Write, written: Written) -> web.Response:
-        """The object after a write, or after one that was tried."""
+        """The object after a write or a dry run."""
         status = 201 if written.is_new else 200
         if write.is_dry_run:
             made = json.loads(written.manifest)
@@ -216,7 +216,7 @@ class KubernetesApi:
 
 
 def _status(asked: ApiResource, view: View) -> dict[str, Any]:
-    """The status that the object has, which a write that was only tried does not change."""
+    """The status of the object as it is: a dry run does not change it."""
     with suppress(ApiError):
         found = json.loads(documents.get(asked, Options(), Form.PLAIN, view))
         return {"status": found["status"]} if "status" in found else {}

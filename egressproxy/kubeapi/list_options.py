@@ -1,4 +1,4 @@
-"""What a request to the API asks for: the resource behind a path, the options of a list or watch, the answer's form.
+"""A request to the API: the resource of its path, the options of a list or watch, the form of the answer.
 
 Source: Kubernetes API concepts (resource URIs, metav1.ListOptions, alternate representations of resources).
 """
@@ -37,7 +37,7 @@ _PATH: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ApiResource:
-    """`name` "": the collection; `namespace` None: of all namespaces, or a cluster-scoped kind."""
+    """An object, or with `name` "" a collection. `namespace` None: all namespaces, or a cluster-scoped kind."""
 
     kind: ServedKind
     version: str
@@ -73,7 +73,7 @@ def resource(path: str) -> ApiResource | None:
 
 
 class Form(Enum):
-    """As what an object or a list is answered."""
+    """How an object or a list is represented in an answer."""
 
     PLAIN = ""
     TABLE = "Table"
@@ -81,7 +81,7 @@ class Form(Enum):
 
 
 def form(accept: str) -> Form:
-    """The first form in an Accept field that we have. Raises ApiError(406)."""
+    """The first form of an Accept field that is served. Raises ApiError(406) where there is none."""
     for entry in accept.split(",") if accept.strip() else ["*/*"]:
         media, *rest = (part.strip() for part in entry.split(";"))
         parameters = dict(part.split("=", 1) for part in rest if "=" in part)
@@ -106,7 +106,7 @@ def truth(query: Mapping[str, str], name: str) -> bool:
 
 
 class Position(NamedTuple):
-    """Where a list goes on: behind this object, in the list of that version."""
+    """Where a list in pieces continues: behind this object, in the list of that version."""
 
     version: int
     namespace: str
@@ -130,7 +130,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """metav1.ListOptions. `version` None: not said; 0: any."""
+    """metav1.ListOptions. `version` None: the client names none; 0: any will do."""
 
     select: tuple[Predicate, ...] = ()
     limit: int = 0

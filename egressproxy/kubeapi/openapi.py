@@ -36,13 +36,16 @@ _STATUS: Final = "What became of it: written by the gateway, ignored on input."
 
 
 def paths_v3() -> dict[str, Any]:
-    """/openapi/v3: which documents there are."""
+    """The document at /openapi/v3: the paths of all others."""
     paths = {_group_path(kind, version) for kind in CONFIGURED for version in kind.versions}
     return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}"} for path in sorted(paths)}}
 
 
 def document_v3(path: str, schema: bytes, is_writable: bool) -> dict[str, Any]:
-    """/openapi/v3/`path` (`apis/GROUP/VERSION`, `api/v1`). Raises ApiError(404)."""
+    """The document at /openapi/v3/`path` (`apis/GROUP/VERSION`, `api/v1`). Raises ApiError(404).
+
+    `schema` is the JSON Schema of all kinds; `is_writable` says whether the API takes writes.
+    """
     served = [(kind, each) for kind in CONFIGURED for each in kind.versions if _group_path(kind, each) == path]
     if not served:
         raise ApiError(404, "NotFound", f"there is no document {path}; /openapi/v3 lists them")
@@ -56,7 +59,7 @@ def document_v3(path: str, schema: bytes, is_writable: bool) -> dict[str, Any]:
 
 
 def document_v2(schema: bytes, is_writable: bool) -> dict[str, Any]:
-    """/openapi/v2: everything in one."""
+    """The document at /openapi/v2: all kinds in one. Arguments as for `document_v3`."""
     served = [(kind, each) for kind in CONFIGURED for each in kind.versions]
     return {
         "swagger": "2.0",
@@ -114,7 +117,7 @@ def _referred(field: Mapping[str, Any], base: str) -> str:
 
 
 def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> None:
-    """A field without words of its own has those of what it refers to, or says what is possible."""
+    """Give a field without a description that of what it refers to, or else the values that it may have."""
     if "description" in field:
         return
     place = field.get("items", field)
@@ -241,7 +244,7 @@ _BESIDE: Final = frozenset({"description", "default", "x-egressproxy-support"})
 
 
 def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) -> dict[str, Any]:
-    """One of several shapes: without null; what is left decides where it is one, else it is left open."""
+    """A choice of shapes, null left out: the one that is left, an integer or text, or else an object of any fields."""
     shapes = [each for each in part[choice] if each.get("type") != "null"]
     rest = {key: value for key, value in part.items() if key in _BESIDE and value is not None}
     if len(shapes) == 1:
@@ -258,7 +261,7 @@ _OF_ONE: Final = {"get": "get", "put": "put", "patch": "patch", "delete": "delet
 
 
 def _paths(served: Iterable[tuple[ServedKind, str]], base: str, is_writable: bool) -> dict[str, Any]:
-    """What may be done where: kubectl looks for the parameters of a patch to know who validates."""
+    """The operations of each path. kubectl looks there for `fieldValidation`, to know whether the server validates."""
     paths: dict[str, Any] = {}
     for kind, version in served:
         prefix = f"/{_group_path(kind, version)}/{'namespaces/{namespace}/' if kind.is_namespaced else ''}{kind.plural}"

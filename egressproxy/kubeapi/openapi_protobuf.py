@@ -1,6 +1,6 @@
 """The OpenAPI v2 document in protobuf, which is the only form that kubectl reads it in.
 
-A part of the message types is enough: what our document has. Hand-made: with protobuf it is as long and as slow, and
+Only the message types that the document needs are written. Hand-made: with protobuf it is as long and as slow, and
 the process that serves keeps 4 MiB more. Field numbers: gnostic, openapiv2/OpenAPIv2.proto.
 """
 

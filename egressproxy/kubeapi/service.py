@@ -1,4 +1,4 @@
-"""ApiService: the Kubernetes-shaped API of one gateway: what it shows, and writes that are put into service."""
+"""ApiService: what the Kubernetes-shaped API of one gateway shows, and how its writes are put into service."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The columns of every kind, as `kubectl get` and `egressproxy get` print them; wide ones only with `-o wide`.
 
-Those of the CRDs of Gateway API and of core Kubernetes first, then what one wants to know beside them.
+First come the columns of the CRDs of Gateway API and of core Kubernetes, then what this gateway adds.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _selector(manifest: Manifest) -> Iterator[str]:
 
 
 def _field(name: str, path: str, default: str = "", *, is_wide: bool = False) -> Column:
-    """What a field says, and nothing else."""
+    """A column with the value of one field."""
     return Column(name, _text(path, default), f"{path}.", is_wide)
 
 
@@ -208,7 +208,7 @@ _BACKEND: Final = _object_with(
 
 
 def _event(times: Sequence[str], about: str, message: str, *wide: Column) -> Sequence[Column]:
-    """The two groups that have Events name the same fields otherwise; the first of `times` that an Event has counts."""
+    """The columns of Events, whose fields have other names in each group; of `times` the first that is there counts."""
     return (
         Column("Last Seen", _first(*times), "When it last happened.", is_age=True),
         Column("Type", _text("type"), "Normal or Warning."),

@@ -20,25 +20,25 @@ _WRITE: Final = ("create", "delete", "patch", "update")
 
 
 def legacy_versions(address: str) -> dict[str, Any]:
-    """/api. `address` is host:port of the server."""
+    """The document at /api. `address` is host:port of the server."""
     addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": address}]
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses}
 
 
 def group_list() -> dict[str, Any]:
-    """/apis: the groups, the core group left out."""
+    """The document at /apis: the groups, without the core group."""
     groups = [_group(name, versions) for name, versions in group_versions().items()]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def one_group(name: str) -> dict[str, Any] | None:
-    """/apis/GROUP; None where there is none."""
+    """The document at /apis/GROUP; None where there is no such group."""
     versions = group_versions().get(name)
     return None if versions is None else {"apiVersion": "v1", **_group(name, versions)}
 
 
 def resource_list(group: str, version: str, is_writable: bool) -> dict[str, Any] | None:
-    """/api/v1 and /apis/GROUP/VERSION; None where there is none."""
+    """The document at /api/v1 or /apis/GROUP/VERSION; None where there is no such version."""
     kinds = _kinds(group, version)
     if not kinds:
         return None
@@ -56,7 +56,7 @@ def aggregated_type(accept: str) -> str | None:
 
 
 def aggregated(is_core: bool, content_type: str, is_writable: bool) -> dict[str, Any]:
-    """/api (`is_core`) or /apis with everything below, for a client that accepts one of AGGREGATED."""
+    """The document at /api (`is_core`) or /apis with all resources, for a client that accepts one of AGGREGATED."""
     groups = {"": ["v1"]} if is_core else group_versions()
     return {
         "kind": "APIGroupDiscoveryList",

@@ -1,4 +1,4 @@
-"""What is read as functions: a question and the objects that there are in, a JSON document out.
+"""The answers to reads as functions: a resource and a view of all objects in, a JSON document out.
 
 No I/O and no web framework here.
 Source: Kubernetes API concepts (retrieving large results in chunks, resource versions), metav1.List.
@@ -23,7 +23,7 @@ __all__ = ["check_has_been", "everything", "get", "listing", "matches"]
 
 
 def get(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
-    """One object. Raises ApiError(404)."""
+    """One object as JSON. Raises ApiError(404) where there is none."""
     entry = next(filter(asked.has, view.entries()), None)
     if entry is None:
         raise not_found(asked.kind, asked.name)
@@ -32,7 +32,10 @@ def get(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
 
 
 def listing(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
-    """A list, or a piece of one. Raises ApiError(410) where it goes on after a change, 504 for a version to come."""
+    """A list, or a piece of one, as JSON.
+
+    Raises ApiError(410) where objects have changed since the first piece, 504 for a version that is not reached yet.
+    """
     check_has_been(options.version, view, asked)
     after, where = options.after, attrgetter("namespace", "name")
     is_old = options.is_exact and options.version and options.version != view.version
@@ -69,21 +72,21 @@ def listing(asked: ApiResource, options: Options, form: Form, view: View) -> byt
 
 
 def check_has_been(version: int | None, view: View, asked: ApiResource) -> None:
-    """Raises ApiError(504) for a version to come."""
+    """Raises ApiError(504) for a version that is not reached yet."""
     if version is not None and version > view.version:
         message = f"Too large resource version: {version}, current: {view.version}"
         raise ApiError(504, "Timeout", message, asked.kind, retry_after_s=1)
 
 
 def everything(view: View) -> bytes:
-    """All objects in one List, redacted: what to attach to a bug report. What was observed is no configuration."""
+    """All objects in one List, redacted: what to attach to a bug report. Events are left out."""
     entries = (entry for entry in view.entries() if entry.kind != "Event")
     found = [line(published(entry)) for entry in sorted(entries, key=attrgetter("key"))]
     return _joined(_list("", "v1", {"resourceVersion": str(view.version)}), "items", found)
 
 
 def matches(manifest: dict[str, Any], options: Options) -> bool:
-    """Whether the selectors want it."""
+    """Whether the object meets all selectors."""
     return all(test(manifest) for test in options.select)
 
 
@@ -92,7 +95,7 @@ def _list(kind: str, api_version: str, metadata: dict[str, Any]) -> dict[str, An
 
 
 def _joined(head: dict[str, Any], field: str, lines: Sequence[bytes]) -> bytes:
-    """A list of ten thousand objects, of which no more than one was ever decoded."""
+    """`head` with the encoded `lines` in `field`: of ten thousand objects one at a time was decoded."""
     rest = {name: value for name, value in head.items() if name != field}
     start = line(rest)[:-1] + f', "{field}": [\n'.encode()
     return start + b",\n".join(lines) + b"\n]}\n"

@@ -46,7 +46,7 @@ _STARTED: Final = int(time())
 
 
 class PublishedEvents:
-    """See `kubeapi.state.ObjectSource`. `configuration` is where the objects are that Events are about."""
+    """Events as an ObjectSource. `configuration` has the objects that they are about."""
 
     def __init__(self, events: Events, configuration: ObjectSource) -> None:
         self._events = events
@@ -80,7 +80,7 @@ class _Rendered:
 def references(
     subjects: Collection[InvolvedObject], configuration: Iterable[PublishedObject]
 ) -> dict[InvolvedObject, dict[str, str]]:
-    """A core v1 ObjectReference for each: of an object in service with its uid, of others as far as one can tell."""
+    """A core v1 ObjectReference for each subject, with the uid that the API gives the object, in service or not."""
     made: dict[InvolvedObject, dict[str, str]] = {}
     if subjects:
         for entry in configuration:

@@ -28,7 +28,7 @@ MAX_BYTES: Final = 8 * 1024 * 1024
 
 
 class Gone(Exception):
-    """What happened since that version is not known any more (410)."""
+    """The changes since that version are forgotten (410)."""
 
 
 class ChangeType(Enum):

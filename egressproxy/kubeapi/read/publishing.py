@@ -22,9 +22,9 @@ _OBJECTS: Final = UUID("5f0b7c0e-9b0a-5c55-9a0c-1d3f6d0a7e11")
 
 
 def published(entry: PublishedObject, version: int | None = None, api_version: str | None = None) -> dict[str, Any]:
-    """The manifest with uid, resourceVersion, generation, the time that it is there since, and status.
+    """The manifest with uid, resourceVersion, generation, creationTimestamp and status.
 
-    Every served version of a kind has the same shape; None leaves the one that was written.
+    `version` None gives no resourceVersion, `api_version` None leaves the one that was written.
     """
     manifest: dict[str, Any] = json.loads(entry.manifest)
     if api_version is not None:
@@ -65,5 +65,5 @@ def metadata_only(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(4096)
 def uid_of(key: Key) -> str:
-    """For objects that bring none: the same for the same name, over reloads and restarts."""
+    """The uid of an object that brings none: the same for the same key, over reloads and restarts."""
     return str(uuid5(_OBJECTS, "/".join(key)))

@@ -37,7 +37,7 @@ _EXPIRED: Final = "too old resource version; list again, and watch from there"
 
 
 class Watches:
-    """Those of one admin server."""
+    """The watches of one admin server."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -46,7 +46,7 @@ class Watches:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Taken by a watch for as long as it lives. Raises ApiError(429) where there is none."""
+        """A place that a watch takes for as long as it lasts. Raises ApiError(429) where all are taken."""
         if self._open >= MAX_WATCHES:
             message = f"{MAX_WATCHES} watches are open; close one, or try later"
             raise ApiError(429, "TooManyRequests", message, retry_after_s=5)
@@ -57,7 +57,7 @@ class Watches:
             self._open -= 1
 
     def end(self) -> None:
-        """All of them, now; there will be no more."""
+        """End all watches now; there will be no more."""
         self._is_over = True
         self._objects.changed()
 
@@ -125,7 +125,7 @@ class _Encoder:
         self._has_columns = True
 
     def initial(self, entries: Iterator[PublishedObject], view: View) -> bytes | None:
-        """The next ones of what is there, as if they had just been added; None at the end."""
+        """The next objects, as if they had just been added; None at the end."""
         piece = list(islice(entries, _PIECE))
         if not piece:
             return None
@@ -145,7 +145,7 @@ class _Encoder:
         return self._event("BOOKMARK", made)
 
     def _change(self, change: ObjectChange) -> bytes:
-        """What a change is for one who sees only what the selectors want."""
+        """A change as a client sees it that sees only what the selectors select; b"" where it sees nothing of it."""
         made = self._manifest(change.entry, change.version)
         is_wanted = documents.matches(made, self.options)
         if change.before is None:

@@ -140,7 +140,7 @@ def _merged_list(target: Any, patch: list[Any], shape: Shape, path: tuple[str, .
 
 
 def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) -> list[Any]:
-    """Those that are named in that order, the others behind them."""
+    """The items that `order` names, in that order, and the others behind them."""
 
     def key(item: Any) -> Any:
         return item_key(item, names) if names else item

@@ -1,4 +1,4 @@
-"""Pruning: of a core object nothing is kept but the fields that Kubernetes has, and of every object's metadata.
+"""Pruning: core objects, and the metadata of every object, keep only the fields that Kubernetes knows.
 
 Our own kinds need none of this: an unknown field of theirs is an error. The kinds of Kubernetes have many fields that
 are not read here; those are kept, since clients compare what they wrote with what they find.

@@ -1,4 +1,4 @@
-"""The values of a Secret, which no client is shown: what a patch is applied to, and what is kept of what comes back."""
+"""The values of a Secret, which are shown to no client: they are redacted before a patch, and put back after it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def without_values(secret: Manifest) -> Manifest:
 
 
 def with_values(made: Manifest, current: Mapping[str, Any] | None, write: Write) -> Manifest:
-    """A Secret as it is kept: clients see its values redacted, and send that back for those that they do not change.
+    """A Secret as it is kept: a value that comes back redacted, as clients see it, is the one that was kept.
 
-    Raises WriteRefused(422) for a value that is sent back so and that `current` does not have.
+    Raises WriteRefused(422) for a redacted value that `current` does not have.
     """
     current = current or {}
     old = current.get("data") or {}

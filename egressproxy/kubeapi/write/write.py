@@ -53,7 +53,7 @@ class Write:
 
     @property
     def key(self) -> Key:
-        """That of the object, whose name may be "" still."""
+        """The key of the object; its name is "" where only the body has it."""
         return self.group, self.kind, self.namespace, self.name
 
     @property
@@ -91,9 +91,9 @@ class WriteRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of it. `manifest` is JSON without a Secret's values; `file` is where it is kept, "" for a dry run.
+    """A write that was taken. `manifest` is JSON without a Secret's values.
 
-    `warnings` are for the person who asked.
+    `file` is where it is kept, "" for a dry run. `warnings` are for the person who asked.
     """
 
     name: str

@@ -37,8 +37,8 @@ class WriteQueue:
         return len(self._waiting)
 
     def put(self, write: Write) -> asyncio.Future[tuple[Write, Written]]:
-        """Its turn comes, whether somebody waits for the answer or not: the write as it was asked for, and what became
-        of it, or WriteRefused.
+        """Put a write in the queue: it is worked out even if nobody waits for the answer, which is the write as it was
+        asked for, and what became of it, or WriteRefused.
         """
         answer: asyncio.Future[tuple[Write, Written]] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)

@@ -1,4 +1,4 @@
-"""Writer: has the writes to the admin API worked out, all that wait at once, and keeps what is in service then."""
+"""Writer: has the loader work out all writes that wait, puts the result into service, and keeps its files."""
 
 from __future__ import annotations
 

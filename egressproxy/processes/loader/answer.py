@@ -32,7 +32,7 @@ def answer(request: bytes) -> bytes:
 
 
 def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> Loaded:
-    """What processes that neither read nor compile are given of a configuration."""
+    """A compiled configuration for the processes that serve it, which neither read nor compile."""
     statuses, generations = compiled.statuses, compiled.generations
     return Loaded(
         spec=pack(compiled.spec),
@@ -58,7 +58,7 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
 
 
 def previous_of(memory: bytes) -> Compiled | None:
-    """As much of the configuration in service as the next one wants to know; None at the first start.
+    """What the next compilation needs of the configuration in service; None at the first start.
 
     Raises nearly everything if `memory` is not that of a `Loaded`.
     """

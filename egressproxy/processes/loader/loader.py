@@ -1,4 +1,4 @@
-"""Loader: keeps one process warm for what is to be read next, so that a change pays no start.
+"""Loader: keeps one process ready for the next configuration, so that a change does not wait for a start.
 
 The process goes when nobody has asked for a while; the next one who asks pays a start then, and finds one warm the next
 time. One that failed is replaced at once, and where somebody else has ended it, its request is asked once more.
@@ -47,7 +47,7 @@ class Loader:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that waits, or serves a request."""
+        """The process that waits or serves a request; None where there is none."""
         return self._process.pid if self._process is not None else None
 
     async def load(

@@ -61,7 +61,7 @@ def main(*, is_kept: bool) -> None:
 
 
 def _prepare(prepared: Iterator[None], control: socket.socket) -> None:
-    """While nobody asks: what is made now, no copy has to make."""
+    """While nobody asks, make what otherwise every copy would have to make."""
     while not select.select((control,), (), (), 0)[0]:
         try:
             next(prepared)

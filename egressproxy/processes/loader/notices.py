@@ -1,4 +1,4 @@
-"""What is told in Events of a configuration that was read: that it is refused, or what of it broke."""
+"""The Events of a loading: the configuration is rejected or accepted again, or a reference is broken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["accepted", "broken", "rejected"]
 
 
 def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:
-    """For every Gateway that is served at `places`, which the new configuration leaves as they are.
+    """A warning for every Gateway that is served at `places`: the new configuration is rejected, the old one stays.
 
     `unbound`: the listeners whose address and port could not be bound, "gateway/listener, …".
     """
@@ -29,7 +29,7 @@ def rejected(error: Exception, places: Iterable[ListenerAddress], generation: in
 
 
 def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]:
-    """After a rejected one: the trouble is over."""
+    """For every Gateway at `places`: a configuration is in service again after a rejected one."""
     message = f"configuration {generation} is in service"
     return [
         new_notice("ConfigurationAccepted", "Reload", gateway, message, severity=EventType.NORMAL)
@@ -38,7 +38,7 @@ def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]
 
 
 def broken(found: Iterable[tuple[Key, str]]) -> list[Notice]:
-    """See `Loaded.broken`."""
+    """A warning for every object of `Loaded.broken`."""
     return [
         new_notice("ReferenceBroken", "Resolve", InvolvedObject(scope_of(key).partition(" ")[0], *key[2:]), sentence)
         for key, sentence in found

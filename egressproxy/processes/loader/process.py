@@ -1,4 +1,4 @@
-"""Loading in a process of its own: what it takes of time and memory, the traffic does not feel.
+"""Loading in a process of its own, so that its time and memory are not taken from the traffic.
 
 The process is started by this constructor (early, so that it works while its parent still imports), and waits for
 requests when it has imported what they take (`processes.loader.main`). Anything but an answer raises LoadingFailed and
@@ -79,7 +79,7 @@ class LoaderProcess:
         return self._process.pid
 
     def is_waiting(self) -> bool:
-        """Whether it lives, for the next request."""
+        """Whether the process is there for the next request."""
         return self._process.poll() is None
 
     def ask(self, function: str, request: bytes) -> bytes:
@@ -120,7 +120,7 @@ class LoaderProcess:
         self._errors.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the copies, too."""
+        """Send a signal to the process and its copies."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has ended, but for its status
                 os.killpg(self._process.pid, number)
@@ -201,7 +201,7 @@ def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _rest(descriptor: int, request: memoryview) -> memoryview:
-    """Write on; what is left of it."""
+    """Write a piece of the request; returns what is left of it."""
     try:
         return request[os.write(descriptor, request) :]
     except BrokenPipeError:

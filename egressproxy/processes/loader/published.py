@@ -20,7 +20,7 @@ MAX_MESSAGE: Final = 32768
 
 
 class PublishedConfiguration:
-    """What is shown of the configuration; after a rejected reload the Gateways say so."""
+    """The objects in service; after a rejected reload the status of each Gateway says so."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -30,8 +30,9 @@ class PublishedConfiguration:
         return self._packed
 
     def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:
-        """`packed` is `Loaded.shown`; `rejection` is why the latest one is not in service, "" where it is; `reason` is
-        the same in one word.
+        """Show these objects from now on. `packed` is `Loaded.shown`.
+
+        `rejection` is why the latest configuration is not in service, "" where it is; `reason` is the same in one word.
         """
         was = self._packed
         since = was.since if was.rejection and rejection else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

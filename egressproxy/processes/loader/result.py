@@ -73,7 +73,7 @@ LOADED: Final = (CertificateUse, ListenerAddress, Loaded, Problem, Severity, Val
 
 
 def builtin() -> Loaded:
-    """What is served where there is no configuration."""
+    """The gateway that is served where there is no configuration."""
     told = Problem("", 0, 0, "", "", BUILTIN_WARNING, "", Severity.WARNING, "OpenProxy")
     return Loaded(pack(BUILTIN), places(BUILTIN), findings=(told,))
 

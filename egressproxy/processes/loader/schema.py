@@ -1,4 +1,4 @@
-"""The JSON Schema of all kinds, for the process that loads: it takes the models with it when it ends."""
+"""The JSON Schema of all kinds, made in the process that loads: the models need memory only until it ends."""
 
 from __future__ import annotations
 
