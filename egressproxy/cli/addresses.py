@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address, ip_interface
 
 import click
 
@@ -25,16 +25,14 @@ def address_or_network(value: str) -> str:
     if "/" not in value:
         return address(value)
     try:
-        return str(ip_network(value))
-    except ValueError:
-        pass
-    try:
-        meant = ip_network(value, strict=False)
+        given = ip_interface(value)
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a network; give one such as 127.0.1.0/24") from None
-    raise click.BadParameter(
-        f"{value!r} has host bits set; give the network {meant}, or the address without a prefix length"
-    )
+    if int(given.ip) != int(given.network.network_address):
+        raise click.BadParameter(
+            f"{value!r} has host bits set; give the network {given.network}, or the address without a prefix length"
+        )
+    return str(given.network)
 
 
 def address_and_port(value: str) -> tuple[str, int] | None:

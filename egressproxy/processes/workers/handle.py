@@ -63,7 +63,7 @@ class Handle:
         self.built: Configuration | None = None  # what it has made ready, or serves
         self.counts = Counts()
         self.answered_at = self.started_at = time.monotonic()
-        self._figures = ProcessFigures(number)
+        self.latest_figures = ProcessFigures(number)
         self._parts: dict[int, Counts] = {}
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}  # for replies, by the number of the call
@@ -148,8 +148,8 @@ class Handle:
         """What it costs; the last that was known when it has ended."""
         if not self.has_ended.is_set():
             with suppress(OSError, IndexError):  # it ends at this moment
-                self._figures = process_figures(self.number, self.pid)
-        return self._figures
+                self.latest_figures = process_figures(self.number, self.pid)
+        return self.latest_figures
 
     # --- its end ---------------------------------------------------------------------------------------------------
     def end(self) -> None:

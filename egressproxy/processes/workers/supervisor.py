@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from egressproxy.errors import NotAnswered
@@ -221,6 +222,7 @@ class Supervisor:
         self._buried.add(handle.counts)
         handle.counts = Counts()
         self._spent_s[handle.number] += handle.figures().cpu_s
+        handle.latest_figures = ProcessFigures(handle.number)
 
     # --- configuration ---------------------------------------------------------------------------------------------
     async def apply(self, configuration: Configuration) -> None:
@@ -302,13 +304,8 @@ class Supervisor:
 
     def figures(self) -> list[ProcessFigures]:
         """The memory and processor time of each worker; the time includes that of its predecessors."""
-        found = []
-        for number, handle in sorted(self._handles.items()):
-            now = handle.figures()
-            has_been = handle.has_ended.is_set()
-            cpu_s = self._spent_s[number] + (0.0 if has_been else now.cpu_s)
-            found.append(ProcessFigures(number, 0 if has_been else now.resident_bytes, cpu_s))
-        return found
+        latest = [self._handles[number].figures() for number in sorted(self._handles)]
+        return [replace(each, cpu_s=each.cpu_s + self._spent_s[each.worker]) for each in latest]
 
     async def _collect(self) -> None:
         asked = [handle.collect() for handle in self._handles.values() if handle.can_count]
