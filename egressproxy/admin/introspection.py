@@ -14,7 +14,7 @@ from aiohttp import web
 
 from egressproxy.admin.local import came_by_proxy, is_local
 from egressproxy.admin.state import AdminState
-from egressproxy.admin.status import ApiError
+from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.errors import NotAnswered
 
 __all__ = ["Questions"]
@@ -41,7 +41,7 @@ class Questions:
             async with self._places:
                 body = await self._state.explain(list(request.query.items()))
         except NotAnswered as error:
-            raise ApiError(400, "BadRequest", str(error)) from None
+            raise bad_request(str(error)) from None
         return web.Response(body=body, content_type=JSON)
 
     async def _decisions(self, _request: web.BaseRequest) -> web.StreamResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["ApiError", "Cause", "NamedKind", "failure", "not_found", "success"]
+__all__ = ["ApiError", "Cause", "NamedKind", "bad_request", "failure", "not_found", "success"]
 
 
 class NamedKind(Protocol):
@@ -85,6 +85,11 @@ def failure(code: int, reason: str, message: str, details: Mapping[str, Any] | N
 def success(details: Mapping[str, Any]) -> dict[str, Any]:
     """What is answered where there is no object any more."""
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+
+def bad_request(message: str) -> ApiError:
+    """The request itself cannot be understood."""
+    return ApiError(400, "BadRequest", message)
 
 
 def not_found(kind: NamedKind, name: str) -> ApiError:

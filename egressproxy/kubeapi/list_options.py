@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from egressproxy.admin.status import ApiError
+from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.kubeapi.kinds import ServedKind, served
 from egressproxy.kubeapi.read.selectors import Predicate, field_selector, label_selector
 from egressproxy.model.published_object import PublishedObject
@@ -101,7 +101,7 @@ def truth(query: Mapping[str, str], name: str) -> bool:
     """Whether a parameter is there and true, as Go's strconv.ParseBool reads it. Raises ApiError(400) for others."""
     value = query.get(name, "").lower()
     if value not in ("", "0", "1", "f", "t", "false", "true"):
-        raise ApiError(400, "BadRequest", f"{name}={value} is no truth value; write true or false")
+        raise bad_request(f"{name}={value} is no truth value; write true or false")
     return value in ("1", "t", "true")
 
 
@@ -125,7 +125,7 @@ class Position(NamedTuple):
                 return cls(version, namespace, name)
         except (ValueError, TypeError, binascii.Error, RecursionError):
             pass
-        raise ApiError(400, "BadRequest", "continue: this is no token of ours; list from the start")
+        raise bad_request("continue: this is no token of ours; list from the start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Options:
         """Those of a query. Raises ApiError(400) for a value that cannot be read, and for an unknown parameter."""
         unknown = sorted(query.keys() - _KNOWN - _HARMLESS)
         if unknown:
-            raise ApiError(400, "BadRequest", f"not supported: {', '.join(unknown)}")
+            raise bad_request(f"not supported: {', '.join(unknown)}")
         selectors = (
             label_selector(query.get("labelSelector", "")),
             field_selector(query.get("fieldSelector", ""), (*_ALWAYS, *kind.fields)),
@@ -167,9 +167,7 @@ class Options:
             include_object=_one_of(query, "includeObject", ("", "None", "Metadata", "Object")) or "Metadata",
         )
         if options.send_initial is not None and not (options.is_watch and match == "NotOlderThan"):
-            raise ApiError(
-                400, "BadRequest", "sendInitialEvents needs watch=true and resourceVersionMatch=NotOlderThan"
-            )
+            raise bad_request("sendInitialEvents needs watch=true and resourceVersionMatch=NotOlderThan")
         return options
 
 
@@ -178,12 +176,12 @@ def _number(query: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ApiError(400, "BadRequest", f"{name}={text} is not a number")
+        raise bad_request(f"{name}={text} is not a number")
     return int(text)
 
 
 def _one_of(query: Mapping[str, str], name: str, values: Collection[str]) -> str:
     value = query.get(name, "")
     if value not in values:
-        raise ApiError(400, "BadRequest", f"{name}={value} is not possible; write {' or '.join(filter(None, values))}")
+        raise bad_request(f"{name}={value} is not possible; write {' or '.join(filter(None, values))}")
     return value

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
-from egressproxy.admin.status import ApiError
+from egressproxy.admin.status import bad_request
 
 __all__ = ["Predicate", "field_selector", "label_selector"]
 
@@ -48,18 +48,14 @@ def field_selector(text: str, fields: Collection[str]) -> Predicate | None:
     for part in _bounded(re.split(r"(?<!\\),", text)):
         found = _FIELD.fullmatch(part)
         if found is None:
-            raise _bad(f"invalid selector: {part!r}; write field=value or field!=value")
+            raise bad_request(f"invalid selector: {part!r}; write field=value or field!=value")
         path, operator, value = found.groups()
         if path not in fields:
-            raise _bad(f'field label not supported: "{path}"; supported are {", ".join(sorted(fields))}')
+            raise bad_request(f'field label not supported: "{path}"; supported are {", ".join(sorted(fields))}')
         tests.append((path.split("."), operator == "!=", re.sub(r"\\(.)", r"\1", value)))
     if not tests:
         return None
     return lambda manifest: all((_text_at(manifest, path) != value) is differs for path, differs, value in tests)
-
-
-def _bad(message: str) -> ApiError:
-    return ApiError(400, "BadRequest", message)
 
 
 def _text_at(manifest: Mapping[str, Any], path: list[str]) -> str:
@@ -75,7 +71,7 @@ def _bounded(texts: Iterable[str]) -> list[str]:
     """Those that are not empty. Raises ApiError(400) where they are too many."""
     parts = list(filter(None, texts))
     if len(parts) > MAX_REQUIREMENTS:
-        raise _bad(f"the selector has {len(parts)} requirements; {MAX_REQUIREMENTS} are served")
+        raise bad_request(f"the selector has {len(parts)} requirements; {MAX_REQUIREMENTS} are served")
     return parts
 
 
@@ -84,7 +80,7 @@ def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
         key, operator, values = found.groups()  # one value is a set, too
         wanted = {each.strip() for each in values.split(",")}
         if not all(re.fullmatch(_VALUE, each, re.ASCII) for each in wanted):
-            raise _bad(f"unable to parse requirement: {part!r}")
+            raise bad_request(f"unable to parse requirement: {part!r}")
         is_out = operator in ("!=", "notin")
         return lambda labels: (labels.get(key) in wanted) is not is_out
     if found := _ORDER.fullmatch(part):
@@ -93,7 +89,7 @@ def _label_test(part: str) -> Callable[[Mapping[str, str]], bool]:
     if found := _EXISTS.fullmatch(part):
         absent, key = found.groups()
         return lambda labels: (key in labels) is not bool(absent)
-    raise _bad(f"unable to parse requirement: {part!r}; write key=value, key!=value, key in (a,b), key or !key")
+    raise bad_request(f"unable to parse requirement: {part!r}; write key=value, key!=value, key in (a,b), key or !key")
 
 
 def _is_beyond(value: str | None, operator: str, bound: int) -> bool:

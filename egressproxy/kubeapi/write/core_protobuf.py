@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from egressproxy.admin.status import ApiError
+from egressproxy.admin.status import ApiError, bad_request
 
 __all__ = ["CONTENT_TYPE", "as_json"]
 
@@ -38,7 +38,7 @@ def as_json(kind: str, body: bytes) -> bytes:
         said = _object(_bytes(unknown[1]), _TYPE)
         return json.dumps({**said, **_object(_bytes(unknown[2]), shape)}).encode()
     except (ValueError, IndexError, KeyError, UnicodeDecodeError):
-        raise ApiError(400, "BadRequest", f"the body is no {kind} in protobuf that is known here; send JSON") from None
+        raise bad_request(f"the body is no {kind} in protobuf that is known here; send JSON") from None
 
 
 def _object(data: bytes, shape: Shape) -> dict[str, Any]:

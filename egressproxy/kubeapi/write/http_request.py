@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
-from egressproxy.admin.status import ApiError
+from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.kubeapi.kinds import CONFIGURED
 from egressproxy.kubeapi.list_options import ApiResource, truth
 from egressproxy.kubeapi.write import core_protobuf
@@ -50,7 +50,7 @@ async def read_body(request: web.BaseRequest) -> bytes:
                     message = f"the body is larger than {MAX_BODY} bytes"
                     raise ApiError(413, "RequestEntityTooLarge", message)
     except web.RequestPayloadError:
-        raise ApiError(400, "BadRequest", "the body does not end as its framing says") from None
+        raise bad_request("the body does not end as its framing says") from None
     except TimeoutError:
         raise ApiError(408, "Timeout", f"the body did not come within {BODY_S:.0f} s") from None
     return b"".join(pieces)
@@ -61,15 +61,15 @@ def asked_write(request: web.BaseRequest, asked: ApiResource, body: bytes) -> Wr
     query = request.query
     unknown = sorted(query.keys() - _KNOWN)
     if unknown:
-        raise ApiError(400, "BadRequest", f"not supported: {', '.join(unknown)}")
+        raise bad_request(f"not supported: {', '.join(unknown)}")
     if query.getall("dryRun", []) not in ([], ["All"]):
-        raise ApiError(400, "BadRequest", f"dryRun={query['dryRun']} is not possible; write All")
+        raise bad_request(f"dryRun={query['dryRun']} is not possible; write All")
     verb = _verb(request, asked)
     is_forced = truth(query, "force")
     if is_forced and verb is not Verb.APPLY:
         raise ApiError(422, "Invalid", "force is for server-side apply alone")
     if verb is Verb.APPLY and not query.get("fieldManager"):
-        raise ApiError(400, "BadRequest", "server-side apply needs fieldManager")
+        raise bad_request("server-side apply needs fieldManager")
     if verb is Verb.CREATE and request.content_type == core_protobuf.CONTENT_TYPE:
         body = core_protobuf.as_json(asked.kind.kind, body)
     return Write(
@@ -93,9 +93,7 @@ def _field_validation(query: Mapping[str, str]) -> FieldValidation:
         return FieldValidation(query.get("fieldValidation") or "Warn")
     except ValueError:
         known = ", ".join(each.value for each in FieldValidation)
-        raise ApiError(
-            400, "BadRequest", f"fieldValidation={query['fieldValidation']} is not possible; known are {known}"
-        ) from None
+        raise bad_request(f"fieldValidation={query['fieldValidation']} is not possible; known are {known}") from None
 
 
 def _verb(request: web.BaseRequest, asked: ApiResource) -> Verb:
@@ -125,5 +123,5 @@ def _manager(query: Mapping[str, str], user_agent: str) -> str:
     """metadata.managedFields[].manager: the client's name where it gives none."""
     name = query.get("fieldManager") or user_agent.partition("/")[0] or "unknown"
     if len(name) > 128 or not name.isprintable():
-        raise ApiError(400, "BadRequest", "fieldManager has to be at most 128 printable characters")
+        raise bad_request("fieldManager has to be at most 128 printable characters")
     return name
