@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 
 from egressproxy.config.resources.meta import Model
 
@@ -51,9 +52,8 @@ def _of_module(name: str) -> Mapping[str, Mapping[str, str]]:
 
 def _of_class(node: ast.ClassDef) -> dict[str, str]:
     found = {}
-    for field, below in zip(node.body, node.body[1:], strict=False):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
-            found[field.target.id] = " ".join(below.value.value.split())
+    for pair in pairwise(node.body):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
     return found

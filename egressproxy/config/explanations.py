@@ -186,16 +186,13 @@ def _annotations_at(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
     """The types that may stand at this path, with Optional, Annotated, tuple and dict taken off."""
     current: list[Any] = [kind]
     for step in path:
-        following: list[Any] = []
+        below: list[Any] = []
         for annotation in current:
             if _is_model(annotation):
-                for spelling, inner in _fields(annotation):
-                    if spelling == step:
-                        following += _unwrap(inner)
+                below += [inner for spelling, inner in _fields(annotation) if spelling == step]
             else:
-                for argument in get_args(annotation):
-                    following += _unwrap(argument)
-        current = following
+                below += get_args(annotation)
+        current = [each for annotation in below for each in _unwrap(annotation)]
     return current
 
 

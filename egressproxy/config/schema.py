@@ -25,7 +25,12 @@ def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
     branches = []
     for kind in kinds:
         reference = references[(kind, "validation")]
-        _pin(parts[_part_of(reference)], kind)
+        # apiVersion and kind tell the branches apart.
+        prefix = f"{kind.GROUP}/" if kind.GROUP else ""
+        parts[_part_of(reference)]["properties"] |= {
+            "apiVersion": {"enum": [prefix + version for version in kind.VERSIONS]},
+            "kind": {"const": kind.KIND},
+        }
         branches.append(reference)
     models = models_by_name()
     for name, part in parts.items():
@@ -49,13 +54,6 @@ def _is_api(kind: type[Resource]) -> bool:
 
 def _part_of(reference: dict[str, Any]) -> str:
     return str(reference["$ref"]).rpartition("/")[2]
-
-
-def _pin(part: dict[str, Any], kind: type[Resource]) -> None:
-    """Fix apiVersion and kind, which tell the branches apart."""
-    prefix = f"{kind.GROUP}/" if kind.GROUP else ""
-    part["properties"]["apiVersion"] = {"enum": [prefix + version for version in kind.VERSIONS]}
-    part["properties"]["kind"] = {"const": kind.KIND}
 
 
 def _without_titles(part: Any) -> None:

@@ -7,7 +7,7 @@ ours stands in `config.compile.status.supported_features`. `config.schema` publi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -61,19 +61,17 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
     A field gets `x-egressproxy-support`, and words at the end of its description, since that is what `kubectl explain`
     shows. Of a field with fields of its own the level is the first of theirs.
     """
-    said: dict[int, tuple[dict[str, Any], list[FieldSupport], bool]] = {}
+    said: dict[int, tuple[dict[str, Any], list[FieldSupport]]] = {}
+    leaves: set[int] = set()
     for section, rows in gateway_api_fields().items():
         for start in SHARED.get(section, (roots.get(section, ""),)):
-            if start not in parts:
-                continue
             for path, support in rows.items():
-                steps = list(_along(parts, start, path))
+                steps = _along(parts, start, path)
                 for field in steps[path.startswith("spec.") :]:  # of the whole there is no level
-                    said.setdefault(id(field), (field, [], False))[1].append(support)
-                if steps:
-                    said[id(steps[-1])] = (steps[-1], said[id(steps[-1])][1], True)
-    for field, supports, is_leaf in said.values():
-        _say(field, supports, is_leaf)
+                    said.setdefault(id(field), (field, []))[1].append(support)
+                leaves.update(map(id, steps[-1:]))
+    for key, (field, supports) in said.items():
+        _say(field, supports, key in leaves)
     for place, instead in UNSERVED.items():
         model, _, name = place.partition(".")
         field = parts.get(model, {}).get("properties", {}).get(name)
@@ -82,17 +80,17 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
             field["description"] = f"{field.get('description', '')} Not supported yet: {instead}.".strip()
 
 
-def _along(parts: Mapping[str, dict[str, Any]], start: str, path: str) -> Iterator[dict[str, Any]]:
-    """The properties that a path leads through; nothing where the part does not have it."""
+def _along(parts: Mapping[str, dict[str, Any]], start: str, path: str) -> list[dict[str, Any]]:
+    """The properties that a path leads through; none where the part is not there, or does not have it."""
     found: list[dict[str, Any]] = []
-    part: dict[str, Any] = parts[start]
+    part = parts.get(start, {})
     for name in path.replace("[]", "").split("."):
         field = part.get("properties", {}).get(name)
         if field is None:
-            return
+            return []
         found.append(field)
         part = parts.get(_referred(field), {})
-    yield from found
+    return found
 
 
 def _referred(field: Mapping[str, Any]) -> str:

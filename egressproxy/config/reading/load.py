@@ -144,6 +144,7 @@ class _ManifestReader:
             self.problems += self.unread or [Problem.of_file(where, "no objects found", remedy)]
 
     def finish(self) -> ResourceSet:
+        """What was read. Raises ConfigError if anything is wrong with it."""
         if self.problems:
             raise ConfigError(self.problems)
         return ResourceSet(self.objects.values(), (*self.unread, *self.warnings))
@@ -315,9 +316,8 @@ def _object_name(value: Any) -> str:
     if not isinstance(value, dict):
         return ""
     kind = value.get("kind")
-    metadata = value.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    namespace = metadata.get("namespace", "default") if isinstance(metadata, dict) else "default"
+    metadata = value["metadata"] if isinstance(value.get("metadata"), dict) else {}
+    name, namespace = metadata.get("name"), metadata.get("namespace", "default")
     found = kind_class(str(value.get("apiVersion")), str(kind))
     full = str(name) if found is not None and not found.NAMESPACED else f"{namespace}/{name}"
     return f"{kind if isinstance(kind, str) else '?'} {full}" if isinstance(name, str) else str(kind or "")

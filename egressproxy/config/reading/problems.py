@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
+from pydantic.alias_generators import to_camel
+
 __all__ = ["ConfigError", "Problem", "Severity"]
 
 
@@ -68,21 +70,11 @@ class Problem:
 
     def as_dict(self) -> dict[str, str | int]:
         """For machine-readable output. Bytes of a file name that are not UTF-8 are escaped."""
-        values: dict[str, str | int] = {
-            "severity": self.severity.value,
-            "code": self.code,
-            "file": self.file,
-            "line": self.line,
-            "column": self.column,
-            "object": self.object,
-            "fieldPath": self.field_path,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
-        return {
-            name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-            for name, value in values.items()
-        }
+        made: dict[str, str | int] = {}
+        for name in ("severity", "code", "file", "line", "column", "object", "field_path", "message", "remedy"):
+            value = getattr(self, name)
+            made[to_camel(name)] = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        return made
 
 
 class ConfigError(Exception):

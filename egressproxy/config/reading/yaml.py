@@ -186,6 +186,7 @@ class _Loader(_Parser):
         self.has_nulls = False
 
     def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
+        """The tag of a node that is written without one; `implicit[0]`: a scalar stands without quotes."""
         if kind is ScalarNode:
             tag = _tag(value) if implicit[0] else _STR
             if tag is _NULL:
@@ -194,6 +195,7 @@ class _Loader(_Parser):
         return _SEQ if kind is SequenceNode else _MAP
 
     def descend_resolver(self, current_node: Node | None, current_index: Any) -> None:
+        """Count a node before it is composed. Raises _Refused for one too many, and too deep in others."""
         self.nodes += 1
         self.depth += 1
         if self.nodes > MAX_NODES:

@@ -29,6 +29,8 @@ REDACTED = "cmVkYWN0ZWQ="  # base64 of "redacted": clients of an API decode it
 
 
 class _Core(Resource, group="", versions=("v1",)):
+    """Fields that are not read are let through."""
+
     model_config = ConfigDict(extra="ignore")
 
 
@@ -142,10 +144,8 @@ class EndpointPort(OpenModel):
     app_protocol: str | None = None
 
 
-class EndpointSlice(Resource, group="discovery.k8s.io", kind="EndpointSlice", versions=("v1",)):
+class EndpointSlice(_Core, group="discovery.k8s.io", kind="EndpointSlice"):
     """The addresses behind a Service, named by the label `kubernetes.io/service-name`."""
-
-    model_config = ConfigDict(extra="ignore")
 
     address_type: Literal["IPv4", "IPv6", "FQDN"]
     endpoints: Annotated[tuple[Endpoint, ...], NULL_IS_EMPTY_LIST] = ()

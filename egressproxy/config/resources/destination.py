@@ -26,14 +26,7 @@ from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeN
 from egressproxy.config.resources.values import Address, Bool, Label, Name, Pin, Port, RefusedValue
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
 
-__all__ = [
-    "PUBLISHED",
-    "BackendDestination",
-    "BackendPort",
-    "BackendTls",
-    "FqdnTls",
-    "McpOptions",
-]
+__all__ = ["PUBLISHED", "BackendDestination", "BackendPort", "BackendTls", "FqdnTls", "McpOptions"]
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
@@ -137,8 +130,15 @@ class BackendTls(Model):
         """Nothing is said twice, and the client certificate belongs to mode Mutual."""
         if self.sni is not None and self.server_name is not None and self.sni != self.server_name:
             raise RefusedValue("sni and serverName say different names", "keep one of them")
-        if self.validation is not None:
-            self._say_once()
+        beside = {
+            "sni": self.sni,
+            "serverName": self.server_name,
+            "caBundleRef": self.ca_bundle_ref,
+            "subjectAltNames": self.subject_alt_names,
+        }
+        twice = [name for name, value in beside.items() if value]
+        if twice and self.validation is not None:
+            raise RefusedValue(f"validation says what {' and '.join(twice)} beside it says", "keep one of them")
         if self.mode is None or (isinstance(context, dict) and context.get(PUBLISHED)):
             return  # a published schema admits it: status says what is missing
         if self.mode == "Mutual" and self.client_certificate_ref is None:
@@ -148,18 +148,6 @@ class BackendTls(Model):
                 f"clientCertificateRef is not used with mode {self.mode}",
                 "use mode Mutual, or remove clientCertificateRef",
             )
-
-    def _say_once(self) -> None:
-        """Raises RefusedValue where `validation` says what stands beside it, too."""
-        beside = {
-            "sni": self.sni,
-            "serverName": self.server_name,
-            "caBundleRef": self.ca_bundle_ref,
-            "subjectAltNames": self.subject_alt_names,
-        }
-        twice = [name for name, value in beside.items() if value]
-        if twice:
-            raise RefusedValue(f"validation says what {' and '.join(twice)} beside it says", "keep one of them")
 
 
 class FqdnTls(BackendTls):

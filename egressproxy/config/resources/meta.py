@@ -85,8 +85,7 @@ class Origin:
         return spot[2:] if key else spot[:2]
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return place or "-"
+        return (f"{self.file}:{self.line}" if self.line else self.file) or "-"
 
 
 class ObjectMeta(OpenModel):

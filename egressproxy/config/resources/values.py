@@ -135,6 +135,7 @@ def _matching(form: re.Pattern[str], message: str, remedy: str) -> AfterValidato
     """Text of at most 253 characters that has this form."""
 
     def check(value: str) -> str:
+        """The value itself. Raises RefusedValue."""
         if len(value) > MAX_HOSTNAME or not form.fullmatch(value):
             raise RefusedValue(message, remedy)
         return value
@@ -156,19 +157,18 @@ def _cidr(value: object) -> IPv4Network | IPv6Network:
         return value
     if not isinstance(value, str):
         raise RefusedValue("not a network", "write it as text, such as 10.0.0.0/8")
+    address, _, length = value.partition("/")
     try:
         network = ip_network(value, strict=False)
     except ValueError:
-        address, _, length = value.partition("/")
         if length.isdecimal() and (most := _longest_prefix(address)):
             raise RefusedValue(
                 f"the prefix is longer than the {most} bits of an address", f"write /{most} or less"
             ) from None
         raise RefusedValue("not a network in CIDR notation", "write it as 10.0.0.0/8 or 2001:db8::/32") from None
-    prefix = value.partition("/")[2]
-    if prefix and not prefix.isdecimal():
+    if length and not length.isdecimal():
         raise RefusedValue("a network mask is written as a prefix length", f"write {network}")
-    if "/" in value and ip_address(value.partition("/")[0]) != network.network_address:
+    if length and ip_address(address) != network.network_address:
         raise RefusedValue(
             "the address has bits set beyond the prefix", f"write {network} for the network, or the address alone"
         )
