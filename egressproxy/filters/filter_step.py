@@ -103,14 +103,10 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
         step.stats.timed_out += 1
     if may_fail_open:
         return
-    happened = "did not answer in time" if timed_out else "failed"
-    raise GatewayFault(
-        Reason.FILTER_FAILED,
-        f"filter {step.spec.name} {happened}",
-        status=502,
-        rule=step.spec.source,
-        detail=f"filter {step.spec.name}: {type(error).__name__}{_place(step, error)}",
-    ) from None
+    name = f"filter {step.spec.name}"
+    message = f"{name} did not answer in time" if timed_out else f"{name} failed"
+    detail = f"{name}: {type(error).__name__}{_place(step, error)}"
+    raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
 
 
 def _place(step: Step, error: BaseException) -> str:
