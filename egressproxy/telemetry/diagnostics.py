@@ -27,7 +27,8 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F
 
 
 class Diagnostics:
-    """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room.
+    """Takes over the root logger from `start` to `stop`. `dropped` counts records for which there was no room;
+    the log is told how many when there is room again.
 
     `origin` names the process where several write to one stream; `turn` is entered around each message
     then, since a pipe takes a long one in pieces. `log_format` is "text" or "json", `level` a name of the
@@ -81,12 +82,20 @@ class Diagnostics:
         self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
+        told = 0
         while True:
             record = self._queue.get()
+            if told != self.dropped and (record is None or self._queue.empty()):
+                told, lost = self.dropped, self.dropped - told
+                message = f"{lost} records were not logged: standard error is read too slowly"
+                self._write(logging.LogRecord("egressproxy", logging.WARNING, "", 0, message, None, None))
             if record is None:
                 return
-            with self._turn:
-                self._output.handle(record)
+            self._write(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        with self._turn:
+            self._output.handle(record)
 
 
 class _Enqueue(logging.handlers.QueueHandler):

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -108,3 +109,28 @@ def test_a_stderr_that_blocks_stops_nothing():
     diagnostics._thread.join(WAIT_S)
     with contextlib.suppress(BrokenPipeError):
         stream.close()
+
+
+def test_records_that_were_dropped_are_counted_in_the_log_when_there_is_room_again():
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w")
+    diagnostics = Diagnostics("info", stream)
+    diagnostics.start()
+    for _ in range(MAX_WAITING + 1500):
+        logging.getLogger("egressproxy.test").info("x" * 200)
+    lost = diagnostics.dropped
+    assert lost > 0
+    found: list[str] = []
+
+    def read() -> None:
+        with open(reading) as file:
+            found.extend(line for line in file if "x" * 200 not in line)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    diagnostics.stop()
+    diagnostics._thread.join(WAIT_S)
+    stream.close()
+    reader.join(WAIT_S)
+    (line,) = found
+    assert line.endswith(f" warning egressproxy {lost} records were not logged: standard error is read too slowly\n")
