@@ -54,7 +54,7 @@ def backend_refs(route: Resource) -> Iterator[tuple[str, Reference]]:
 
 
 def only_parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
-    """BackendCompiler that others are reached through, and that no route leads to."""
+    """Backends that others are reached through, and that no route leads to."""
     found = _parents(resources, key_of)
     return found and found - _targets(resources, key_of, HttpRoute, GrpcRoute, TlsRoute, TcpRoute)
 

@@ -1,4 +1,4 @@
-"""How to speak TLS to a Service, and what the policy's status says at each Gateway that does.
+"""BackendTlsPolicies: how TLS is spoken to a Service, and what their status says at each Gateway that leads there.
 
 A policy that cannot be enforced closes its Service: nothing goes there in plain text, or to a server that is not
 verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713 (PolicyStatus).

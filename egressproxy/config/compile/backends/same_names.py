@@ -1,4 +1,4 @@
-"""BackendCompiler of one name in several groups. A reference means the one of its own group; a note says which.
+"""Backends of one name in several groups. A reference means the one of its own group; a note says which.
 
 Source: Gateway API v1 BackendObjectReference (group and kind are a part of the reference).
 """

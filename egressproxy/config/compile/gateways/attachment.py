@@ -55,8 +55,7 @@ class Parents:
             for attached in plan.sets:
                 owner = attached.listener_set
                 self._listeners[owner.key] = [p for p in plan.listeners if p.owner is owner]
-                if attached.refusal:
-                    self._refused[owner.key] = attached.refusal
+                self._refused[owner.key] = attached.refusal
 
     def attach(
         self, route: Resource, hostnames: Sequence[str], ref: ParentReference

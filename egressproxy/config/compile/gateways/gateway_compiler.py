@@ -1,4 +1,4 @@
-"""Which of them name our GatewayClass, what they bind, and which ListenerSets they admit.
+"""Which Gateways name our GatewayClass, what they bind, and which ListenerSets they admit.
 
 Source: Gateway API v1 GatewayClass, Gateway, ListenerSet.
 """

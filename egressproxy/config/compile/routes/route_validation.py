@@ -1,7 +1,7 @@
 """What is wrong with a route wherever it is attached: references, filters, regular expressions, fields without effect.
 
 A rule that asks for an unsupported filter answers 500; a rule whose regular expression is not accepted is dropped. The
-route's status says so (Gateway API v1, RouteConditionType).
+conditions of a route say so, at each of its parents. Source: Gateway API v1 RouteParentStatus, RouteConditionType.
 """
 
 from __future__ import annotations

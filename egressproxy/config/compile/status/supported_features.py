@@ -1,7 +1,7 @@
 """What the data plane of this version enforces: the one place to change when it learns more.
 
-The model is larger than what is served. Whatever is asked for and stands here as False is either reported in status
-(where leaving it out does no harm), or closes the place that asked for it (where leaving it out would let more pass).
+The model is larger than what is served. Whatever is asked for and not served is either reported in status (where
+leaving it out does no harm), or closes the place that asked for it (where leaving it out would let more pass).
 """
 
 from __future__ import annotations
