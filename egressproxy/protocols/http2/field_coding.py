@@ -1,0 +1,194 @@
+"""HPACK for h2: a decoder that remembers whole blocks and counts fields, and an encoder without a table.
+
+A client mostly sends the same block again, or one that differs in few fields. Nothing is ever put into the encoder's
+table, so that no credential stays there, and a field costs one look-up. Sources: RFC 7541, RFC 9113 section 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from h2.errors import ErrorCodes
+from h2.exceptions import DenialOfServiceError, ProtocolError
+from hpack.exceptions import HPACKError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+__all__ = ["CompressionError", "FieldDecoder", "FieldEncoder", "FieldList"]
+
+FieldList = list[tuple[bytes, bytes]]
+
+#: Blocks that a decoder remembers, and their size in bytes.
+MEMO_BLOCKS = 16
+MEMO_SIZE = 2048
+#: What a field costs beside its bytes (RFC 9113 section 6.5.2).
+FIELD_OVERHEAD = 32
+#: Bytes of an integer behind its prefix: enough for 28 bits. Endless ones would cost their square.
+MAX_INTEGER_SIZE = 4
+#: Fields up to this size are encoded once.
+MAX_REMEMBERED = 256
+#: Never to be put into a table, by any hop (RFC 7541 section 7.1.3).
+SENSITIVE = frozenset(
+    b"authorization proxy-authorization cookie set-cookie x-api-key api-key x-goog-api-key x-amz-security-token".split()
+)
+
+_STATIC = HeaderTable.STATIC_TABLE
+_INDEX = HeaderTable.STATIC_TABLE_MAPPING
+
+
+class CompressionError(ProtocolError):
+    """A block that cannot be decoded: the two tables differ by now, and the connection is lost."""
+
+    error_code = ErrorCodes.COMPRESSION_ERROR
+
+
+class FieldDecoder:
+    """In the place of hpack's Decoder; one for each connection.
+
+    `max_header_list_size` counts names, values and 32 bytes for each field. A list that is longer, or has more than
+    `max_fields`, ends the connection with ENHANCE_YOUR_CALM: callers bound single messages, below that.
+    """
+
+    def __init__(self, max_fields: int, max_list_size: int) -> None:
+        self.header_table = HeaderTable()
+        self.max_header_list_size = max_list_size
+        self.max_allowed_table_size = self.header_table.maxsize
+        self._max_fields = max_fields
+        self._memo: dict[bytes, FieldList] = {}
+
+    def decode(self, data: bytes, raw: bool = True) -> FieldList:
+        """The fields of a block, in order. The list may be that of another call: it must not be changed.
+
+        Raises CompressionError, DenialOfServiceError.
+        """
+        known = self._memo.get(data)
+        if known is not None:
+            return known
+        try:
+            fields, has_changed = self._decode(data)
+        except (HPACKError, IndexError) as error:
+            raise CompressionError("a field block cannot be decoded") from error
+        if has_changed:
+            self._memo.clear()
+        elif len(data) <= MEMO_SIZE:
+            if len(self._memo) >= MEMO_BLOCKS:
+                self._memo.clear()
+            self._memo[data] = fields
+        return fields
+
+    def _decode(self, data: bytes) -> tuple[FieldList, bool]:
+        table = self.header_table
+        fields: FieldList = []
+        at, end, size, has_changed = 0, len(data), 0, False
+        while at < end:
+            first = data[at]
+            if first & 0x80:  # an indexed field
+                index = first & 0x7F
+                at += 1
+                if index == 0x7F:
+                    index, at = _integer(data, at, index)
+                field = table.get_by_index(index)
+            elif first & 0xE0 == 0x20:  # the size of the table
+                if fields:
+                    raise HPACKError("a table size behind a field")
+                limit, at = _integer(data, at + 1, 0x1F) if first & 0x1F == 0x1F else (first & 0x1F, at + 1)
+                if limit > self.max_allowed_table_size:
+                    raise HPACKError("a table larger than allowed")
+                table.maxsize = limit
+                has_changed = True
+                continue
+            else:
+                is_kept = first & 0x40
+                prefix = 0x3F if is_kept else 0x0F
+                index = first & prefix
+                at += 1
+                if index == prefix:
+                    index, at = _integer(data, at, index)
+                if index:
+                    name = table.get_by_index(index)[0]
+                else:
+                    name, at = _string(data, at)
+                value, at = _string(data, at)
+                field = (name, value)
+                if is_kept:
+                    table.add(name, value)
+                    has_changed = True
+            fields.append(field)
+            size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
+            if size > self.max_header_list_size or len(fields) > self._max_fields:
+                raise DenialOfServiceError("a field list is too long")
+        if table.maxsize > self.max_allowed_table_size:
+            raise HPACKError("the table was not made smaller")
+        return fields, has_changed
+
+
+def _integer(data: bytes, at: int, value: int) -> tuple[int, int]:
+    """The rest of an integer whose prefix holds `value`, and the offset behind it (RFC 7541 section 5.1)."""
+    for shift in range(0, 7 * MAX_INTEGER_SIZE, 7):
+        byte = data[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise HPACKError("an integer is too long")
+
+
+def _string(data: bytes, at: int) -> tuple[bytes, int]:
+    """A string literal, and the offset behind it (RFC 7541 section 5.2)."""
+    first = data[at]
+    length = first & 0x7F
+    at += 1
+    if length == 0x7F:
+        length, at = _integer(data, at, length)
+    end = at + length
+    if end > len(data):
+        raise HPACKError("a string is cut short")
+    text = data[at:end]
+    return (bytes(decode_huffman(text)) if first & 0x80 else text), end
+
+
+class FieldEncoder:
+    """In the place of hpack's Encoder: every field is a literal, or an entry of the static table."""
+
+    def __init__(self) -> None:
+        self.header_table_size = 0  # h2 tells what the peer would take
+        self._has_begun = False
+
+    def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:
+        """The block of these fields. The first one says that our table is empty, and stays so."""
+        block = b"".join([
+            _remembered(name, value) if len(value) <= MAX_REMEMBERED and name not in SENSITIVE
+            else _encoded(name, value)
+            for name, value in headers
+        ])  # fmt: skip
+        if self._has_begun:
+            return block
+        self._has_begun = True
+        return b"\x20" + block
+
+
+def _encoded(name: bytes, value: bytes) -> bytes:
+    """RFC 7541 sections 6.1 (indexed), 6.2.2 (without indexing), 6.2.3 (never indexed)."""
+    index, exact = _INDEX.get(name, (0, {}))
+    if value in exact and name not in SENSITIVE:
+        return bytes((0x80 | exact[value],))
+    flags = 0x10 if name in SENSITIVE else 0x00
+    start = _prefixed(index, 0x0F, flags) if index else bytes((flags,)) + _prefixed(len(name), 0x7F, 0) + name
+    return start + _prefixed(len(value), 0x7F, 0) + value
+
+
+_remembered = lru_cache(maxsize=4096)(_encoded)
+
+
+def _prefixed(value: int, prefix: int, flags: int) -> bytes:
+    """An integer in so many bits of its first byte, beside these flags (RFC 7541 section 5.1)."""
+    if value < prefix:
+        return bytes((flags | value,))
+    value -= prefix
+    encoded = bytearray((flags | prefix,))
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

@@ -1,0 +1,177 @@
+"""Field lists of HTTP/2 and the heads that everything else works with.
+
+h2's own checks are off: whatever it would refuse is refused here, and what it lets pass (a content length beside
+END_STREAM, methods and paths that would be two requests in HTTP/1). One message that breaks a rule is one stream's
+error. Sources: RFC 9113 sections 8.1 to 8.5, RFC 9110 section 7.6.
+"""
+
+from __future__ import annotations
+
+import re
+
+from egressproxy.errors import Reason
+from egressproxy.model.fields import TOKEN
+from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
+from egressproxy.protocols.http1 import request_head, response_head
+from egressproxy.protocols.http1.framing import HeadLimits, HopFields, Malformed
+from egressproxy.protocols.http1.writer import PHRASES
+from egressproxy.protocols.http2.field_coding import FieldList
+
+__all__ = ["RequestFieldsReader", "read_response_fields"]
+
+#: Fields that HTTP/2 says in frames, or not at all (RFC 9113 section 8.2.2).
+CONNECTION_SPECIFIC = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
+_REQUEST_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+
+_NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz\n"
+_VALUE_BYTES = bytes((9, 10, *range(0x20, 0x7F), *range(0x80, 0x100)))
+_PATH = re.compile(rb'[!"$-\[\]-~]+')
+
+
+def checked_block(fields: FieldList, limits: HeadLimits) -> bytes:
+    """Fields as a block of HTTP/1 (model/fields). Raises Malformed for what is no name or value, and for too many.
+
+    All names are looked at together, then all values: the line feed that joins them is a byte that neither may hold.
+    """
+    if not fields:
+        return b""
+    if len(fields) > limits.max_fields:
+        raise Malformed(Reason.HEAD_TOO_LARGE, f"more than {limits.max_fields} fields", 431)
+    names = b"\n%b\n" % b"\n".join([name for name, _ in fields])
+    if names.translate(None, _NAME_BYTES) or names.count(b"\n") != len(fields) + 1 or b"\n\n" in names:
+        raise Malformed(
+            Reason.BAD_FIELD, "a field's name is no token of lower case, or a pseudo-field stands behind others"
+        )
+    values = b"\n%b\n" % b"\n".join([value for _, value in fields])
+    if values.translate(None, _VALUE_BYTES) or values.count(b"\n") != len(fields) + 1:
+        raise Malformed(Reason.BAD_FIELD, "a field's value holds a control character")
+    if b"\n " in values or b" \n" in values or b"\n\t" in values or b"\t\n" in values:
+        raise Malformed(Reason.BAD_FIELD, "a field's value begins or ends with a blank")
+    if len(names) + len(values) + 2 * len(fields) > limits.max_head_bytes:
+        raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limits.max_head_bytes} bytes", 431)
+    return b"".join([b"\r\n%b: %b" % field for field in fields])
+
+
+def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
+    """The pseudo-fields by name, and the fields behind them. Raises Malformed for one that stands twice."""
+    pseudo: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if name[:1] != b":":
+            break
+        if name in pseudo:
+            raise Malformed(Reason.BAD_FIELD, "a pseudo-field stands twice")
+        pseudo[name] = value
+    return pseudo, fields[len(pseudo) :]
+
+
+class RequestFieldsReader:
+    """Reads the request heads of one connection. What a client says of its hop it says again: read once."""
+
+    __slots__ = ("_hop", "_hop_fields", "_is_forward", "_limits")
+
+    def __init__(self, limits: HeadLimits, *, is_forward: bool) -> None:
+        """`is_forward`: a request names any host, as the absolute-form of HTTP/1 does."""
+        self._limits = limits
+        self._is_forward = is_forward
+        self._hop = Hop()
+        self._hop_fields: HopFields = ()
+
+    def read(self, fields: FieldList, *, has_ended: bool) -> RequestHead:
+        """The head of a request. `has_ended`: END_STREAM came with it. Raises Malformed."""
+        pseudo, plain = taken_apart(fields)
+        if not pseudo.keys() <= _REQUEST_PSEUDO:
+            raise Malformed(Reason.BAD_FIELD, "a pseudo-field is unknown, or belongs to responses")
+        method = pseudo.get(b":method", b"")
+        if not TOKEN.fullmatch(method) or len(method) > 32:
+            raise Malformed(Reason.BAD_REQUEST_LINE, "the method is not a token of at most 32 bytes")
+        block = checked_block(self._one_cookie(plain), self._limits)
+        names = {name for name, _ in plain}
+        if names & CONNECTION_SPECIFIC:
+            raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")
+        authority = self._authority(pseudo, plain, names)
+        block, hop_fields = request_head.split_hop_fields(block)
+        hop_fields = (b"host", authority, *without_host(hop_fields))
+        if hop_fields != self._hop_fields:
+            self._hop = request_head.read_hop_fields(hop_fields, b"1")
+            self._hop_fields = hop_fields
+        hop = self._hop
+        if has_ended and hop.body:
+            raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")  # CVE-2026-33555
+        target = self._target(method, pseudo, authority)
+        head = request_head.read_request_head(method, target, block, hop, self._limits)
+        head.body = 0 if has_ended else hop.body or CHUNKED
+        if self._is_forward and method != b"CONNECT":
+            head.form = TargetForm.ABSOLUTE
+            head.scheme = pseudo[b":scheme"]
+        if b"te" in names:
+            if any(name == b"te" and value.lower() != b"trailers" for name, value in plain):
+                raise Malformed(Reason.BAD_FIELD, "the one value of TE in HTTP/2 is trailers")
+            head.te_trailers = True
+        return head
+
+    def _target(self, method: bytes, pseudo: dict[bytes, bytes], authority: bytes) -> bytes:
+        scheme, path = pseudo.get(b":scheme"), pseudo.get(b":path")
+        if method == b"CONNECT":
+            if scheme is not None or path is not None or b":authority" not in pseudo:
+                raise Malformed(Reason.BAD_TARGET, "CONNECT has :method and :authority, and no other pseudo-field")
+            return authority
+        if scheme not in (b"http", b"https"):
+            raise Malformed(Reason.BAD_TARGET, "the scheme is neither http nor https")
+        if (
+            path is None
+            or not _PATH.fullmatch(path)
+            or not (path[0] == 0x2F or (path == b"*" and method == b"OPTIONS"))
+        ):
+            raise Malformed(Reason.BAD_TARGET, "the path is none")
+        return path
+
+    def _authority(self, pseudo: dict[bytes, bytes], plain: FieldList, names: set[bytes]) -> bytes:
+        """RFC 9113 section 8.3.1: :authority, else Host; both may stand there if they say the same."""
+        authority = pseudo.get(b":authority")
+        hosts = [value for name, value in plain if name == b"host"] if b"host" in names else []
+        if len(hosts) > 1:
+            raise Malformed(Reason.BAD_HOST, "more than one Host field")
+        if authority is None:
+            if not hosts:
+                raise Malformed(Reason.BAD_HOST, "neither :authority nor Host is there")
+            return hosts[0]
+        if hosts and hosts[0].lower() != authority.lower():
+            raise Malformed(Reason.BAD_HOST, "Host is not what :authority says")
+        return authority
+
+    def _one_cookie(self, plain: FieldList) -> FieldList:
+        """Crumbs of a cookie in one field, where the first stood (RFC 9113 section 8.2.3)."""
+        crumbs = [value for name, value in plain if name == b"cookie"]
+        if len(crumbs) < 2:
+            return plain
+        rest = [field for field in plain if field[0] != b"cookie"]
+        at = next(at for at, (name, _) in enumerate(plain) if name == b"cookie")
+        return [*rest[:at], (b"cookie", b"; ".join(crumbs)), *rest[at:]]
+
+
+def without_host(hop_fields: HopFields) -> HopFields:
+    """Names and values in turn, but for Host."""
+    pairs = zip(hop_fields[::2], hop_fields[1::2], strict=True)
+    return tuple(part for name, value in pairs if name != b"host" for part in (name, value))
+
+
+def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *, has_ended: bool) -> ResponseHead:
+    """The head of a response to this method. Raises Malformed."""
+    pseudo, plain = taken_apart(fields)
+    status = pseudo.get(b":status", b"")
+    if len(pseudo) != 1 or len(status) != 3 or not status.isdigit() or status < b"100" or status == b"101":
+        raise Malformed(Reason.BAD_RESPONSE, "a response has :status with three digits, and no other pseudo-field")
+    block = checked_block(plain, limits)
+    if {name for name, _ in plain} & CONNECTION_SPECIFIC:
+        raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")
+    block, hop_fields = response_head.split_hop_fields(block)
+    hop = response_head.read_hop_fields(hop_fields, b"1")
+    head = response_head.read_response_head(status, PHRASES.get(int(status), b""), block, hop, method)
+    head.connection_close = False
+    if has_ended:
+        if head.body > 0:
+            raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")
+        head.body = 0
+    elif head.body == UNTIL_CLOSE:
+        head.body = CHUNKED
+    return head

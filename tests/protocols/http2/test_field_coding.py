@@ -1,0 +1,94 @@
+"""HPACK: what our decoder and encoder make is what hpack makes of it."""
+
+from __future__ import annotations
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.exceptions import DenialOfServiceError
+from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
+from hpack.exceptions import HPACKError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.protocols.http2.field_coding import CompressionError, FieldDecoder, FieldEncoder
+
+NAMES = st.sampled_from([b":method", b":path", b":status", b"accept", b"cookie", b"authorization", b"x-a", b"x" * 130])
+VALUES = st.one_of(st.sampled_from([b"", b"GET", b"/", b"200", b"gzip, deflate", b"v" * 300]), st.binary(max_size=40))
+LISTS = st.lists(st.tuples(NAMES, VALUES), max_size=12)
+
+
+def decoder(max_fields: int = 512, max_size: int = 1 << 20) -> FieldDecoder:
+    return FieldDecoder(max_fields, max_size)
+
+
+@given(st.lists(st.tuples(LISTS, st.booleans()), max_size=6))
+def test_what_hpack_encodes_is_decoded(lists: list[tuple[list[tuple[bytes, bytes]], bool]]):
+    """On one connection: tables grow, and the same block may mean something else later."""
+    encoder, ours = Encoder(), decoder()
+    for fields, huffman in lists:
+        assert ours.decode(encoder.encode(fields, huffman=huffman)) == fields
+
+
+@given(st.lists(LISTS, max_size=4))
+def test_what_is_encoded_hpack_decodes(lists: list[list[tuple[bytes, bytes]]]):
+    theirs, encoder = Decoder(), FieldEncoder()
+    for fields in lists:
+        assert [tuple(field) for field in theirs.decode(encoder.encode(fields), raw=True)] == fields
+    assert not theirs.header_table.dynamic_entries
+
+
+@given(st.binary(max_size=60))
+def test_rubbish_is_refused_where_hpack_refuses_it(data: bytes):
+    try:
+        expected = [tuple(field) for field in Decoder().decode(data, raw=True)]
+    except (HPACKError, IndexError):
+        with pytest.raises(CompressionError) as raised:
+            decoder().decode(data)
+        assert raised.value.error_code == ErrorCodes.COMPRESSION_ERROR
+    else:
+        assert decoder().decode(data) == expected
+
+
+def test_a_table_that_changes_is_never_remembered_wrongly():
+    """The same bytes mean the newest entry of the table: index 62."""
+    ours = decoder()
+    first = b"\x40\x01a\x01b"
+    assert ours.decode(first) == [(b"a", b"b")]
+    assert ours.decode(b"\xbe") == [(b"a", b"b")]
+    assert ours.decode(b"\xbe") == [(b"a", b"b")]
+    assert ours.decode(b"\x40\x01c\x01d") == [(b"c", b"d")]
+    assert ours.decode(b"\xbe") == [(b"c", b"d")]
+    ours.decode(b"\x20\x82")
+    with pytest.raises(CompressionError):
+        ours.decode(b"\xbe")
+
+
+def test_equal_blocks_are_decoded_once():
+    ours = decoder()
+    block = FieldEncoder().encode([(b":method", b"GET")])[1:]
+    assert ours.decode(block) is ours.decode(block)
+
+
+@pytest.mark.parametrize(("fields", "size"), [(9, 1 << 20), (1000, 300)])
+def test_long_lists_end_the_connection(fields: int, size: int):
+    ours = decoder(fields, size)
+    with pytest.raises(DenialOfServiceError):
+        ours.decode(b"\x82" * 10)
+
+
+def test_endless_integers_are_refused_at_once():
+    with pytest.raises(CompressionError):
+        decoder().decode(b"\xff" * 100_000)
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"cookie", b"set-cookie", b"x-api-key"])
+def test_credentials_are_never_indexed_by_any_hop(name: bytes):
+    (field,) = Decoder().decode(FieldEncoder().encode([(name, b"secret")]), raw=True)
+    assert isinstance(field, NeverIndexedHeaderTuple)
+
+
+def test_a_table_that_has_to_shrink_and_does_not_is_refused():
+    ours = decoder()
+    ours.max_allowed_table_size = 100
+    with pytest.raises(CompressionError):
+        ours.decode(b"\x82")
