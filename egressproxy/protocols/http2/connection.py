@@ -1,0 +1,417 @@
+"""Http2Connection: what both ends of HTTP/2 share. Frames come in and are handed to streams; streams say bodies, which
+go out as the peer's windows and the transport allow.
+
+h2 keeps the states of streams and windows, and makes the frames. Its checks of messages are ours (`heads`): one message
+that breaks a rule ends its stream, and only what breaks the connection ends that. Source: RFC 9113.
+
+Back-pressure: a stream that may not send pauses who feeds it; a stream that nobody reads gives no window back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import H2Error
+from h2.settings import SettingCodes, Settings
+from h2.stream import H2Stream
+from hyperframe.frame import GoAwayFrame
+
+from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Reads
+from egressproxy.net.loop import poller
+from egressproxy.net.timers import TimerWheel
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder, FieldList
+from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
+from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
+
+__all__ = ["MAX_STREAMS", "Http2Connection", "Http2Stream"]
+
+log = logging.getLogger(__name__)
+
+#: Streams that a peer may have open at a time.
+MAX_STREAMS = 100
+#: Bytes that a peer may send on a stream, and on all of them, before somebody has read them.
+STREAM_WINDOW = 256 * 1024
+CONNECTION_WINDOW = 1024 * 1024
+#: A list of fields beyond so many times the limits of a message ends the connection, not the stream.
+HARD_LIMIT = 2
+
+
+class _StreamState(H2Stream):
+    """h2 would end the connection where content and Content-Length differ: `Http2Stream` ends the stream."""
+
+    def _initialize_content_length(self, headers: Any) -> None:
+        pass
+
+    def _track_content_length(self, length: int, end_stream: bool) -> None:
+        pass
+
+
+class _States(H2Connection):
+    """h2's state machines, with our coding of fields."""
+
+    MAX_CLOSED_STREAMS = 256  # of 65,536 (8 MiB): what comes late is for one of the last few
+
+    def __init__(self, *, client_side: bool, limits: HeadLimits) -> None:
+        config = H2Configuration(
+            client_side=client_side,
+            header_encoding=None,
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+            split_outbound_cookies=False,
+            validate_inbound_headers=False,
+            normalize_inbound_headers=False,
+        )
+        super().__init__(config)
+        size = limits.max_head_bytes + 32 * limits.max_fields
+        self.decoder = FieldDecoder(HARD_LIMIT * limits.max_fields, HARD_LIMIT * size)  # type: ignore[assignment]
+        self.encoder = FieldEncoder()  # type: ignore[assignment]
+        values: dict[int, int] = {
+            SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingCodes.MAX_HEADER_LIST_SIZE: size,
+        }
+        if client_side:
+            values[SettingCodes.ENABLE_PUSH] = 0
+            del values[SettingCodes.MAX_CONCURRENT_STREAMS]
+        self.local_settings = Settings(client=client_side, initial_values=values)  # type: ignore[arg-type]
+
+    def _begin_new_stream(self, stream_id: int, allowed_ids: Any) -> H2Stream:
+        stream = super()._begin_new_stream(stream_id, allowed_ids)
+        stream.__class__ = _StreamState
+        return stream
+
+
+class Http2Stream:
+    """One stream: what it has to send, what it has got and not handed on, and who feeds it."""
+
+    __slots__ = (
+        "_given_back",
+        "_is_ending",
+        "_trailers",
+        "_unsent",
+        "_unsent_size",
+        "connection",
+        "feeder",
+        "is_reading_paused",
+        "is_write_blocked",
+        "number",
+        "octets_in",
+        "octets_out",
+    )
+
+    def __init__(self, connection: Http2Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.feeder: Reads | None = None
+        self.is_write_blocked = False
+        self.is_reading_paused = False
+        self.octets_in = 0
+        self.octets_out = 0
+        self._given_back = 0  # bytes of the window that are given back when reading goes on
+        self._unsent: list[bytes] = []
+        self._unsent_size = 0
+        self._is_ending = False  # END_STREAM goes out behind what is unsent
+        self._trailers: FieldList | None = None
+
+    # --- writing -------------------------------------------------------------------------------------------------
+    def feed_from(self, feeder: Reads | None) -> None:
+        """From now on this source fills us; it is paused at once if we are blocked."""
+        self.feeder = feeder
+        if self.is_write_blocked and feeder is not None:
+            feeder.pause_reading()
+
+    def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
+        """A head. `is_last`: nothing follows."""
+        self.connection.send_fields(self, fields, is_last=is_last)
+
+    def send_body(self, data: bytes) -> None:
+        """One piece of body, never empty."""
+        self.octets_out += len(data)
+        self._unsent.append(data)
+        self._unsent_size += len(data)
+        self.connection.send_waiting(self)
+        self._look_whether_blocked()
+
+    def end(self, trailers: FieldList | None) -> None:
+        """Nothing more is said on this stream."""
+        self._is_ending = True
+        self._trailers = trailers
+        self.connection.send_waiting(self)
+
+    def _look_whether_blocked(self) -> None:
+        is_blocked = self._unsent_size > HIGH_WATER
+        if is_blocked is not self.is_write_blocked:
+            self.is_write_blocked = is_blocked
+            if self.feeder is not None:
+                if is_blocked:
+                    self.feeder.pause_reading()
+                else:
+                    self.feeder.resume_reading()
+
+    def take_unsent(self, most: int) -> bytes:
+        """At most so many bytes of what is to be sent."""
+        piece = self._unsent[0]
+        if len(piece) > most:
+            self._unsent[0] = piece[most:]
+            piece = piece[:most]
+        else:
+            del self._unsent[0]
+        self._unsent_size -= len(piece)
+        return piece
+
+    @property
+    def has_unsent(self) -> bool:
+        """Bytes of body, or the end, wait for a window."""
+        return bool(self._unsent) or self._is_ending
+
+    # --- reading -------------------------------------------------------------------------------------------------
+    def pause_reading(self) -> None:
+        """Give no window back: the peer stops when it is used up."""
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        """Give back what was kept meanwhile."""
+        self.is_reading_paused = False
+        if self._given_back:
+            size, self._given_back = self._given_back, 0
+            self.connection.give_back(self, size)
+
+    def data_came(self, data: bytes, size: int) -> None:
+        """`size` bytes of the window were used, for this data."""
+        self.octets_in += len(data)
+        if self.is_reading_paused:
+            self._given_back += size
+        else:
+            self.connection.give_back(self, size)
+        if data:
+            self.take_data(data)
+
+    # --- for the two sides -----------------------------------------------------------------------------------------
+    def take_data(self, data: bytes) -> None:
+        """A piece of the peer's message."""
+        raise NotImplementedError
+
+    def take_trailers(self, fields: FieldList) -> None:
+        """Fields behind the peer's content."""
+        raise NotImplementedError
+
+    def take_end(self) -> None:
+        """The peer's message is whole."""
+        raise NotImplementedError
+
+    def was_reset(self, code: int) -> None:
+        """The peer has given the stream up (RFC 9113 section 7: the error code)."""
+        raise NotImplementedError
+
+    def connection_is_lost(self) -> None:
+        """The connection is gone, and the stream with it."""
+        raise NotImplementedError
+
+    def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
+        """Give the stream up. What was to be sent goes nowhere."""
+        self._unsent.clear()
+        self._unsent_size = 0
+        self._is_ending = False
+        self.connection.reset(self, code)
+
+
+class Http2Connection(FlowControl):
+    """A connection and its streams. The two sides say what a head that comes means."""
+
+    __slots__ = ("_frames", "_guard", "_h2", "_is_dirty", "_last_stream", "is_lost", "limits", "streams", "wheel")
+
+    def __init__(self, wheel: TimerWheel, limits: HeadLimits, *, client_side: bool) -> None:
+        super().__init__()
+        self.wheel = wheel
+        self.limits = limits
+        self.streams: dict[int, Http2Stream] = {}
+        self.is_lost = False
+        self._h2 = _States(client_side=client_side, limits=limits)
+        self._frames = FrameSplitter(has_preface=not client_side)
+        self._guard = FloodGuard(wheel.now)
+        self._is_dirty = False  # h2 may have something to send at the end of this turn
+
+    # --- asyncio's callbacks -----------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The preface and the settings go out (RFC 9113 section 3.4)."""
+        super().connection_made(transport)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(CONNECTION_WINDOW - 65535)
+        self._touch()
+
+    def data_received(self, data: bytes) -> None:
+        """Frames of the peer."""
+        now = self.wheel.now
+        try:
+            for kind, frame in self._frames.feed(data):
+                if kind == GOAWAY:
+                    self.peer_goes_away(goaway_last_stream(frame))
+                    continue
+                if kind >= 0:
+                    self._guard.frame_came(kind, len(frame) - 9, now)
+                for event in self._h2.receive_data(frame):
+                    self._take(event)
+                if self.is_lost:
+                    return
+        except Flood as flood:
+            self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
+        except (H2Error, ValueError) as error:
+            code = getattr(error, "error_code", ErrorCodes.FRAME_SIZE_ERROR)
+            self.break_off(
+                code, f"a rule of HTTP/2 is broken: {type(error).__name__}", is_told=isinstance(error, H2Error)
+            )
+        self._touch()
+
+    def eof_received(self) -> bool:
+        """The peer says no more, and hears no more: HTTP/2 has no half of a connection."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Every stream ends."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        streams, self.streams = list(self.streams.values()), {}
+        self._h2._frame_dispatch_table.clear()  # else it would hold itself
+        for stream in streams:
+            stream.connection_is_lost()
+
+    def resume_writing(self) -> None:
+        """The transport has drained: what waits goes out."""
+        super().resume_writing()
+        self._send_all_waiting()
+
+    # --- what comes ------------------------------------------------------------------------------------------------
+    def _take(self, event: Event) -> None:
+        if isinstance(event, WindowUpdated | RemoteSettingsChanged):
+            self._send_all_waiting()
+            return
+        if isinstance(event, ConnectionTerminated):
+            return
+        number = getattr(event, "stream_id", None)
+        stream = self.streams.get(number or 0)
+        if isinstance(event, DataReceived):
+            if stream is None:  # given up meanwhile
+                self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+            else:
+                stream.data_came(event.data or b"", event.flow_controlled_length or 0)
+        elif isinstance(event, StreamEnded):
+            if stream is not None:
+                stream.take_end()
+        elif isinstance(event, StreamReset):
+            if stream is not None:
+                self.forget(stream)
+                stream.was_reset(int(event.error_code or 0))
+        elif number:
+            self.take_head(event, stream)
+
+    @abstractmethod
+    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
+        """A list of fields has come: a head, or trailers. `stream` None: it is a new one, or was given up."""
+
+    @abstractmethod
+    def peer_goes_away(self, last_stream: int) -> None:
+        """GOAWAY: streams of ours above this one were not looked at (RFC 9113 section 6.8)."""
+
+    # --- what goes -------------------------------------------------------------------------------------------------
+    def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
+        """A head or trailers of this stream."""
+        self._h2.send_headers(stream.number, fields, end_stream=is_last)
+        self._guard.frame_sent()
+        self._touch()
+
+    def send_waiting(self, stream: Http2Stream) -> None:
+        """Send what the windows allow of what this stream has to say; the rest waits."""
+        h2 = self._h2
+        while stream._unsent and not self.is_write_blocked:
+            room = min(h2.local_flow_control_window(stream.number), h2.max_outbound_frame_size)
+            if room <= 0:
+                break
+            piece = stream.take_unsent(room)
+            is_last = stream._is_ending and not stream._unsent and stream._trailers is None
+            h2.send_data(stream.number, piece, end_stream=is_last)
+            self._guard.frame_sent()
+            if is_last:
+                stream._is_ending = False
+            self._touch()
+            if len(h2._data_to_send) > COPY_LIMIT:
+                self.flush()
+        if stream._is_ending and not stream._unsent:
+            stream._is_ending = False
+            if stream._trailers is not None:
+                h2.send_headers(stream.number, stream._trailers, end_stream=True)
+            else:
+                h2.end_stream(stream.number)
+            self._touch()
+
+    def _send_all_waiting(self) -> None:
+        for stream in list(self.streams.values()):
+            if stream.has_unsent:
+                self.send_waiting(stream)
+                stream._look_whether_blocked()
+
+    def give_back(self, stream: Http2Stream, size: int) -> None:
+        """What was read makes room for more (RFC 9113 section 6.9)."""
+        if size and not self.is_lost:
+            self._h2.acknowledge_received_data(size, stream.number)
+            self._touch()
+
+    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
+        """Tell the peer that the stream is given up; nothing where it is over."""
+        if self.forget(stream) and not self.is_lost:
+            try:
+                self._h2.reset_stream(stream.number, code)
+            except H2Error:
+                return
+            self._touch()
+
+    def forget(self, stream: Http2Stream) -> bool:
+        """The stream is over. False where it was so before."""
+        return self.streams.pop(stream.number, None) is not None
+
+    def go_away(self, last_stream: int, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
+        """Say that streams above this one are not looked at; the others go on. h2 would end the connection."""
+        self.flush()
+        frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=int(code))
+        self.send(frame.serialize())
+
+    def break_off(self, code: ErrorCodes, why: str, *, is_told: bool = False) -> None:
+        """End the connection, and everything on it. `is_told`: h2 has made the GOAWAY already."""
+        log.debug("HTTP/2 connection with %s: %s", self.peer_name(), why)
+        if not is_told:
+            self.go_away(self._h2.highest_inbound_stream_id, code)
+        self.flush()
+        self.transport.close()
+        self.connection_lost(None)
+
+    def _touch(self) -> None:
+        """What h2 has made goes out at the end of this turn."""
+        if not self._is_dirty and not self.is_lost:
+            self._is_dirty = True
+            if self._poller is None:
+                self._poller = poller()
+            self._poller.flush_later(self)
+
+    def flush(self) -> None:
+        """Hand to the transport what h2 has made, and what was sent beside it."""
+        self._is_dirty = False
+        data = self._h2.data_to_send()
+        if data:
+            self.transport.write(data)
+        super().flush()
