@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from egressproxy.config.explanations import path_text
@@ -36,10 +36,11 @@ _CERTIFICATES = tuple(
 def field_locations(document: Document) -> dict[str, Spot]:
     """The line and column of each of these fields, and of its key, by the field's path."""
     value = document.value
-    whole = [path for name in _FIELDS for path, _ in _found(value, ("spec", name))]
+    spec = value.get("spec")
+    whole: list[Path] = [("spec", name) for name in _FIELDS if isinstance(spec, dict) and name in spec]
     whole += [path for path, match in _found(value, _MATCHES) if _has_expression(match)]
     alone = [path for pattern in _RULES for path, _ in _found(value, pattern)]
-    if any(_found(value, ("spec", "destination"))):
+    if _found(value, ("spec", "destination")):
         alone += [path for pattern in _CERTIFICATES for path, _ in _found(value, pattern)]
     places: dict[str, Spot] = {
         path_text(path): (*place, *of_key) for field in whole for path, place, of_key in document.places(field)
@@ -50,15 +51,15 @@ def field_locations(document: Document) -> dict[str, Spot]:
     return places
 
 
-def _found(value: Any, pattern: Sequence[str | None], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _found(value: Any, pattern: Sequence[str | None]) -> list[tuple[Path, Any]]:
     """Path and value of each field of this pattern."""
-    if not pattern:
-        yield path, value
-    elif pattern[0] is None and isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _found(item, pattern[1:], (*path, index))
-    elif pattern[0] is not None and isinstance(value, dict) and pattern[0] in value:
-        yield from _found(value[pattern[0]], pattern[1:], (*path, pattern[0]))
+    found: list[tuple[Path, Any]] = [((), value)]
+    for step in pattern:
+        if step is None:
+            found = [((*path, i), item) for path, at in found if isinstance(at, list) for i, item in enumerate(at)]
+        else:
+            found = [((*path, step), at[step]) for path, at in found if isinstance(at, dict) and step in at]
+    return found
 
 
 def _has_expression(match: Any) -> bool:

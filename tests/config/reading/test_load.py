@@ -235,6 +235,11 @@ def test_a_problem_is_a_plain_dict_for_machines() -> None:
     assert got["object"] == "EgressPolicy default/bad"
 
 
+@pytest.mark.parametrize("spec", ["5", "[1]", "text", "null", "{rules: 1, destination: [], listeners: {}}"])
+def test_a_spec_of_a_kind_that_has_none_is_let_through(spec: str) -> None:
+    assert len(load_text(f"{{apiVersion: v1, kind: ConfigMap, metadata: {{name: c}}, spec: {spec}}}")) == 1
+
+
 def test_keys_with_dots_are_quoted_in_field_paths() -> None:
     got = problem("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {ca.crt: 5}\n")
     assert got.field_path == 'data["ca.crt"]'
