@@ -76,9 +76,6 @@ class ResourceSet:
     def __len__(self) -> int:
         return len(self.objects)
 
-    def __repr__(self) -> str:
-        return f"ResourceSet({len(self.objects)} objects)"
-
 
 def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.

@@ -134,11 +134,16 @@ class SessionPersistence(Model):
             raise RefusedValue("a permanent cookie needs absoluteTimeout", "add absoluteTimeout")
 
 
-class HttpRule(Model):
-    """A rule without matches matches PathPrefix `/`."""
+class RouteRule(Model):
+    """What the rules of all routes have in common."""
 
     name: Subdomain | None = None
     """Name of the rule, unique in the route."""
+
+
+class HttpRule(RouteRule):
+    """A rule without matches matches PathPrefix `/`."""
+
     matches: HttpMatches = (HttpMatch(),)
     """Requests that the rule is for: one of these has to hold."""
     filters: HttpFilters = ()
@@ -173,11 +178,9 @@ def _replaces_prefix(entry: HttpFilter) -> bool:
     return block is not None and block.path is not None and block.path.type == "ReplacePrefixMatch"
 
 
-class GrpcRule(Model):
+class GrpcRule(RouteRule):
     """A rule without matches matches every gRPC request."""
 
-    name: Subdomain | None = None
-    """Name of the rule, unique in the route."""
     matches: GrpcMatches = (GrpcMatch(),)
     """Requests that the rule is for: one of these has to hold."""
     filters: GrpcFilters = ()
@@ -188,11 +191,9 @@ class GrpcRule(Model):
     """Requests of one session go to the same backend and endpoint."""
 
 
-class StreamRule(Model):
+class StreamRule(RouteRule):
     """A rule of a TLSRoute or TCPRoute: backends by weight, nothing to match."""
 
-    name: Subdomain | None = None
-    """Name of the rule, unique in the route."""
     backend_refs: Annotated[tuple[BackendRef, ...], Field(min_length=1, max_length=16)]
     """Where connections go, by weight."""
 
