@@ -116,7 +116,18 @@ class BackendCompiler:
         """
         key = self.target_key(source, ref)
         self._references.check_permitted(source, ref, key[1])
-        place = (key, getattr(ref, "port", None), isinstance(source, TlsRoute | TcpRoute))
+        return self._resolved(
+            key, getattr(ref, "port", None), protocols, is_stream=isinstance(source, TlsRoute | TcpRoute)
+        )
+
+    def resolve_port(self, backend: Resource, port: int | None) -> ResolvedBackend:
+        """A port of a Backend object; None: its only one. Raises UnresolvedRef."""
+        return self._resolved(backend.key, port, supported_features.UPSTREAM_PROTOCOLS)
+
+    def _resolved(
+        self, key: Key, port: int | None, protocols: Container[Protocol], *, is_stream: bool = False
+    ) -> ResolvedBackend:
+        place = (key, port, is_stream)
         found = self._found.get(place)
         if found is None:
             try:
@@ -132,12 +143,6 @@ class BackendCompiler:
                 "UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet"
             )
         return found
-
-    def resolve_port(self, backend: Resource, port: int | None) -> ResolvedBackend:
-        """A port of a Backend object; None: its only one. Raises UnresolvedRef."""
-        group, kind, namespace, name = backend.key
-        own = BackendObjectReference.model_construct(group=group, kind=kind, namespace=namespace, name=name, port=port)
-        return self.resolve(backend, own)
 
     def target_key(self, source: Resource, ref: Reference) -> Key:
         """The object that a reference means, whether it is there or not."""
@@ -254,12 +259,13 @@ class BackendCompiler:
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
         )
-        found = ResolvedBackend(made, backend.key, number, extensions, service=service)
         if not isinstance(backend, Backend):
-            return found
-        spec = backend.spec
+            return ResolvedBackend(made, backend.key, number, extensions, service=service)
+        spec, key = backend.spec, backend.key
         is_direct = spec.parent is not None and spec.parent.direct
-        found = replace(found, region=spec.region or "", resolver=spec.resolver, is_direct=is_direct)
+        found = ResolvedBackend(
+            made, key, number, extensions, spec.region or "", spec.resolver, service=service, is_direct=is_direct
+        )
         if spec.parent is None or is_direct:
             return found
         try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from os.path import dirname
 from typing import Any, Final, NamedTuple
 
@@ -155,10 +156,9 @@ class ExtensionCompiler:
     def _extension(
         self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint
     ) -> ExtensionIR | None:
-        made = ExtensionIR(
+        made = partial(
+            ExtensionIR,
             name=extension.label,
-            type=extension.type,
-            phase=extension.phase or ("backend-request" if place.level == BACKEND_LEVEL else "request-headers"),
             priority=extension.priority,
             level=place.level,
             fail_open=extension.fail_open,
@@ -167,9 +167,10 @@ class ExtensionCompiler:
         )
         found = self._catalog.get(extension.type)
         if found is None:  # status says so, and its place is closed unless failOpen is set
-            made = replace(made, is_known=False)
-            self.faults[owner.key].note_unknown(made, path, self._catalog.names())
-            return made
+            usual = "backend-request" if place.level == BACKEND_LEVEL else "request-headers"
+            unknown = made(type=extension.type, phase=extension.phase or usual, is_known=False)
+            self.faults[owner.key].note_unknown(unknown, path, self._catalog.names())
+            return unknown
         if found.runs_code and owner.origin.is_from_api:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
@@ -196,8 +197,7 @@ class ExtensionCompiler:
                 self.load_errors[problem_at(owner, where, message, remedy, on_key=on_key)] = None
             return None
         text = _canonical(raw)
-        return replace(
-            made,
+        return made(
             type=found.name,
             phase=phase,
             turn=turn,

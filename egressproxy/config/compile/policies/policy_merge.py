@@ -286,8 +286,7 @@ def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list
     What is for some clients only (`subjects`) is left out.
     """
     policies = ((layer, policy) for layer in ordered for policy in layer.policies if not policy.spec.subjects)
-    found = (_PolicyCandidate(layer, policy, read(policy)) for layer, policy in policies)
-    return [candidate for candidate in found if candidate.value is not None]
+    return [_PolicyCandidate(*each, value) for each in policies if (value := read(each[1])) is not None]
 
 
 def _modes(ordered: Iterable[Layer]) -> list[_PolicyCandidate]:

@@ -96,7 +96,7 @@ class BackendRefCompiler:
             if ref.weight or keeps_idle:
                 choice = self._of_ref(route, ref, layers, scopes, partial(filters_of, ref), error)
                 copies = mirrors(ref) if choice.backend is not None else ()
-                made.append(replace(choice, weight=ref.weight, mirrors=copies))
+                made.append(replace(choice, weight=ref.weight, mirrors=copies) if copies or ref.weight != 1 else choice)
         return RuleBackends(tuple(made), tuple(more))
 
     def of_default(
