@@ -12,18 +12,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
+from contextlib import suppress
 from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
-    ConnectionTerminated,
     DataReceived,
     Event,
+    InformationalResponseReceived,
+    PingAckReceived,
     RemoteSettingsChanged,
+    RequestReceived,
+    ResponseReceived,
     StreamEnded,
     StreamReset,
+    TrailersReceived,
     WindowUpdated,
 )
 from h2.exceptions import H2Error
@@ -33,11 +38,22 @@ from hyperframe.frame import GoAwayFrame
 
 from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Reads
 from egressproxy.net.loop import poller
-from egressproxy.net.timers import TimerWheel
+from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder, FieldList
 from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
-from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
+from egressproxy.protocols.http2.frames import (
+    GOAWAY,
+    HEADERS,
+    MAX_FRAME,
+    PREFACE,
+    RST_STREAM,
+    FrameError,
+    FrameSplitter,
+    check_control_frame,
+    goaway_last_stream,
+    stream_of,
+)
 
 __all__ = ["MAX_STREAMS", "Http2Connection", "Http2Stream"]
 
@@ -50,6 +66,14 @@ STREAM_WINDOW = 256 * 1024
 CONNECTION_WINDOW = 1024 * 1024
 #: A list of fields beyond so many times the limits of a message ends the connection, not the stream.
 HARD_LIMIT = 2
+#: Heads in one turn: each may begin an exchange, and a thousand that came in one read keep nobody else waiting.
+MAX_AT_ONCE = 16
+#: Bytes that a peer leaves untaken of what we have to say beside bodies, before we hear no more of it.
+MAX_UNTAKEN = 4 * HIGH_WATER
+#: How long a peer may take to read our last word.
+CLOSE_S = 10.0
+
+_HEADS = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
 
 
 class _StreamState(H2Stream):
@@ -96,6 +120,22 @@ class _States(H2Connection):
         stream.__class__ = _StreamState
         return stream
 
+    # h2 would end the connection over one stream too many, and count all of them for each that begins.
+    @property
+    def open_inbound_streams(self) -> int:
+        return 0
+
+    @property
+    def open_outbound_streams(self) -> int:
+        return len(self.streams)
+
+    def let_go(self, number: int) -> None:
+        """A stream is over. h2 would find out when it counts."""
+        stream = self.streams.get(number)
+        if stream is not None and stream.closed:
+            del self.streams[number]
+            self._closed_streams[number] = stream.closed_by
+
 
 class Http2Stream:
     """One stream: what it has to send, what it has got and not handed on, and who feeds it."""
@@ -108,6 +148,7 @@ class Http2Stream:
         "_unsent_size",
         "connection",
         "feeder",
+        "has_said_all",
         "is_reading_paused",
         "is_write_blocked",
         "number",
@@ -121,6 +162,7 @@ class Http2Stream:
         self.feeder: Reads | None = None
         self.is_write_blocked = False
         self.is_reading_paused = False
+        self.has_said_all = False  # END_STREAM is on its way
         self.octets_in = 0
         self.octets_out = 0
         self._given_back = 0  # bytes of the window that are given back when reading goes on
@@ -136,12 +178,20 @@ class Http2Stream:
         if self.is_write_blocked and feeder is not None:
             feeder.pause_reading()
 
+    @property
+    def is_over(self) -> bool:
+        """Neither side says more, or the connection is gone: what is said now goes nowhere."""
+        return self.connection.streams.get(self.number) is not self
+
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
         """A head. `is_last`: nothing follows."""
-        self.connection.send_fields(self, fields, is_last=is_last)
+        if not self.is_over:
+            self.connection.send_fields(self, fields, is_last=is_last)
 
     def send_body(self, data: bytes) -> None:
         """One piece of body, never empty."""
+        if self.is_over:
+            return
         self.octets_out += len(data)
         self._unsent.append(data)
         self._unsent_size += len(data)
@@ -150,6 +200,8 @@ class Http2Stream:
 
     def end(self, trailers: FieldList | None) -> None:
         """Nothing more is said on this stream."""
+        if self.is_over:
+            return
         self._is_ending = True
         self._trailers = trailers
         self.connection.send_waiting(self)
@@ -179,6 +231,11 @@ class Http2Stream:
     def has_unsent(self) -> bool:
         """Bytes of body, or the end, wait for a window."""
         return bool(self._unsent) or self._is_ending
+
+    @property
+    def unsent_size(self) -> int:
+        """Bytes of body that wait for a window."""
+        return self._unsent_size
 
     # --- reading -------------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
@@ -223,6 +280,9 @@ class Http2Stream:
         """The connection is gone, and the stream with it."""
         raise NotImplementedError
 
+    def was_sent(self) -> None:
+        """END_STREAM is on its way, behind all that was to be said."""
+
     def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
         """Give the stream up. What was to be sent goes nowhere."""
         self._unsent.clear()
@@ -234,18 +294,33 @@ class Http2Stream:
 class Http2Connection(FlowControl):
     """A connection and its streams. The two sides say what a head that comes means."""
 
-    __slots__ = ("_frames", "_guard", "_h2", "_is_dirty", "_last_stream", "is_lost", "limits", "streams", "wheel")
+    __slots__ = (
+        "_closing",
+        "_frames",
+        "_guard",
+        "_h2",
+        "_is_dirty",
+        "_later",
+        "_waiting",
+        "is_lost",
+        "limits",
+        "streams",
+        "wheel",
+    )
 
     def __init__(self, wheel: TimerWheel, limits: HeadLimits, *, client_side: bool) -> None:
         super().__init__()
         self.wheel = wheel
         self.limits = limits
         self.streams: dict[int, Http2Stream] = {}
-        self.is_lost = False
+        self.is_lost = False  # nothing more is said or heard; the transport may still be closing
         self._h2 = _States(client_side=client_side, limits=limits)
         self._frames = FrameSplitter(has_preface=not client_side)
         self._guard = FloodGuard(wheel.now)
         self._is_dirty = False  # h2 may have something to send at the end of this turn
+        self._waiting: dict[int, Http2Stream] = {}  # those that have more to say than the windows allow
+        self._later: list[tuple[int, bytes]] = []  # frames of the next turn
+        self._closing: Deadline | None = None
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -257,26 +332,82 @@ class Http2Connection(FlowControl):
 
     def data_received(self, data: bytes) -> None:
         """Frames of the peer."""
-        now = self.wheel.now
+        if self.is_lost:
+            return
         try:
-            for kind, frame in self._frames.feed(data):
-                if kind == GOAWAY:
-                    self.peer_goes_away(goaway_last_stream(frame))
-                    continue
-                if kind >= 0:
+            frames = self._frames.feed(data)
+        except FrameError as error:
+            self.break_off(error.code, str(error))
+            return
+        if self._later:
+            self._later += frames
+        else:
+            self._take_frames(frames)
+
+    def _take_frames(self, frames: list[tuple[int, bytes]]) -> None:
+        now, heads = self.wheel.now, 0
+        try:
+            for at, (kind, frame) in enumerate(frames):
+                if kind != PREFACE:
                     self._guard.frame_came(kind, len(frame) - 9, now)
-                for event in self._h2.receive_data(frame):
-                    self._take(event)
+                self._take_frame(kind, frame)
                 if self.is_lost:
                     return
+                if kind == HEADERS:
+                    heads += 1
+                    if heads == MAX_AT_ONCE and at + 1 < len(frames):
+                        self._later = frames[at + 1 :]
+                        asyncio.get_running_loop().call_soon(self._go_on)
+                        break
         except Flood as flood:
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
-        except (H2Error, ValueError) as error:
-            code = getattr(error, "error_code", ErrorCodes.FRAME_SIZE_ERROR)
-            self.break_off(
-                code, f"a rule of HTTP/2 is broken: {type(error).__name__}", is_told=isinstance(error, H2Error)
-            )
-        self._touch()
+        except FrameError as error:
+            self.break_off(error.code, str(error))
+        except H2Error as error:
+            code = getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
+            self.break_off(code, f"a rule of HTTP/2 is broken: {type(error).__name__}", is_told=True)
+        else:
+            self._touch()
+            self._look_whether_to_read()
+
+    def _take_frame(self, kind: int, frame: bytes) -> None:
+        """One whole frame."""
+        h2 = self._h2
+        if kind > HEADERS:
+            check_control_frame(kind, frame)
+            if kind == GOAWAY and not self.is_head_open:
+                self.peer_goes_away(goaway_last_stream(frame))
+                return
+            if kind == RST_STREAM and stream_of(frame) > max(
+                h2.highest_inbound_stream_id, h2.highest_outbound_stream_id
+            ):
+                raise FrameError("a reset of a stream that has not begun")
+        for event in h2.receive_data(frame):
+            self._take(event)
+
+    def _go_on(self) -> None:
+        """The next turn: frames that were left."""
+        frames, self._later = self._later, []
+        if not self.is_lost:
+            self._take_frames(frames)
+
+    def _look_whether_to_read(self) -> None:
+        """Hear nothing more while the last read is not used up, or our answers to pings and settings are not taken."""
+        is_full = self.is_write_blocked and self.transport.get_write_buffer_size() > MAX_UNTAKEN
+        if self._later or is_full:
+            self.pause_reading()
+        elif self.is_reading_paused:
+            self.resume_reading()
+
+    @property
+    def is_head_open(self) -> bool:
+        """A head has begun, and its CONTINUATION has not come."""
+        return bool(self._h2.incoming_buffer._headers_buffer)
+
+    @property
+    def awaits_head(self) -> bool:
+        """A head has begun and is not whole."""
+        return self.is_head_open or self._frames.has_partial_head
 
     def eof_received(self) -> bool:
         """The peer says no more, and hears no more: HTTP/2 has no half of a connection."""
@@ -284,10 +415,18 @@ class Http2Connection(FlowControl):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Every stream ends."""
+        self._end_all()
+        if self._closing is not None:
+            self._closing.close()
+
+    def _end_all(self) -> None:
+        """Nothing more is said or heard."""
         if self.is_lost:
             return
         self.is_lost = True
         streams, self.streams = list(self.streams.values()), {}
+        self._waiting.clear()
+        self._later = []
         self._h2._frame_dispatch_table.clear()  # else it would hold itself
         for stream in streams:
             stream.connection_is_lost()
@@ -295,31 +434,50 @@ class Http2Connection(FlowControl):
     def resume_writing(self) -> None:
         """The transport has drained: what waits goes out."""
         super().resume_writing()
-        self._send_all_waiting()
+        if not self.is_lost:
+            self._send_all_waiting()
+            self._look_whether_to_read()
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def _take(self, event: Event) -> None:
-        if isinstance(event, WindowUpdated | RemoteSettingsChanged):
-            self._send_all_waiting()
-            return
-        if isinstance(event, ConnectionTerminated):
-            return
-        number = getattr(event, "stream_id", None)
-        stream = self.streams.get(number or 0)
-        if isinstance(event, DataReceived):
+        if isinstance(event, _HEADS):
+            self.take_head(event, self.streams.get(event.stream_id))
+        elif isinstance(event, DataReceived):
+            stream = self.streams.get(event.stream_id)
+            size = event.flow_controlled_length
             if stream is None:  # given up meanwhile
-                self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+                self._h2.acknowledge_received_data(size, event.stream_id)
             else:
-                stream.data_came(event.data or b"", event.flow_controlled_length or 0)
+                stream.data_came(event.data, size)
         elif isinstance(event, StreamEnded):
+            stream = self.streams.get(event.stream_id)
             if stream is not None:
                 stream.take_end()
+        elif isinstance(event, WindowUpdated):
+            if event.stream_id == 0:
+                self._send_all_waiting()
+            elif event.stream_id in self._waiting:
+                self._send_more(self._waiting[event.stream_id])
+        elif isinstance(event, RemoteSettingsChanged):
+            self._send_all_waiting()
+            self.settings_changed()
         elif isinstance(event, StreamReset):
+            if not event.remote_reset:  # what the peer sent made h2 reset it (CVE-2025-8671)
+                self._guard.stream_failed(self.wheel.now)
+            stream = self.streams.get(event.stream_id)
             if stream is not None:
                 self.forget(stream)
-                stream.was_reset(int(event.error_code or 0))
-        elif number:
-            self.take_head(event, stream)
+                stream.was_reset(int(event.error_code))
+            else:
+                self._h2.let_go(event.stream_id)
+        elif isinstance(event, PingAckReceived):
+            self.ping_answered()
+
+    def settings_changed(self) -> None:
+        """The peer has said what it allows (RFC 9113 section 6.5)."""
+
+    def ping_answered(self) -> None:
+        """An answer to a `ping` of ours is here."""
 
     @abstractmethod
     def take_head(self, event: Event, stream: Http2Stream | None) -> None:
@@ -335,6 +493,9 @@ class Http2Connection(FlowControl):
         self._h2.send_headers(stream.number, fields, end_stream=is_last)
         self._guard.frame_sent()
         self._touch()
+        if is_last:
+            stream.has_said_all = True
+            stream.was_sent()
 
     def send_waiting(self, stream: Http2Stream) -> None:
         """Send what the windows allow of what this stream has to say; the rest waits."""
@@ -343,28 +504,42 @@ class Http2Connection(FlowControl):
             room = min(h2.local_flow_control_window(stream.number), h2.max_outbound_frame_size)
             if room <= 0:
                 break
-            piece = stream.take_unsent(room)
+            piece = stream.take_unsent(min(room, MAX_FRAME))
             is_last = stream._is_ending and not stream._unsent and stream._trailers is None
             h2.send_data(stream.number, piece, end_stream=is_last)
             self._guard.frame_sent()
             if is_last:
                 stream._is_ending = False
+                stream.has_said_all = True
             self._touch()
             if len(h2._data_to_send) > COPY_LIMIT:
                 self.flush()
-        if stream._is_ending and not stream._unsent:
+        if stream._unsent:
+            self._waiting[stream.number] = stream
+            return
+        if stream._is_ending:
             stream._is_ending = False
+            stream.has_said_all = True
             if stream._trailers is not None:
                 h2.send_headers(stream.number, stream._trailers, end_stream=True)
             else:
                 h2.end_stream(stream.number)
             self._touch()
+        self._waiting.pop(stream.number, None)
+        if stream.has_said_all:
+            stream.was_sent()
+
+    def _send_more(self, stream: Http2Stream) -> None:
+        self.send_waiting(stream)
+        stream._look_whether_blocked()
 
     def _send_all_waiting(self) -> None:
-        for stream in list(self.streams.values()):
-            if stream.has_unsent:
-                self.send_waiting(stream)
-                stream._look_whether_blocked()
+        """Each in turn, so that none waits for the windows of another for ever."""
+        for stream in list(self._waiting.values()):
+            if self.is_write_blocked or self._h2.outbound_flow_control_window <= 0:
+                return
+            if self._waiting.pop(stream.number, None) is not None:  # behind the others, if it has to wait again
+                self._send_more(stream)
 
     def give_back(self, stream: Http2Stream, size: int) -> None:
         """What was read makes room for more (RFC 9113 section 6.9)."""
@@ -374,31 +549,70 @@ class Http2Connection(FlowControl):
 
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
         """Tell the peer that the stream is given up; nothing where it is over."""
-        if self.forget(stream) and not self.is_lost:
-            try:
-                self._h2.reset_stream(stream.number, code)
-            except H2Error:
-                return
+        if self.streams.get(stream.number) is stream:
+            self._refuse(stream.number, code)
+            self.forget(stream)
+
+    def _refuse(self, number: int, code: ErrorCodes) -> None:
+        """A stream is given up, or was never begun."""
+        if self.is_lost:
+            return
+        with suppress(H2Error):
+            self._h2.reset_stream(number, code)
             self._touch()
+        self._h2.let_go(number)
+
+    def refuse(self, number: int, code: ErrorCodes) -> None:
+        """Reset a stream whose head we do not take, which counts against the peer. Raises Flood."""
+        self._refuse(number, code)
+        self._guard.stream_failed(self.wheel.now)
 
     def forget(self, stream: Http2Stream) -> bool:
         """The stream is over. False where it was so before."""
-        return self.streams.pop(stream.number, None) is not None
+        if self.streams.pop(stream.number, None) is None:
+            return False
+        self._waiting.pop(stream.number, None)
+        kept, stream._given_back = stream._given_back, 0
+        self.give_back(stream, kept)  # of the window of the connection
+        self._h2.let_go(stream.number)
+        return True
+
+    def ping(self) -> None:
+        """Ask the peer to answer: it has then read all that was said before."""
+        self._h2.ping(bytes(8))
+        self._touch()
 
     def go_away(self, last_stream: int, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
         """Say that streams above this one are not looked at; the others go on. h2 would end the connection."""
-        self.flush()
         frame = GoAwayFrame(0, last_stream_id=last_stream, error_code=int(code))
-        self.send(frame.serialize())
+        self._h2._data_to_send += frame.serialize()
+        self._touch()
 
     def break_off(self, code: ErrorCodes, why: str, *, is_told: bool = False) -> None:
         """End the connection, and everything on it. `is_told`: h2 has made the GOAWAY already."""
-        log.debug("HTTP/2 connection with %s: %s", self.peer_name(), why)
+        self.was_broken_off(code, why)
         if not is_told:
             self.go_away(self._h2.highest_inbound_stream_id, code)
+        self.close()
+
+    def was_broken_off(self, code: ErrorCodes, why: str) -> None:
+        """The connection ends because of what the peer did."""
+        log.debug("HTTP/2 connection with %s: %s: %s", self.peer_name(), code.name, why)
+
+    def close(self) -> None:
+        """Say what was to be said, then close, and end what is still under way."""
+        if self.is_lost:
+            return
         self.flush()
+        if self._closing is None:
+            self._closing = Deadline(self.wheel, self.transport.abort)
+            self._closing.after(CLOSE_S)
         self.transport.close()
-        self.connection_lost(None)
+        self._end_all()
+
+    def abort(self) -> None:
+        """Close now; what is unsent goes nowhere."""
+        self.transport.abort()
 
     def _touch(self) -> None:
         """What h2 has made goes out at the end of this turn."""
@@ -409,9 +623,9 @@ class Http2Connection(FlowControl):
             self._poller.flush_later(self)
 
     def flush(self) -> None:
-        """Hand to the transport what h2 has made, and what was sent beside it."""
+        """Hand to the transport what h2 has made."""
         self._is_dirty = False
-        data = self._h2.data_to_send()
+        data = self._h2._data_to_send
         if data:
+            self._h2._data_to_send = bytearray()
             self.transport.write(data)
-        super().flush()

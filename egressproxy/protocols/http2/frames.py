@@ -5,37 +5,69 @@ h2 takes a GOAWAY as the end of everything, while the streams that it spares go 
 
 from __future__ import annotations
 
-__all__ = ["GOAWAY", "MAX_FRAME", "PREFACE", "FrameSplitter", "goaway_last_stream"]
+from h2.errors import ErrorCodes
 
-GOAWAY = 7
+__all__ = [
+    "GOAWAY",
+    "HEADERS",
+    "MAX_FRAME",
+    "PREFACE",
+    "RST_STREAM",
+    "FrameError",
+    "FrameSplitter",
+    "check_control_frame",
+    "goaway_last_stream",
+    "stream_of",
+]
+
+HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 1, 2, 3, 4, 6, 7, 8, 9
 #: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
 MAX_FRAME = 16384
 _HEADER = 9
 #: What stands in the place of a type for the first bytes of a client.
 PREFACE = -1
 PREFACE_SIZE = 24
+_PREFACE_BYTES = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+#: Types whose payload has one length (RFC 9113 section 6).
+_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+
+
+class FrameError(ValueError):
+    """A frame ends the connection. `code` says why (RFC 9113 section 7)."""
+
+    def __init__(self, message: str, code: ErrorCodes = ErrorCodes.PROTOCOL_ERROR) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class FrameSplitter:
     """Bytes in, whole frames out."""
 
-    __slots__ = ("_awaits_preface", "_buffer")
+    __slots__ = ("_awaits_preface", "_awaits_settings", "_buffer")
 
     def __init__(self, *, has_preface: bool = False) -> None:
         """`has_preface`: what a client says begins with 24 bytes that are no frame (RFC 9113 section 3.4)."""
         self._buffer = bytearray()
         self._awaits_preface = has_preface
+        self._awaits_settings = has_preface
+
+    @property
+    def has_partial_head(self) -> bool:
+        """The last bytes are the begin of a HEADERS or CONTINUATION frame."""
+        return len(self._buffer) > 3 and self._buffer[3] in (HEADERS, CONTINUATION) and not self._awaits_preface
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """The frames that are whole now: type, and the bytes with the header. The preface has the type PREFACE.
 
-        Raises ValueError for a frame that is longer than allowed.
+        Raises FrameError for a frame that is longer than allowed, and where a client's first one is not SETTINGS.
         """
         buffer = self._buffer
         buffer += data
         frames: list[tuple[int, bytes]] = []
         at = 0
         if self._awaits_preface:
+            if not _PREFACE_BYTES.startswith(buffer[:PREFACE_SIZE]):
+                raise FrameError("the client's first bytes are not the preface of HTTP/2")
             if len(buffer) < PREFACE_SIZE:
                 return frames
             frames.append((PREFACE, bytes(buffer[:PREFACE_SIZE])))
@@ -44,7 +76,11 @@ class FrameSplitter:
         while len(buffer) - at >= _HEADER:
             length = int.from_bytes(buffer[at : at + 3], "big")
             if length > MAX_FRAME:
-                raise ValueError(f"a frame of {length} bytes")
+                raise FrameError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
+            if self._awaits_settings:
+                if buffer[at + 3] != SETTINGS:
+                    raise FrameError("the first frame is not SETTINGS")
+                self._awaits_settings = False
             end = at + _HEADER + length
             if end > len(buffer):
                 break
@@ -54,8 +90,27 @@ class FrameSplitter:
         return frames
 
 
+def stream_of(frame: bytes) -> int:
+    """The number of the stream that a frame is for; 0: for the connection."""
+    return int.from_bytes(frame[5:_HEADER], "big") & 0x7FFF_FFFF
+
+
+def check_control_frame(kind: int, frame: bytes) -> None:
+    """Raises FrameError for a payload whose length is not that of its type. h2 would call it another error."""
+    length = len(frame) - _HEADER
+    wanted = _SIZES.get(kind)
+    if wanted is not None:
+        is_wrong = length != wanted
+    else:
+        is_wrong = kind == SETTINGS and (length % 6 != 0 or (frame[4] & 1 == 1 and length != 0))
+    if is_wrong:
+        raise FrameError(f"a frame of type {kind} with {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
+
+
 def goaway_last_stream(frame: bytes) -> int:
-    """The last stream that the peer still answers. Raises ValueError for a frame that is cut short."""
-    if len(frame) < _HEADER + 8 or frame[5:_HEADER] != bytes(4):
-        raise ValueError("a GOAWAY that is none")
+    """The last stream that the peer still answers. Raises FrameError for a frame that is cut short."""
+    if stream_of(frame):
+        raise FrameError("a GOAWAY of a stream")
+    if len(frame) < _HEADER + 8:
+        raise FrameError("a GOAWAY that is cut short", ErrorCodes.FRAME_SIZE_ERROR)
     return int.from_bytes(frame[_HEADER : _HEADER + 4], "big") & 0x7FFF_FFFF

@@ -1,0 +1,385 @@
+"""What both ends of HTTP/2 share, against h2's client, on a transport in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.events import Event
+
+from egressproxy.net.timers import TimerWheel
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http2.connection import (
+    CONNECTION_WINDOW,
+    MAX_AT_ONCE,
+    STREAM_WINDOW,
+    Http2Connection,
+    Http2Stream,
+)
+from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.flood_guard import BURST
+from tests.support.http2_client import Http2Client, head, raw_frame
+
+OK: FieldList = [(b":status", b"200")]
+
+
+class Wire(asyncio.Transport):
+    """Takes everything, unless `is_full`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = bytearray()
+        self.is_closed = self.is_paused = self.is_aborted = False
+        self.untaken = 0
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_aborted = self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.untaken
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+class Stream(Http2Stream):
+    __slots__ = ("data", "has_ended", "is_lost", "reset_code", "trailers")
+
+    def __init__(self, connection: Http2Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self.data = b""
+        self.has_ended = self.is_lost = False
+        self.reset_code: int | None = None
+        self.trailers: FieldList | None = None
+
+    def take_data(self, data: bytes) -> None:
+        self.data += data
+
+    def take_trailers(self, fields: FieldList) -> None:
+        self.trailers = fields
+
+    def take_end(self) -> None:
+        self.has_ended = True
+
+    def was_reset(self, code: int) -> None:
+        self.reset_code = code
+
+    def connection_is_lost(self) -> None:
+        self.is_lost = True
+
+
+class Server(Http2Connection):
+    __slots__ = ("began", "last_allowed", "why")
+
+    def __init__(self) -> None:
+        super().__init__(TimerWheel(), HeadLimits(), client_side=False)
+        self.began: list[Stream] = []
+        self.why: tuple[ErrorCodes, str] | None = None
+
+    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
+        if stream is not None:
+            stream.take_trailers(event.headers)  # type: ignore[attr-defined]
+            return
+        made = Stream(self, event.stream_id)  # type: ignore[attr-defined]
+        self.streams[made.number] = made
+        self.began.append(made)
+
+    def peer_goes_away(self, last_stream: int) -> None:
+        self.last_allowed = last_stream
+
+    def was_broken_off(self, code: ErrorCodes, why: str) -> None:
+        self.why = (code, why)
+
+
+class Talk:
+    """A server's connection, and a client of it."""
+
+    def __init__(self, window: int = 65535) -> None:
+        self.wire = Wire()
+        self.server = Server()
+        self.client = Http2Client(window)
+        self.server.connection_made(self.wire)
+
+    def settle(self) -> None:
+        """Until nobody has anything to say."""
+        while True:
+            asyncio.get_running_loop()
+            self.server.flush()
+            said, self.wire.written = bytes(self.wire.written), bytearray()
+            self.client.take(said)
+            answer = self.client.outgoing()
+            if not said and not answer:
+                return
+            if answer:
+                self.server.data_received(answer)
+
+    def say(self, data: bytes) -> None:
+        """Bytes that h2 would not say, behind all that it has."""
+        self.settle()
+        self.server.data_received(data)
+        self.settle()
+
+    def begun(self) -> Stream:
+        self.settle()
+        return self.server.began[-1]
+
+
+@pytest.fixture
+def talk() -> Iterator[Talk]:
+    async def made() -> Talk:
+        return Talk()
+
+    with asyncio.Runner() as runner:
+        talk = runner.run(made())
+        asyncio.events._set_running_loop(runner.get_loop())
+        try:
+            talk.settle()
+            yield talk
+        finally:
+            asyncio.events._set_running_loop(None)
+            talk.server.connection_lost(None)
+
+
+POST = head(b"POST", b"/", b"a.example")
+
+
+def test_a_request_and_its_answer(talk: Talk):
+    number = talk.client.request(POST, b"content")
+    stream = talk.begun()
+    assert (stream.data, stream.has_ended) == (b"content", True)
+    stream.send_fields(OK, is_last=False)
+    stream.send_body(b"answer")
+    stream.end([(b"x-sum", b"1")])
+    assert stream.has_said_all
+    talk.settle()
+    answer = talk.client.of(number)
+    assert (answer.status, bytes(answer.data), answer.trailers, answer.is_whole) == (
+        200, b"answer", [(b"x-sum", b"1")], True,
+    )  # fmt: skip
+    assert talk.server.forget(stream)
+    assert not talk.server._h2.streams, "h2 keeps nothing of it"
+
+
+def test_a_stream_sends_what_the_window_allows_and_pauses_who_feeds_it(talk: Talk):
+    paused: list[bool] = []
+
+    class Feeder:
+        def pause_reading(self) -> None:
+            paused.append(True)
+
+        def resume_reading(self) -> None:
+            paused.append(False)
+
+    talk.client.opens_windows = False
+    number = talk.client.request(POST)
+    stream = talk.begun()
+    stream.feed_from(Feeder())
+    stream.send_fields(OK, is_last=False)
+    stream.send_body(bytes(200_000))
+    stream.end(None)
+    talk.settle()
+    assert len(talk.client.of(number).data) == 65535
+    assert paused == [True]
+    talk.client.h2.acknowledge_received_data(65535, number)
+    talk.settle()
+    assert len(talk.client.of(number).data) == 131_070
+    assert not stream.has_said_all
+    talk.client.h2.acknowledge_received_data(65535, number)
+    talk.settle()
+    talk.client.h2.acknowledge_received_data(65535, number)
+    talk.settle()
+    assert len(talk.client.of(number).data) == 200_000
+    assert talk.client.of(number).is_whole
+    assert paused == [True, False]
+
+
+def test_a_stream_that_nobody_reads_gives_no_window_back_until_it_is_read(talk: Talk):
+    number = talk.client.request(POST, b"", ends=False)
+    stream = talk.begun()
+    stream.pause_reading()
+    talk.settle()
+    for _ in range(STREAM_WINDOW // 16384):
+        talk.client.h2.send_data(number, bytes(16384))
+        talk.settle()
+    assert talk.client.h2.local_flow_control_window(number) == 0
+    stream.resume_reading()
+    talk.settle()
+    assert talk.client.h2.local_flow_control_window(number) > 0
+
+
+def test_a_stream_that_is_given_up_gives_the_window_of_the_connection_back(talk: Talk):
+    for _ in range(3 * CONNECTION_WINDOW // STREAM_WINDOW):
+        number = talk.client.request(POST, b"", ends=False)
+        stream = talk.begun()
+        stream.pause_reading()
+        for _ in range(STREAM_WINDOW // 16384):
+            talk.client.h2.send_data(number, bytes(16384))
+            talk.settle()
+        stream.reset()
+        talk.settle()
+    assert talk.client.h2.outbound_flow_control_window > 0
+
+
+def test_a_stream_that_is_over_says_nothing(talk: Talk):
+    number = talk.client.request(POST, b"", ends=False)
+    stream = talk.begun()
+    talk.client.h2.reset_stream(number, ErrorCodes.CANCEL)
+    talk.settle()
+    assert stream.reset_code == ErrorCodes.CANCEL
+    assert stream.is_over
+    stream.send_fields(OK, is_last=False)
+    stream.send_body(b"x")
+    stream.end(None)
+    stream.reset()
+    talk.settle()
+    assert not talk.server.is_lost
+    assert not talk.client.of(number).fields
+
+
+def test_many_heads_of_one_read_take_several_turns(talk: Talk):
+    for _ in range(3 * MAX_AT_ONCE):
+        talk.client.get()
+    talk.server.data_received(talk.client.outgoing())
+    assert len(talk.server.began) == MAX_AT_ONCE
+    assert talk.wire.is_paused, "the next read waits, too"
+    talk.server._go_on()
+    talk.server._go_on()
+    assert len(talk.server.began) == 3 * MAX_AT_ONCE
+    assert not talk.wire.is_paused
+
+
+def test_a_goaway_of_the_peer_ends_nothing(talk: Talk):
+    number = talk.client.get()
+    stream = talk.begun()
+    talk.say(raw_frame(7, bytes(8)))
+    assert talk.server.last_allowed == 0
+    stream.send_fields(OK, is_last=True)
+    talk.settle()
+    assert talk.client.of(number).is_whole
+
+
+def test_a_goaway_of_ours_spares_the_streams_that_run(talk: Talk):
+    number = talk.client.get()
+    stream = talk.begun()
+    talk.server.go_away(number)
+    talk.settle()
+    assert talk.client.goaways == [(number, 0, b"")]
+    stream.send_fields(OK, is_last=True)
+    talk.settle()
+    assert talk.client.of(number).is_whole
+
+
+def test_what_a_peer_does_not_take_is_not_heaped_up(talk: Talk):
+    talk.server.pause_writing()
+    talk.wire.untaken = 1 << 20
+    talk.server.data_received(raw_frame(6, bytes(8)))
+    assert talk.wire.is_paused
+    talk.wire.untaken = 0
+    talk.server.resume_writing()
+    assert not talk.wire.is_paused
+
+
+def test_a_window_that_overflows_ends_its_stream_alone(talk: Talk):
+    number, other = talk.client.get(), talk.client.get()
+    talk.settle()
+    stream, fellow = talk.server.began
+    talk.say(raw_frame(8, b"\x7f\xff\xff\xff", number))
+    assert stream.reset_code == ErrorCodes.FLOW_CONTROL_ERROR
+    fellow.send_fields(OK, is_last=True)
+    talk.settle()
+    assert talk.client.of(other).is_whole
+
+
+@pytest.mark.parametrize(("kind", "payload", "stream", "name"), [
+    (6, bytes(8), 0, "PING"), (4, b"", 0, "SETTINGS"), (2, bytes(5), 3, "PRIORITY"), (0, b"", 1, "empty DATA"),
+    (8, b"\0\0\0\1", 1, "WINDOW_UPDATE"), (11, b"x", 0, "unknown"),
+])  # fmt: skip
+def test_frames_that_bring_nothing_are_counted(talk: Talk, kind: int, payload: bytes, stream: int, name: str):
+    talk.client.request(POST, b"", ends=False)
+    talk.begun()
+    talk.server.data_received(raw_frame(kind, payload, stream) * (int(BURST) + 100))
+    assert talk.server.why is not None
+    assert talk.server.why[0] is ErrorCodes.ENHANCE_YOUR_CALM
+    assert name in talk.server.why[1]
+    assert talk.wire.is_closed
+    assert talk.server.began[0].is_lost
+    talk.client.take(bytes(talk.wire.written))
+    assert talk.client.goaways[-1][1] == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize(("data", "code"), [
+    (raw_frame(4, bytes(5)), ErrorCodes.FRAME_SIZE_ERROR),
+    (raw_frame(4, bytes(6), flags=1), ErrorCodes.FRAME_SIZE_ERROR),
+    (raw_frame(4, b"", 1), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(4, b"\0\4\x80\0\0\0"), ErrorCodes.FLOW_CONTROL_ERROR),
+    (raw_frame(4, b"\0\5\0\0\0\1"), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(6, bytes(7)), ErrorCodes.FRAME_SIZE_ERROR),
+    (raw_frame(6, bytes(8), 1), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(3, bytes(3), 1), ErrorCodes.FRAME_SIZE_ERROR),
+    (raw_frame(3, bytes(4), 9), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(3, bytes(4), 0), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(8, bytes(4)), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(8, b"\x7f\xff\xff\xff"), ErrorCodes.FLOW_CONTROL_ERROR),
+    (raw_frame(8, b"\0\0\0\1", 9), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(7, bytes(8), 1), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(5, b"\0\0\0\2", 1, 4), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(9, b"", 1, 4), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(0, b"x", 0), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(0, b"x", 9), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(1, b"\x82", 2, 5), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(1, b"\xff\xff", 3, 5), ErrorCodes.COMPRESSION_ERROR),
+    (raw_frame(1, b"\x82", 3, 1) + raw_frame(6, bytes(8)), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(1, b"\x82", 3, 1) + raw_frame(7, bytes(8)), ErrorCodes.PROTOCOL_ERROR),
+    (raw_frame(0, bytes(16385), 1), ErrorCodes.FRAME_SIZE_ERROR),
+])  # fmt: skip
+def test_what_breaks_the_connection_is_told_by_its_code(talk: Talk, data: bytes, code: ErrorCodes):
+    talk.client.request(POST, b"", ends=False)
+    talk.begun()
+    talk.server.data_received(data)
+    assert talk.server.why is not None
+    assert talk.server.why[0] is code
+    talk.client.take(bytes(talk.wire.written))
+    assert talk.client.goaways[-1][:2] == (1, code)
+    assert talk.wire.is_closed
+
+
+@pytest.mark.parametrize(
+    "first", [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + raw_frame(6, bytes(8))]
+)
+def test_a_client_begins_with_the_preface_and_settings(talk: Talk, first: bytes):
+    server, wire = Server(), Wire()
+    server.connection_made(wire)
+    server.data_received(first)
+    assert server.why is not None
+    assert server.why[0] is ErrorCodes.PROTOCOL_ERROR
+    assert wire.is_closed
+
+
+def test_a_million_streams_leave_nothing_behind(talk: Talk):
+    for _ in range(600):
+        talk.client.get()
+        stream = talk.begun()
+        stream.send_fields(OK, is_last=True)
+        talk.server.forget(stream)
+    talk.settle()
+    assert not talk.server._h2.streams
+    assert len(talk.server._h2._closed_streams) <= 256
+    talk.server.began.clear()
