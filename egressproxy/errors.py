@@ -67,6 +67,7 @@ class Reason(str, Enum):
     TARGET_TOO_LONG = "target_too_long"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    CIRCUIT_OPEN = "circuit_open"
     # the client's message
     BAD_REQUEST_LINE = "bad_request_line"
     BAD_VERSION = "bad_version"
@@ -94,6 +95,7 @@ class Reason(str, Enum):
     DNS_TIMEOUT = "dns_timeout"
     DNS_ERROR = "dns_error"
     NO_ENDPOINT = "no_endpoint"
+    NO_HEALTHY_ENDPOINT = "no_healthy_endpoint"
     CONNECT_REFUSED = "upstream_refused"
     CONNECT_TIMEOUT = "upstream_connect_timeout"
     CONNECT_FAILED = "upstream_connect_failed"

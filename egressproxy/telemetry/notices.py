@@ -47,6 +47,7 @@ REMEDIES: Final = {
     Reason.CONNECTION_LIMIT: "raise limits.connections or limits.connectionsPerClient, or find the client with many",
     Reason.QUEUE_FULL: "find the client with many requests at once, and check that the backend answers",
     Reason.QUEUE_TIMEOUT: "find the client that holds many connections, and check that the backend answers",
+    Reason.CIRCUIT_OPEN: "raise the limit in traffic.circuitBreaker, and check that the backend answers",
     Reason.CLIENT_CERTIFICATE: "give the client a certificate of an authority in spec.tls.frontend of the Gateway",
     Reason.NOT_TLS: "let the client speak TLS from the first byte",
     Reason.SNI_MISMATCH: "let the client name the host that it connects to",

@@ -20,6 +20,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.CONNECTION_LIMIT: "UO",
     Reason.QUEUE_FULL: "UO",
     Reason.QUEUE_TIMEOUT: "UO",
+    Reason.CIRCUIT_OPEN: "UO",
     # the client's message
     Reason.BAD_REQUEST_LINE: "DPE",  # downstream protocol error
     Reason.BAD_VERSION: "DPE",
@@ -47,6 +48,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.DNS_TIMEOUT: "DF",
     Reason.DNS_ERROR: "DF",
     Reason.NO_ENDPOINT: "UH",  # no healthy upstream
+    Reason.NO_HEALTHY_ENDPOINT: "UH",
     Reason.CONNECT_REFUSED: "UF",  # upstream connection failure
     Reason.CONNECT_TIMEOUT: "UF",
     Reason.CONNECT_FAILED: "UF",

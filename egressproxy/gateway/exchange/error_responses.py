@@ -35,6 +35,8 @@ PROXY_ERRORS: dict[Reason, str] = {
     Reason.DNS_ERROR: "dns_error",
     Reason.DNS_TIMEOUT: "dns_timeout",
     Reason.NO_ENDPOINT: "destination_unavailable",
+    Reason.NO_HEALTHY_ENDPOINT: "destination_unavailable",
+    Reason.CIRCUIT_OPEN: "connection_limit_reached",
     Reason.CONNECT_REFUSED: "connection_refused",
     Reason.CONNECT_TIMEOUT: "connection_timeout",
     Reason.CONNECT_FAILED: "destination_ip_unroutable",

@@ -1,0 +1,274 @@
+"""Balancer: which endpoint of a backend the next request goes to. It decides, and does no I/O.
+
+An endpoint that is ejected or unhealthy takes no request. Where none is left the request fails at once, unless the
+panic threshold says that all are used then. RoundRobin and Random follow the weights of slow start; LeastRequest takes
+the better one of two random endpoints (Mitzenmacher 2001; Envoy's choiceCount 2); ConsistentHash is a hash ring, with
+bounded loads where `hashBalancePercent` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Generic, Protocol, TypeVar
+
+from egressproxy.errors import LimitExceeded, Reason, RetrySafety, UpstreamFault
+from egressproxy.ir.resilience import LoadBalancerType, OutlierDetectionIR, ResilienceIR
+from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, HealthState, Why
+from egressproxy.upstream.hash_ring import HashRing
+
+__all__ = ["Balanced", "Balancer", "Member", "may_eject"]
+
+#: What an endpoint gets at the beginning of its slow start (Envoy's min_weight_percent).
+LEAST_WEIGHT = 0.1
+#: How often the weights of a slow start change within its window.
+SLOW_STEPS = 10
+NEVER = float("inf")
+
+
+class Balanced(Protocol):
+    """What the balancer needs of a target."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it has, those that wait for a connection included."""
+
+
+T = TypeVar("T", bound=Balanced)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Member(Generic[T]):
+    """One endpoint of one balancer. `weight` is 1, or less in its slow start; `credit` is for weighted round robin."""
+
+    target: T
+    health: EndpointHealth
+    zone: str = ""
+    for_zones: tuple[str, ...] = ()
+    weight: float = 1.0
+    credit: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"Member({self.health.address}, {self.health.state.value}, weight={self.weight:.2f})"
+
+
+class Balancer(Generic[T]):
+    """Chooses among the endpoints of one backend. `zone` is that of this process, or ""."""
+
+    __slots__ = (
+        "_breaker",
+        "_candidates",
+        "_due",
+        "_is_even",
+        "_name",
+        "_places",
+        "_random",
+        "_registry",
+        "_ring",
+        "_spec",
+        "_total_weight",
+        "_turn",
+        "_version",
+        "_zone",
+        "is_panicking",
+        "members",
+    )
+
+    def __init__(
+        self, name: str, spec: ResilienceIR, members: Sequence[Member[T]], registry: HealthRegistry, zone: str = "",
+        random: Random | None = None,
+    ) -> None:  # fmt: skip
+        self.members = tuple(members)
+        self._name = name
+        self._spec = spec
+        self._registry = registry
+        self._zone = zone
+        self._random = random or Random()  # noqa: S311 (a share of traffic is no secret)
+        self._breaker = spec.breaker.max_requests if spec.breaker is not None else None
+        self._ring = None
+        if spec.load_balancer.type is LoadBalancerType.CONSISTENT_HASH:
+            self._ring = HashRing([member.health.address for member in self.members])
+        self._places = {member: place for place, member in enumerate(self.members)}
+        self._turn = self._random.randrange(max(1, len(self.members)))  # workers do not all begin at the first
+        self._candidates: tuple[Member[T], ...] = ()
+        self._is_even = True
+        self._total_weight = 0.0
+        self.is_panicking = False
+        self._version = -1
+        self._due = 0.0
+
+    # --- the choice ----------------------------------------------------------------------------------------------
+    def choose(self, key: bytes | None, now: float, avoid: Collection[T] = ()) -> Member[T]:
+        """The endpoint for a request, which has this hash key. Those whose target is in `avoid` come last.
+
+        Raises UpstreamFault (503, no_healthy_endpoint) where none may be used, LimitExceeded (503, circuit_open)
+        where each of them has as many requests as its circuit breaker allows.
+        """
+        if self._version != self._registry.version or now >= self._due:
+            self._look(now)
+        candidates = self._candidates
+        if not candidates:
+            raise self.none_left()
+        most = self._breaker
+        is_narrow = False  # fewer than the candidates, whose weights have to be added up again
+        if most is not None:
+            candidates = tuple(member for member in candidates if member.target.in_flight < most)
+            is_narrow = True
+            if not candidates:
+                raise open_circuit(self._name, "maxParallelRequests")
+        if avoid:
+            others = tuple(member for member in candidates if member.target not in avoid)
+            if others:
+                candidates, is_narrow = others, True
+        member = candidates[0] if len(candidates) == 1 else self._choose(candidates, key, is_narrow)
+        if member.health.state is HealthState.TRIAL:
+            member.health.begin_trial(now)
+        return member
+
+    def _choose(self, candidates: tuple[Member[T], ...], key: bytes | None, is_narrow: bool) -> Member[T]:
+        kind = self._spec.load_balancer.type
+        if kind is LoadBalancerType.CONSISTENT_HASH and key is not None:
+            return self._hashed(candidates, key)
+        if kind is LoadBalancerType.LEAST_REQUEST:
+            first = candidates[self._random.randrange(len(candidates))]
+            second = candidates[self._random.randrange(len(candidates))]
+            return min(first, second, key=_load)
+        if kind is LoadBalancerType.RANDOM:
+            if self._is_even:
+                return candidates[self._random.randrange(len(candidates))]
+            return self._random.choices(candidates, [member.weight for member in candidates])[0]
+        if self._is_even:
+            self._turn += 1
+            return candidates[self._turn % len(candidates)]
+        total = sum(member.weight for member in candidates) if is_narrow else self._total_weight
+        for member in candidates:  # smooth weighted round robin, as nginx has it
+            member.credit += member.weight
+        chosen = max(candidates, key=_credit)
+        chosen.credit -= total
+        return chosen
+
+    def _hashed(self, candidates: tuple[Member[T], ...], key: bytes) -> Member[T]:
+        assert self._ring is not None
+        percent = self._spec.load_balancer.hash_balance_percent
+        most = NEVER
+        if percent:
+            in_flight = sum(member.target.in_flight for member in candidates)
+            most = (in_flight + 1) * percent / 100 / len(candidates)
+        allowed = set(candidates)
+        fallback = None
+        for place in self._ring.order(key):
+            member = self.members[place]
+            if member in allowed:
+                if member.target.in_flight < most:
+                    return member
+                fallback = fallback or member
+        assert fallback is not None
+        return fallback
+
+    # --- who may be chosen ---------------------------------------------------------------------------------------
+    def _look(self, now: float) -> None:
+        """Find out who may be chosen; it holds until a health changes, or `_due`."""
+        usable = [member for member in self.members if member.health.is_usable(now)]
+        self._version = self._registry.version
+        self._due = min((member.health.next_change(now) for member in self.members), default=NEVER)
+        panic = self._spec.panic_percent
+        self.is_panicking = bool(self.members) and len(usable) * 100 < panic * len(self.members)
+        if self.is_panicking:
+            usable = list(self.members)
+        self._candidates = self._in_zone(usable)
+        self._weigh(now)
+
+    def _in_zone(self, usable: Sequence[Member[T]]) -> tuple[Member[T], ...]:
+        """Those for the zone of this process, where there are any; else all.
+
+        Hints hold where every endpoint has one, as in kube-proxy (EndpointSlice `hints.forZones`); otherwise, with
+        `zoneAware`, the zones of the endpoints.
+        """
+        zone, spec = self._zone, self._spec.load_balancer
+        if zone and not self.is_panicking:
+            if spec.prefers_zone:
+                near = tuple(member for member in usable if member.zone == zone)
+                if len(self.members) >= spec.min_endpoints and len(near) >= max(1, spec.min_in_zone):
+                    return near
+            elif all(member.for_zones for member in self.members):
+                near = tuple(member for member in usable if zone in member.for_zones)
+                if near:
+                    return near
+        return tuple(usable)
+
+    def _weigh(self, now: float) -> None:
+        window_s = self._spec.load_balancer.slow_start_s
+        if window_s:
+            for member in self._candidates:
+                age = (now - member.health.returned_at) / window_s
+                member.weight = 1.0 if age >= 1 else max(LEAST_WEIGHT, age)
+            if any(member.weight < 1 for member in self._candidates):
+                self._due = min(self._due, now + window_s / SLOW_STEPS)
+        weights = [member.weight for member in self._candidates]
+        self._total_weight = sum(weights)
+        self._is_even = not weights or min(weights) == max(weights)
+
+    def none_left(self) -> UpstreamFault:
+        """The error where no endpoint may be used."""
+        states = [member.health.state for member in self.members]
+        ejected = sum(state in (HealthState.EJECTED, HealthState.TRIAL) for state in states)
+        said = [
+            f"{count} {word}"
+            for count, word in ((ejected, "ejected"), (len(states) - ejected, "failing their health checks"))
+            if count
+        ]
+        message = f"backend {self._name} has no healthy endpoint: {' and '.join(said)} of {len(states)}"
+        return UpstreamFault(Reason.NO_HEALTHY_ENDPOINT, message, status=503, retry=RetrySafety.SAFE, retry_after_s=1)
+
+    # --- what became of requests ---------------------------------------------------------------------------------
+    def answered(self, member: Member[T], status: int, now: float) -> None:
+        """The endpoint gave a final answer with this status."""
+        health = member.health
+        if status < 500:
+            if not health.is_clean:
+                health.good(now)
+            return
+        self._eject(member, health.bad_status(status), now)
+
+    def failed(self, member: Member[T], now: float) -> None:
+        """The endpoint gave no answer: no connection, one that broke, or none in time."""
+        self._eject(member, member.health.local_failure(), now)
+
+    def _eject(self, member: Member[T], why: Why | None, now: float) -> None:
+        if why is None:
+            return
+        others = [each.health for each in self.members if each is not member]
+        outliers = self._spec.outliers
+        if why is Why.TRIAL_FAILED or (outliers is not None and may_eject(others, outliers)):
+            member.health.eject(now, why)
+
+    def __repr__(self) -> str:
+        return f"Balancer({self._name}, {len(self._candidates)} of {len(self.members)} usable)"
+
+
+def may_eject(others: Collection[EndpointHealth], outliers: OutlierDetectionIR) -> bool:
+    """Whether one more endpoint may be ejected beside these others: at most `maxEjectionPercent` of all.
+
+    Of several endpoints one may be in any case, with a percentage above 0. A lone endpoint is ejected with 100 alone.
+    """
+    out = sum(other.state in (HealthState.EJECTED, HealthState.TRIAL) for other in others)
+    all_of_them = len(others) + 1
+    most = int(all_of_them * outliers.max_ejection_percent / 100)
+    if outliers.max_ejection_percent > 0 and all_of_them > 1:
+        most = max(1, most)
+    return out < most
+
+
+def open_circuit(name: str, field: str) -> LimitExceeded:
+    """The error where a limit of `circuitBreaker` is reached. `field` is the limit's."""
+    message = f"backend {name} has as many requests as its circuit breaker allows ({field})"
+    return LimitExceeded(Reason.CIRCUIT_OPEN, message, status=503, retry_after_s=1)
+
+
+def _load(member: Member[T]) -> float:
+    return (member.target.in_flight + 1) / member.weight
+
+
+def _credit(member: Member[T]) -> float:
+    return member.credit

@@ -1,0 +1,256 @@
+"""EndpointHealth: what is known of one endpoint of a backend, and whether it may take requests. It does no I/O.
+
+| state | takes requests | becomes |
+|---|---|---|
+| HEALTHY | yes | EJECTED after failures in a row; UNHEALTHY after failed health checks |
+| EJECTED | no | TRIAL when its time is over; HEALTHY after enough passed checks |
+| TRIAL | one at a time | HEALTHY after a good answer; EJECTED, for longer, after a failure |
+| UNHEALTHY | no | HEALTHY after enough passed checks |
+
+Each ejection is longer than the last by the base time, up to a maximum; an interval without one takes that back step
+by step. Times are monotonic seconds that the caller gives. Source: Envoy, outlier detection and health checking.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+from weakref import WeakValueDictionary
+
+from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
+
+__all__ = ["EndpointHealth", "HealthRegistry", "HealthState", "Why"]
+
+#: How long a trial may take until the next one begins, when its outcome was never told.
+TRIAL_S = 10.0
+NEVER = float("inf")
+GATEWAY_ERRORS = frozenset((502, 503, 504))
+
+
+class HealthState(Enum):
+    """Whether an endpoint may take requests."""
+
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
+    TRIAL = "trial"
+    UNHEALTHY = "unhealthy"
+
+
+class Why(str, Enum):
+    """Why an endpoint changed its state, for metrics and Events."""
+
+    CONSECUTIVE_5XX = "consecutive_5xx"
+    CONSECUTIVE_GATEWAY = "consecutive_gateway_errors"
+    CONSECUTIVE_LOCAL = "consecutive_local_origin_failures"
+    TRIAL_FAILED = "trial_failed"
+    CHECK_FAILED = "health_check_failed"
+    CHECK_PASSED = "health_check_passed"
+    TRIAL_PASSED = "trial_passed"
+
+
+class HealthRegistry:
+    """The health of every endpoint in use: it outlives a reload that leaves the endpoint and its settings alone.
+
+    `version` counts the changes of any endpoint. `on_change` is called with the endpoint and the reason.
+    """
+
+    __slots__ = ("_known", "ejections", "on_change", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.ejections: Counter[tuple[str, str, str]] = Counter()  # by backend, endpoint and reason
+        self.on_change: Callable[[EndpointHealth, Why], None] = lambda health, why: None
+        self._known: WeakValueDictionary[object, EndpointHealth] = WeakValueDictionary()
+
+    def of(
+        self, scope: object, backend: str, kind: str, address: str, outliers: OutlierDetectionIR | None,
+        check: HealthCheckIR | None, now: float,
+    ) -> EndpointHealth:  # fmt: skip
+        """The health of this address ("host:port") in this scope: the known one, or a new one.
+
+        `scope` is hashable: what has to be equal for two users to share it. `backend` and `kind` name its object.
+        """
+        found = self._known.get((scope, address))
+        if found is None:
+            found = self._known[scope, address] = EndpointHealth(self, backend, kind, address, outliers, check, now)
+        return found
+
+    def changed(self, health: EndpointHealth, why: Why) -> None:
+        """Count a change, and tell of it."""
+        self.version += 1
+        if health.state in (HealthState.EJECTED, HealthState.UNHEALTHY):
+            self.ejections[health.backend, health.address, why.value] += 1
+        self.on_change(health, why)
+
+    def __repr__(self) -> str:
+        return f"HealthRegistry({len(self._known)} endpoints, version {self.version})"
+
+
+class EndpointHealth:
+    """What is known of one endpoint."""
+
+    __slots__ = (
+        "_5xx",
+        "__weakref__",
+        "_check",
+        "_checks_failed",
+        "_checks_passed",
+        "_gateway",
+        "_local",
+        "_outliers",
+        "_registry",
+        "_trial_until",
+        "address",
+        "backend",
+        "ejected_until",
+        "is_clean",
+        "kind",
+        "multiplier",
+        "returned_at",
+        "state",
+    )
+
+    def __init__(
+        self, registry: HealthRegistry, backend: str, kind: str, address: str, outliers: OutlierDetectionIR | None,
+        check: HealthCheckIR | None, now: float,
+    ) -> None:  # fmt: skip
+        self._registry = registry
+        self.backend = backend
+        self.kind = kind
+        self.address = address
+        self._outliers = outliers
+        self._check = check
+        self.state = HealthState.HEALTHY
+        self.is_clean = True  # healthy, and its last answer was good: another good one changes nothing
+        self.ejected_until = 0.0
+        self.multiplier = 0  # of the base ejection time; the last ejection had it
+        self.returned_at = now  # when its slow start began
+        self._trial_until = 0.0
+        self._5xx = self._gateway = self._local = 0
+        self._checks_failed = self._checks_passed = 0
+
+    # --- whether it may take a request ---------------------------------------------------------------------------
+    def next_change(self, now: float) -> float:
+        """When `is_usable` may change by itself: at the end of an ejection, or of a trial that nobody tells of."""
+        if self.state is HealthState.EJECTED:
+            return self.ejected_until
+        if self.state is HealthState.TRIAL and self._trial_until > now:
+            return self._trial_until
+        return NEVER
+
+    def is_usable(self, now: float) -> bool:
+        """Whether a request may go there. An ejection whose time is over becomes a trial here."""
+        if self.state is HealthState.HEALTHY:
+            return True
+        if self.state is HealthState.EJECTED and now >= self.ejected_until:
+            self.state = HealthState.TRIAL
+            self._trial_until = 0.0
+        return self.state is HealthState.TRIAL and now >= self._trial_until
+
+    def begin_trial(self, now: float) -> None:
+        """A request goes to an endpoint on trial: no other one does until its outcome is told."""
+        self._trial_until = now + TRIAL_S
+        self._registry.version += 1
+
+    # --- what became of requests ---------------------------------------------------------------------------------
+    def good(self, now: float) -> None:
+        """The endpoint gave an answer that is no server error."""
+        self._5xx = self._gateway = self._local = 0
+        if self.state is HealthState.TRIAL:
+            self._return(now, Why.TRIAL_PASSED)
+        self.is_clean = self.state is HealthState.HEALTHY
+
+    def bad_status(self, status: int) -> Why | None:
+        """The endpoint gave this status, 500 or higher. Returns why it is an outlier now, or None."""
+        outliers = self._outliers
+        if outliers is None:
+            return None
+        self.is_clean = False
+        self._local = 0  # it can be reached
+        self._5xx += 1
+        self._gateway = self._gateway + 1 if status in GATEWAY_ERRORS else 0
+        return self._judged(outliers)
+
+    def local_failure(self) -> Why | None:
+        """No connection to the endpoint came about, or it broke, or no answer came in time. Returns as `bad_status`."""
+        outliers = self._outliers
+        if outliers is None:
+            return None
+        self.is_clean = False
+        if outliers.splits_local_origin:
+            self._local += 1
+        else:
+            self._5xx += 1
+            self._gateway += 1
+        return self._judged(outliers)
+
+    def _judged(self, outliers: OutlierDetectionIR) -> Why | None:
+        if self.state is HealthState.TRIAL:
+            return Why.TRIAL_FAILED
+        if self.state is not HealthState.HEALTHY:
+            return None  # of requests from before
+        for count, most, why in (
+            (self._5xx, outliers.consecutive_5xx, Why.CONSECUTIVE_5XX),
+            (self._gateway, outliers.consecutive_gateway, Why.CONSECUTIVE_GATEWAY),
+            (self._local, outliers.consecutive_local_origin, Why.CONSECUTIVE_LOCAL),
+        ):
+            if 0 < most <= count:
+                return why
+        return None
+
+    def eject(self, now: float, why: Why) -> None:
+        """Take no request for the ejection time, which is longer than the last one."""
+        outliers = self._outliers
+        assert outliers is not None
+        healthy_s = max(0.0, now - max(self.returned_at, self.ejected_until))
+        steps_down = int(healthy_s / outliers.interval_s) if outliers.interval_s else 0
+        if why is Why.TRIAL_FAILED:
+            steps_down = 0
+        self.multiplier = max(0, self.multiplier - steps_down) + 1
+        seconds = min(
+            outliers.base_ejection_s * self.multiplier, max(outliers.base_ejection_s, outliers.max_ejection_s)
+        )
+        self.ejected_until = now + seconds
+        self.state = HealthState.EJECTED
+        self.is_clean = False
+        self._5xx = self._gateway = self._local = 0
+        self._checks_passed = 0
+        self._registry.changed(self, why)
+
+    def end_trial(self) -> None:
+        """The request of a trial has ended without a word about the endpoint (a filter refused it): the next may go."""
+        self._trial_until = 0.0
+        self._registry.version += 1
+
+    # --- what became of health checks ----------------------------------------------------------------------------
+    def check_passed(self, now: float) -> None:
+        """A health check found the endpoint well. After enough in a row it returns, from an ejection too."""
+        check = self._check
+        assert check is not None
+        self._checks_failed = 0
+        self._checks_passed += 1
+        if self.state is not HealthState.HEALTHY and self._checks_passed >= check.healthy_threshold:
+            self._return(now, Why.CHECK_PASSED)
+
+    def check_failed(self) -> None:
+        """A health check failed. After enough in a row the endpoint takes no request."""
+        check = self._check
+        assert check is not None
+        self._checks_passed = 0
+        self._checks_failed += 1
+        if self.state is not HealthState.UNHEALTHY and self._checks_failed >= check.unhealthy_threshold:
+            self.state = HealthState.UNHEALTHY
+            self.is_clean = False
+            self._registry.changed(self, Why.CHECK_FAILED)
+
+    def _return(self, now: float, why: Why) -> None:
+        self.state = HealthState.HEALTHY
+        self.returned_at = now
+        self.ejected_until = min(self.ejected_until, now)
+        self._5xx = self._gateway = self._local = 0
+        self.is_clean = True
+        self._registry.changed(self, why)
+
+    def __repr__(self) -> str:
+        return f"EndpointHealth({self.backend} {self.address}, {self.state.value})"
