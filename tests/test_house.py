@@ -209,6 +209,26 @@ def test_the_map_of_the_architecture_has_every_room_and_no_other():
     assert there <= {room.rstrip("/") for room in rooms} | {room.partition("/")[0] for room in rooms}
 
 
+def test_imports_point_down_the_map_of_the_architecture():
+    """The files of `gateway/` and `config/` themselves stand between their rooms: only those are left out."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = page.partition("| room | what it holds |")[2].partition("\n\n")[0]
+    rooms = [room.rstrip("/").replace("/", ".") for room in re.findall(r"^\| `([\w/]+)` \|", table, re.M)]
+    divided = {room.rpartition(".")[0] for room in rooms} & set(rooms)
+
+    def row(module: str) -> int | None:
+        found = [room for room in rooms if f"{module}.".startswith(f"{room}.")]
+        return None if not found or (room := max(found, key=len)) in divided else rooms.index(room)
+
+    placed = [(module, row(module), other, row(other)) for module, named in imports().items() for other in named]
+    up = [
+        f"{module} -> {other}"
+        for module, above, other, below in placed
+        if above is not None and below is not None and below < above
+    ]
+    assert sorted(up) == []
+
+
 #: A class in backticks, or what a docstring says is raised.
 _CLASS = re.compile(r"`([A-Z][a-z0-9]+[A-Z]\w*)\b|\bRaises ([A-Z]\w+)")
 
