@@ -196,13 +196,13 @@ def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
             "minVersion": "min_version" in written.model_fields_set,
             "insecureSkipVerify": written.insecure_skip_verify,
         }
-        idle = [name for name, value in {"sni": written.sni or written.server_name, **checks, **more}.items() if value]
-        if idle:
+        fields = {"sni": written.sni or written.server_name, **checks, **more}
+        if unused := [name for name, value in fields.items() if value]:
             # The published examples have these fields beside every mode: no reason to fail a check.
             effect = "not used" if is_published else "does nothing"
-            yield f"tls.{', tls.'.join(idle)} with mode {written.mode}: {effect} without TLS."
-    elif tls.is_unverified and (idle := [name for name, value in checks.items() if value]):
-        yield f"tls.{', tls.'.join(idle)} with insecureSkipVerify: does nothing, nothing is verified."
+            yield f"tls.{', tls.'.join(unused)} with mode {written.mode}: {effect} without TLS."
+    elif tls.is_unverified and (unused := [name for name, value in checks.items() if value]):
+        yield f"tls.{', tls.'.join(unused)} with insecureSkipVerify: does nothing, nothing is verified."
     if tls.client is not None and tls.mode in ("None", "Simple"):
         yield f"tls.clientCertificateRef with mode {written.mode}: does nothing, it is shown with mode Mutual."
     if written.mode == "PlatformProvided" and tls.cas:

@@ -79,11 +79,11 @@ class FilterNotSupported(Exception):
 
 
 class RankedExtension(NamedTuple):
-    """An ExtensionIR with what decides its turn among those of equal priority and level."""
+    """An ExtensionIR with what decides its place among those of equal priority and level."""
 
     spec: ExtensionIR
     age: tuple[str, str]
-    turn: int
+    position: int  # in the list that declares it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class AttachmentPoint:
 
 def ordered(placed: Iterable[RankedExtension]) -> tuple[ExtensionIR, ...]:
     """In running order: turn, priority, level, age of the declaring object, then as written."""
-    turn = sorted(placed, key=lambda p: (p.spec.turn, p.spec.priority, p.spec.level, p.age, p.turn))
-    return tuple(dict.fromkeys(p.spec for p in turn))
+    in_order = sorted(placed, key=lambda p: (p.spec.turn, p.spec.priority, p.spec.level, p.age, p.position))
+    return tuple(dict.fromkeys(p.spec for p in in_order))
 
 
 class ExtensionCompiler:

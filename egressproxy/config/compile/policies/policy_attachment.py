@@ -224,10 +224,10 @@ def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]
     """Timeouts without effect on this kind of target."""
     if target_kind in ("Gateway", "ListenerSet"):
         return
-    idle = [("requestHeaders", timeouts.request_headers)]
+    elsewhere = [("requestHeaders", timeouts.request_headers)]
     if not target_kind.endswith("Route"):
-        idle += [("request", timeouts.request), ("tunnelIdle", timeouts.tunnel_idle)]
-    names = [name for name, value in idle if value is not None]
+        elsewhere += [("request", timeouts.request), ("tunnelIdle", timeouts.tunnel_idle)]
+    names = [name for name, value in elsewhere if value is not None]
     if names:
         do = "do" if len(names) > 1 else "does"
         places = "a Gateway" if names == ["requestHeaders"] else "a Gateway or a route"
@@ -246,7 +246,7 @@ def _limit_notes(limits: Limits, target_kind: str) -> Iterator[str]:
         yield "backendRef and secretRef of limits.store do nothing with type Memory."
     if target_kind not in ("Gateway", "ListenerSet"):
         fields = Limits.model_fields
-        idle = [fields[name].alias or name for name in CONNECTION_LIMITS if getattr(limits, name) is not None]
-        if idle:
-            do = "do" if len(idle) > 1 else "does"
-            yield f"limits.{', '.join(idle)} {do} nothing here: write it in a policy of a Gateway."
+        names = [fields[name].alias or name for name in CONNECTION_LIMITS if getattr(limits, name) is not None]
+        if names:
+            do = "do" if len(names) > 1 else "does"
+            yield f"limits.{', '.join(names)} {do} nothing here: write it in a policy of a Gateway."

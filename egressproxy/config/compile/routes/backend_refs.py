@@ -74,15 +74,15 @@ class BackendRefCompiler:
         error: str,
         mirrors: RefMirrors = lambda _ref: (),
         *,
-        keeps_idle: bool = False,
+        keeps_weight_0: bool = False,
     ) -> RuleBackends:
         """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
 
-        A backend of weight 0 gets nothing and is left out, unless `keeps_idle`: sessions may be with it. Where no other
-        is, the rule answers 500.
+        A backend of weight 0 gets nothing and is left out, unless `keeps_weight_0`: sessions may be with it. Where no
+        other is, the rule answers 500.
         """
         refs = tuple(refs)
-        if refs and not keeps_idle and not any(ref.weight for ref in refs):
+        if refs and not keeps_weight_0 and not any(ref.weight for ref in refs):
             return RuleBackends((WeightedBackend(None, error="every backend of the rule has weight 0"),))
         made: list[WeightedBackend] = []
         more: list[RankedExtension] = []
@@ -93,7 +93,7 @@ class BackendRefCompiler:
             return found
 
         for ref in refs:
-            if ref.weight or keeps_idle:
+            if ref.weight or keeps_weight_0:
                 choice = self._of_ref(route, ref, layers, scopes, partial(filters_of, ref), error)
                 copies = mirrors(ref) if choice.backend is not None else ()
                 made.append(replace(choice, weight=ref.weight, mirrors=copies) if copies or ref.weight != 1 else choice)
@@ -218,9 +218,11 @@ class BackendRefCompiler:
         parent = resolved.parents[0]
         layers = self._own_layers(parent)
         said = self.policies.merge(layers, is_routed=True)
-        idle = [section for layer in layers for section in self._not_on_parents(layer)]
-        if idle:
-            raise BackendUnusable(f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(idle)}")
+        unsupported = [section for layer in layers for section in self._not_on_parents(layer)]
+        if unsupported:
+            raise BackendUnusable(
+                f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(unsupported)}"
+            )
         error = "; ".join(said.blockers) or _region_error(parent, said)
         error = error or (_region_error(parent, merged) if parent.region else "")
         if error:

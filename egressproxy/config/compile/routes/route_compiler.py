@@ -168,9 +168,8 @@ class RouteCompiler:
             def mirrors_of_ref(ref: BackendRef) -> tuple[MirrorIR, ...]:
                 return mirrored(_filters(ref), (*placed, *of_ref(ref)))
 
-            idle = session is not None
             found = self.backend_refs.of_rule(
-                route, rule.backend_refs, layers, scopes, of_ref, "", mirrors_of_ref, keeps_idle=idle
+                route, rule.backend_refs, layers, scopes, of_ref, "", mirrors_of_ref, keeps_weight_0=session is not None
             )
             copies = mirrored(rule.filters, placed)
         timeouts = rule.timeouts

@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.compile.object_problems import problem_at
-from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import Resource
@@ -40,6 +39,26 @@ _NAMED: Final = re.compile(r"(spec\.[A-Za-z0-9.\[\]]*[A-Za-z0-9\]]): ")
 
 #: Between what a message says of several such fields.
 _PLACED: Final = re.compile(r"; (?=spec\.)")
+
+#: What the notes of a condition say where less is served than was written.
+_LESS: Final[tuple[str, ...]] = (
+    "not supported",
+    "does nothing",
+    "do nothing",
+    "answers 500",
+    "answered with 500",
+    "mirrors less",
+    "is not attached to another listener",
+    "Not everywhere:",
+    "only the first rule is served",
+    "are not applied to",
+    "a name is made up in its place",
+    "the most that there are",
+    "of ports one entry counts",
+    "these listeners are not served",
+)
+#: What the notes of a condition say of a field that has no meaning here: nothing is missing.
+_NO_EFFECT: Final = "has nothing to be applied to"
 
 
 class _WarnedPart(NamedTuple):
@@ -112,21 +131,29 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
                     code=_code(condition, part.conditions),
                 )
     for condition in status.get("conditions", ()):
-        if _is_well(condition) and supported_features.says_idle(condition.get("message", "")):
-            said_idle = _without_praise(condition["message"])
-            yield problem_at(resource, "", said_idle, severity=Severity.NOTE, code="NothingToApply")
+        if _is_well(condition) and _NO_EFFECT in condition.get("message", ""):
+            message = _without_praise(condition["message"])
+            yield problem_at(resource, "", message, severity=Severity.NOTE, code="NothingToApply")
 
 
 def _is_well(condition: Mapping[str, Any]) -> bool:
     if condition["type"] == _INFORMATION:
         return True
-    return _is_as_wished(condition) and not supported_features.says_less(condition.get("message", ""))
+    return _is_as_wished(condition) and not _says_less(condition.get("message", ""))
+
+
+def _says_less(message: str) -> bool:
+    """Whether the message of a condition, be it a good one, says that something written is not done.
+
+    Every note on a field without effect is written in these words, and so found here: in `check`, and in the log.
+    """
+    return any(words in message for words in _LESS)
 
 
 def _without_praise(message: str) -> str:
     """What a good condition complains of, without the sentence that says how good it is."""
     praise, _, rest = message.partition(". ")
-    return rest if rest and not supported_features.says_less(praise) else message
+    return rest if rest and not _says_less(praise) else message
 
 
 def _is_as_wished(condition: Mapping[str, Any]) -> bool:

@@ -11,13 +11,7 @@ from typing import Final
 
 from egressproxy.ir.backend import Protocol
 
-__all__ = [
-    "GRPC_PROTOCOLS",
-    "ROUTE_FEATURES",
-    "UNSERVED",
-    "UPSTREAM_PROTOCOLS",
-    "says_less",
-]
+__all__ = ["GRPC_PROTOCOLS", "ROUTE_FEATURES", "UNSERVED", "UPSTREAM_PROTOCOLS"]
 
 #: Backend `protocol`: a backend that speaks another one is not used.
 UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP})
@@ -103,38 +97,3 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "TLSRouteModeMixed",
     "TLSRouteModeTerminate",
 )
-
-#: What the notes of a condition say where less is served than was written.
-_LESS: Final[tuple[str, ...]] = (
-    "not supported",
-    "does nothing",
-    "do nothing",
-    "answers 500",
-    "answered with 500",
-    "mirrors less",
-    "is not attached to another listener",
-    "Not everywhere:",
-    "only the first rule is served",
-    "are not applied to",
-    "a name is made up in its place",
-    "the most that there are",
-    "of ports one entry counts",
-    "these listeners are not served",
-)
-
-
-#: What notes say of a field that has no meaning here. Nothing is missing, so `check` shows it as a note.
-_IDLE: Final = "has nothing to be applied to"
-
-
-def says_idle(message: str) -> bool:
-    """Whether the message of a condition says that a field has nothing to do here."""
-    return _IDLE in message
-
-
-def says_less(message: str) -> bool:
-    """Whether the message of a condition, be it a good one, says that something written is not done.
-
-    Every note on a field without effect is written in these words, and so found here: in `check`, and in the log.
-    """
-    return any(words in message for words in _LESS)
