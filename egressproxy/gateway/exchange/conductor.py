@@ -181,12 +181,12 @@ class Conductor:
             or client.state.is_closed
             or (client.has_ended and client.is_last)
         )
-        x.status = response.status
         if upstream.has_ended:
             body: bytes | None = b""
         else:
             body = upstream.whole_body() if plan is None else None
         client.send_response(response, request, self.pseudonym, body, close=close)
+        x.status = response.status  # not before: what cannot be written is answered 500
         if body is None:
             return False
         resources.release(reusable=upstream.is_reusable)

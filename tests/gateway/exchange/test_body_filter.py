@@ -167,6 +167,24 @@ def test_a_filter_that_fails_as_the_client_leaves_is_no_error_of_ours(converse: 
     talk.settle()
 
 
+@pytest.mark.parametrize(("field", "value"), [("status", 1000), ("phrase", "no bytes"), ("body", "no number")])
+def test_a_response_that_cannot_be_written_as_a_filter_leaves_it_is_answered_500(
+    converse_on: Start, field: str, value: Any
+):
+    """Nothing of it is sent, so the client is told, and nothing that was never said is logged or counted."""
+    broken = Script("response_headers", lambda x: setattr(x.response, field, value))
+    talk = converse_on(forward(extensions=[scripted_filter("own")]), filters={"own": broken})
+    talk.expects_failures = True
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (500, "internal")
+    record = talk.record()
+    assert (record["status"], record["reason"]) == (500, "internal")
+
+
 # --- bodies --------------------------------------------------------------------------------------------------------
 class Body(Filter):
     """Turns a body into upper case, in one way or another."""
