@@ -90,7 +90,7 @@ class Turns:
             lookup = self._queue.next(self._may_ask)
             if lookup is None:
                 return None
-            self._take_out(lookup)
+            self._take_out(lookup, is_returned=True)
             if self._may_ask_below(lookup.domain, lookup.client):
                 self._give_places_back(lookup)
                 self._count(lookup)
@@ -158,12 +158,13 @@ class Turns:
         for client in lookup.clients:
             queue.add(client, lookup)
 
-    def _take_out(self, lookup: Lookup) -> None:
-        """Remove it for each of its clients, but that for which its queue has returned it."""
+    def _take_out(self, lookup: Lookup, *, is_returned: bool = False) -> None:
+        """Remove it for each of its clients. `is_returned`: for one of them its queue has done so and returned it."""
         queue, lookup.queue = lookup.queue, None
         assert queue is not None
-        for client in lookup.clients:
-            queue.remove(client, lookup)
+        if not is_returned or len(lookup.clients) > 1:  # the places of a client are searched one by one
+            for client in lookup.clients:
+                queue.remove(client, lookup)
         if not queue and queue is not self._queue:
             del self._apart[lookup.domain]
 
@@ -177,7 +178,7 @@ class Turns:
         if apart is not None and not self._is_full(domain):  # otherwise no client of it may begin
             lookup = apart.next(partial(self._may_ask_below, domain))
             if lookup is not None:
-                self._take_out(lookup)
+                self._take_out(lookup, is_returned=True)
                 self._add_to(self._queue, lookup)
 
     def __repr__(self) -> str:

@@ -88,6 +88,32 @@ def test_clients_that_give_up_are_not_searched_for_each_other(monkeypatch: pytes
     assert turns.waiting.total == 0
 
 
+class Compared(Lookup):
+    """Counts how often it was compared with another lookup."""
+
+    __slots__ = ()
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return self is other
+
+    __hash__ = Lookup.__hash__
+
+
+def test_a_long_queue_is_not_searched_for_the_lookup_that_it_has_returned(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_QUEUED", 2000)
+    monkeypatch.setattr(module, "MAX_QUEUED_OF_CLIENT", 2000)
+    turns: Turns = Turns()
+    begun = asked(turns, *((f"{letter}.{letter}.x", "one") for letter in "abc"))
+    for number in range(1000):
+        assert turns.wait(Compared(f"x{number}.y{number}.x", "one", 0.0))
+    Compared.times = 0
+    turns.ended(begun[0])
+    assert begun_next(turns) == ["x0.y0.x"]
+    assert Compared.times == 0
+
+
 def test_places_are_counted_for_each_client_that_waits():
     turns: Turns = Turns()
     asked(turns, *((f"{number}.{number}.x", "") for number in range(4)))
