@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset
+from h2.events import (
+    DataReceived,
+    PingReceived,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
 from h2.settings import SettingCodes, Settings
 
 __all__ = ["GrpcCall", "Http2Server"]
@@ -19,6 +27,7 @@ class GrpcCall:
     stream: int
     headers: dict[bytes, bytes]
     data: bytearray = field(default_factory=bytearray)
+    trailers: dict[bytes, bytes] = field(default_factory=dict)
     is_whole: bool = False
     reset: int | None = None
 
@@ -33,12 +42,16 @@ class Http2Server:
     """One connection. What `take` and `answer` have to send stands in `outgoing` until it is fetched."""
 
     def __init__(self, window: int = 65535, max_streams: int = 100) -> None:
-        self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        lax = {"validate_outbound_headers": False, "normalize_outbound_headers": False}
+        self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None, **lax))
         settings = {SettingCodes.INITIAL_WINDOW_SIZE: window, SettingCodes.MAX_CONCURRENT_STREAMS: max_streams}
         self.h2.local_settings = Settings(client=False, initial_values=settings)
         self.h2.initiate_connection()
         self.calls: dict[int, GrpcCall] = {}
         self.opens_windows = True
+        self.is_gone = False  # for whoever carries the bytes
+        self.pings = 0
+        self._unsent: dict[int, int] = {}
 
     def take(self, data: bytes) -> None:
         for event in self.h2.receive_data(data):
@@ -49,6 +62,13 @@ class Http2Server:
                 self.calls[event.stream_id or 0].data += event.data or b""
                 if self.opens_windows:
                     self.h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+            elif isinstance(event, TrailersReceived):
+                self.calls[event.stream_id or 0].trailers = {bytes(n): bytes(v) for n, v in event.headers or ()}
+            elif isinstance(event, PingReceived):
+                self.pings += 1
+            elif isinstance(event, WindowUpdated):
+                for stream in list(self._unsent):
+                    self.send_all(stream, 0)
             elif isinstance(event, StreamEnded):
                 self.calls[event.stream_id or 0].is_whole = True
             elif isinstance(event, StreamReset):
@@ -66,6 +86,33 @@ class Http2Server:
         for at in range(0, len(framed), 16000):
             self.h2.send_data(stream, framed[at : at + 16000])
         self.h2.send_headers(stream, trailers, end_stream=True)
+
+    def respond(
+        self,
+        stream: int,
+        head: list[tuple[bytes, bytes]],
+        body: bytes | None,
+        trailers: list[tuple[bytes, bytes]] | None = None,
+        *,
+        is_last: bool = True,
+    ) -> None:
+        """A response of any kind, right or wrong; without `is_last` its end is missing."""
+        self.h2.send_headers(stream, head, end_stream=is_last and body is None and trailers is None)
+        if body is not None:
+            self.h2.send_data(stream, body, end_stream=is_last and trailers is None)
+        if trailers is not None:
+            self.h2.send_headers(stream, trailers, end_stream=True)
+
+    def send_all(self, stream: int, size: int) -> None:
+        """So many bytes and the end, as the windows allow."""
+        left = self._unsent.pop(stream, 0) + size
+        while left:
+            now = min(left, self.h2.local_flow_control_window(stream), 16384)
+            if now <= 0:
+                self._unsent[stream] = left
+                return
+            self.h2.send_data(stream, bytes(now), end_stream=now == left)
+            left -= now
 
     def outgoing(self) -> bytes:
         return self.h2.data_to_send()

@@ -23,7 +23,7 @@ from egressproxy.protocols.http1.framing import (
     field_section_fault,
 )
 
-__all__ = ["MAX_CHUNK_LINE", "MAX_EXTENSIONS", "NO_TRAILERS", "ChunkedDecoder", "EndOfMessage"]
+__all__ = ["MAX_CHUNK_LINE", "MAX_EXTENSIONS", "NO_TRAILERS", "ChunkedDecoder", "EndOfMessage", "late_fields"]
 
 #: Bytes of a chunk's size, extensions and line end.
 MAX_CHUNK_LINE = 4096
@@ -223,10 +223,17 @@ class ChunkedDecoder:
         """The end, with the trailers that may be passed on (RFC 9110 section 6.5.1)."""
         if not block:
             return NO_TRAILERS
-        lines = [line for line in block.split(b"\r\n")[1:] if self._may_come_late(line.partition(b":")[0].lower())]
-        return EndOfMessage(Fields(b"\r\n" + b"\r\n".join(lines))) if lines else NO_TRAILERS
+        late = late_fields(block, self._named)
+        return EndOfMessage(Fields(late)) if late else NO_TRAILERS
 
-    def _may_come_late(self, name: bytes) -> bool:
-        hyphenated = name.replace(b"_", b"-")  # some origins do not tell the two apart
-        is_forbidden = hyphenated in _FORBIDDEN_TRAILERS or hyphenated.startswith((b"x-forwarded-", b"x-egress-"))
-        return not (is_forbidden or name in self._named)
+
+def late_fields(block: bytes, named: frozenset[bytes] = frozenset()) -> bytes:
+    """The lines of a trailer section that may be passed on: not those in `named`, nor what must come early."""
+    return b"".join([b"\r\n" + line for line in block.split(b"\r\n")[1:] if _may_come_late(line, named)])
+
+
+def _may_come_late(line: bytes, named: frozenset[bytes]) -> bool:
+    name = line.partition(b":")[0].lower()
+    hyphenated = name.replace(b"_", b"-")  # some origins do not tell the two apart
+    is_forbidden = hyphenated in _FORBIDDEN_TRAILERS or hyphenated.startswith((b"x-forwarded-", b"x-egress-"))
+    return not (is_forbidden or name in named)

@@ -17,6 +17,7 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 __all__ = [
     "CONTINUE",
     "TUNNEL_ESTABLISHED",
+    "WITH_CONTENT",
     "answer_bytes",
     "interim_bytes",
     "request_bytes",
@@ -28,7 +29,7 @@ __all__ = [
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TUNNEL_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 #: Methods that anticipate content: where there is none, its length is said to be 0 (RFC 9110 section 8.6).
-_WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
+WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
 #: "HTTP/1.1 404 " by status.
 _STATUS_STARTS = tuple(b"HTTP/1.1 %d " % status for status in range(1000))
 PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
@@ -54,7 +55,7 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
     method = head.method
     if head.body == CHUNKED:
         tail += b"\r\nTransfer-Encoding: chunked"
-    elif head.body or method in _WITH_CONTENT:
+    elif head.body or method in WITH_CONTENT:
         tail += b"\r\nContent-Length: %d" % head.body
     if head.upgrade:
         tail += b"\r\nConnection: Upgrade\r\nUpgrade: " + head.upgrade

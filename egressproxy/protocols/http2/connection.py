@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 #: Streams that a peer may have open at a time.
 MAX_STREAMS = 100
-#: Bytes that a peer may send on a stream, and on all of them, before somebody has read them.
+#: Bytes that a client may send on a stream, and on all of them, before somebody has read them.
 STREAM_WINDOW = 256 * 1024
 CONNECTION_WINDOW = 1024 * 1024
 #: A list of fields beyond so many times the limits of a message ends the connection, not the stream.
@@ -308,6 +308,9 @@ class Http2Connection(FlowControl):
         "wheel",
     )
 
+    #: Bytes that the peer may send on all streams before somebody has read them.
+    window = CONNECTION_WINDOW
+
     def __init__(self, wheel: TimerWheel, limits: HeadLimits, *, client_side: bool) -> None:
         super().__init__()
         self.wheel = wheel
@@ -327,7 +330,7 @@ class Http2Connection(FlowControl):
         """The preface and the settings go out (RFC 9113 section 3.4)."""
         super().connection_made(transport)
         self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(CONNECTION_WINDOW - 65535)
+        self._h2.increment_flow_control_window(self.window - 65535)
         self._touch()
 
     def data_received(self, data: bytes) -> None:

@@ -13,11 +13,12 @@ from egressproxy.errors import Reason
 from egressproxy.model.fields import TOKEN
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
 from egressproxy.protocols.http1 import request_head, response_head
+from egressproxy.protocols.http1.chunked import late_fields
 from egressproxy.protocols.http1.framing import HeadLimits, HopFields, Malformed
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.field_coding import FieldList
 
-__all__ = ["RequestFieldsReader", "read_response_fields"]
+__all__ = ["RequestFieldsReader", "read_response_fields", "read_trailers"]
 
 #: Fields that HTTP/2 says in frames, or not at all (RFC 9113 section 8.2.2).
 CONNECTION_SPECIFIC = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
@@ -175,3 +176,11 @@ def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *
     elif head.body == UNTIL_CLOSE:
         head.body = CHUNKED
     return head
+
+
+def read_trailers(fields: FieldList, limits: HeadLimits) -> bytes:
+    """The block of those trailers that may be passed on. Raises Malformed. Source: RFC 9113 section 8.1."""
+    block = checked_block(fields, limits)
+    if {name for name, _ in fields} & CONNECTION_SPECIFIC:
+        raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")
+    return late_fields(block)
