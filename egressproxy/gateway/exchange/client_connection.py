@@ -24,7 +24,12 @@ ANSWER_S = 600.0
 
 
 class ClientConnection(DownstreamConnection, UpstreamCaller):
-    """Asks its listener of the current snapshot anew for every request: a reload holds for the next one."""
+    """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
+
+    `state` is not that of the connection (`_state` is): it is the open connections of its port, and leads to the port.
+    `idle_s` is how long the connection may wait for its next request, `idle_limit_s` how long nothing may move in the
+    exchange under way; the first is the listener's, the second the route's.
+    """
 
     __slots__ = (
         "attempt_ends_at",

@@ -1,9 +1,8 @@
 """Conductor: the life of an exchange, written as the list of its phases. It only calls; the hard things are elsewhere.
 
-Runs on the client connection's Driver (ARCHITECTURE.md, the conductor): an await here is a pause of this exchange
-alone, and
-costs nothing where nothing has to be waited for. Every way out of `serve` passes `rescue` (errors to answers) and
-`complete`.
+Runs on the client connection's Driver (ARCHITECTURE.md, "The loop, the poller and the driver"): an await here is a
+pause of this exchange alone, and costs nothing where nothing has to be waited for. Every way out of `serve` passes
+`complete`, and an error passes `rescue` before, which turns it into a response.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""CONNECT, upgraded connections, and TLS or TCP listeners, from the decision to the last octet.
+"""CONNECT and upgraded connections, from the decision to the tunnel; `relay` takes over from there.
+
+TLS and TCP listeners (`gateway/listeners/stream_connection`) dial, and count their tunnels, with the functions here.
 
 In a tunnel to port 80 the first octets decide what it is, since clients tunnel both there: TLS goes by a TLSRoute or
 the policy, HTTP is read, and each request goes by the HTTPRoutes or the policy.

@@ -1,9 +1,9 @@
-"""Errors to answers: the one place where a GatewayError becomes a response, and what a denial tells the client.
+"""Error responses: the one place where a GatewayError becomes a response, and what a denial tells the client.
 
-A denial answers four questions in every form it takes: what was refused, by which rule, why, and what to add. It
-shows no
-secret, no address that DNS gave, and nothing of the request but the host that policy was asked about.
-Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15.
+A denial says in every form it takes what was refused, by which rule, why, and what to add. It shows no secret, no
+address that DNS gave, and nothing of the request but the host that policy was asked about. All of it comes from the
+error itself (`egressproxy.errors`); `gateway/listeners/bound_port` alone refuses without one, where there are too many
+connections. Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15.
 """
 
 from __future__ import annotations

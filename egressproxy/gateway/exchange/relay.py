@@ -1,7 +1,8 @@
 """Relay: the two sides of a tunnel, joined and accounted for, once everything was decided.
 
 Two plain sockets are taken from their transports, and the exchange goes with them; otherwise the exchange's coroutine
-waits for the end. Decides nothing: what may go where is said in `tunnels` and `streams`.
+waits for the end. Decides nothing: what may go where is said in `connect`, and for TLS and TCP listeners in
+`gateway/listeners/stream_connection`.
 """
 
 from __future__ import annotations
