@@ -20,7 +20,7 @@ from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untr
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import call_upstream
 from egressproxy.gateway.exchange.body_filter import BodyFilter
-from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED
@@ -31,7 +31,7 @@ __all__ = ["reach_with_retries"]
 
 
 async def reach_with_retries(
-    policy: RetryPolicy, x: Exchange, client: ClientConnection, route: Route, collected: bytes | None
+    policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None
 ) -> UpstreamConnection | LocalResponse:
     """Attempt after attempt, until `x.response` is there; returns its connection, or the response of a filter.
 
@@ -52,7 +52,7 @@ async def reach_with_retries(
 
 
 async def _reach(
-    policy: RetryPolicy, x: Exchange, client: ClientConnection, route: Route, collected: bytes | None,
+    policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None,
     chosen: list[RouteBackend],
 ) -> UpstreamConnection | LocalResponse:  # fmt: skip
     head, resources, sessions = x.request, client.resources, policy.sessions
@@ -138,7 +138,7 @@ def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) ->
             finish([each for each in backend.chain.complete if each.mark not in later], x)
 
 
-def kept_body(x: Exchange, client: ClientConnection, route: Route, collected: bytes | None) -> ReplayableBody | None:
+def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None) -> ReplayableBody | None:
     """The request's body in a form that can be sent more than once; None where it has none."""
     length, plan = x.request.body, route.chain.request_body
     if collected is not None:
@@ -157,14 +157,14 @@ def kept_body(x: Exchange, client: ClientConnection, route: Route, collected: by
     return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start)
 
 
-def discard(client: ClientConnection, upstream: UpstreamConnection) -> None:
+def discard(client: Client, upstream: UpstreamConnection) -> None:
     """The answer goes nowhere. Its connection is used again if all of the answer is here, else closed."""
     if not upstream.has_ended:
         upstream.whole_body()
     client.resources.release(reusable=upstream.is_reusable)
 
 
-async def pause(client: ClientConnection, seconds: float) -> None:
+async def pause(client: Client, seconds: float) -> None:
     """Between two attempts; the request's own time goes on. Always lets others have a turn."""
     client.end_attempt()
     loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector
-from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, answer_for
 from egressproxy.gateway.exchange.phases import answer_of, dressed
@@ -33,7 +33,6 @@ from egressproxy.model.shares import Shares
 from egressproxy.net.descriptors import descriptors
 from egressproxy.net.driver import pause
 from egressproxy.net.timers import TimerWheel
-from egressproxy.protocols.http1.downstream import DownstreamConnection
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
@@ -60,32 +59,28 @@ class Conductor:
         self.is_draining = False
 
     # --- called by client connections ----------------------------------------------------------------------------
-    def on_request(self, client: DownstreamConnection, head: RequestHead) -> None:
+    def on_request(self, client: Client, head: RequestHead) -> None:
         """RequestHandler: a request head has come. Serve it."""
-        assert isinstance(client, ClientConnection)
         client.driver.start(self.serve(client, head))
 
-    def on_bad_request(self, client: DownstreamConnection, error: GatewayError) -> None:
+    def on_bad_request(self, client: Client, error: GatewayError) -> None:
         """What came is no request: it is answered, counted and logged like one."""
-        assert isinstance(client, ClientConnection)
         x = self.accounting.new_exchange(client.client, client.listener)
         self.rescue(x, client, error)
         self.complete(x, client)
 
-    def on_deadline(self, client: DownstreamConnection) -> None:
+    def on_deadline(self, client: Client) -> None:
         """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
-        assert isinstance(client, ClientConnection)
         fault = client.look_at_clock()
         if fault is not None:
             client.driver.throw(fault)
 
-    def on_lost(self, client: DownstreamConnection) -> None:
+    def on_lost(self, client: Client) -> None:
         """RequestHandler: the client's connection is gone."""
-        assert isinstance(client, ClientConnection)
         client.state.leave(client)
 
     # --- the life of an exchange ---------------------------------------------------------------------------------
-    async def serve(self, client: ClientConnection, head: RequestHead) -> None:
+    async def serve(self, client: Client, head: RequestHead) -> None:
         """Name, decide, filter, choose, exchange, answer."""
         listener = client.state.port.first
         resources = client.resources
@@ -165,9 +160,7 @@ class Conductor:
             if not resources.is_handed_over:
                 self.complete(x, client)
 
-    def begin_response(
-        self, x: Exchange, client: ClientConnection, backend: RouteBackend, upstream: UpstreamConnection
-    ) -> bool:
+    def begin_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: UpstreamConnection) -> bool:
         """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent."""
         response, request, resources = x.response, x.request, client.resources
         plan = backend.chain.response_body
@@ -192,7 +185,7 @@ class Conductor:
         return True
 
     async def relay_response(
-        self, x: Exchange, client: ClientConnection, backend: RouteBackend, upstream: UpstreamConnection
+        self, x: Exchange, client: Client, backend: RouteBackend, upstream: UpstreamConnection
     ) -> None:
         """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
         resources, plan = client.resources, backend.chain.response_body
@@ -210,9 +203,7 @@ class Conductor:
         resources.release(reusable=upstream.is_reusable)
 
     # --- bodies ----------------------------------------------------------------------------------------------------
-    async def collect_body(
-        self, x: Exchange, client: ClientConnection, head: RequestHead, route: Route
-    ) -> bytes | None:
+    async def collect_body(self, x: Exchange, client: Client, head: RequestHead, route: Route) -> bytes | None:
         """The whole request body, through the body filters; a filter of the head may have collected it already."""
         plan = route.chain.request_body
         held: BufferedRequest | None = x.notes.pop(HELD, None) if x.notes is not None else None
@@ -232,14 +223,14 @@ class Conductor:
         return collector.body
 
     # --- the end -------------------------------------------------------------------------------------------------
-    def answer(self, x: Exchange, client: ClientConnection, answer: LocalResponse) -> None:
+    def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:
         """A response that a filter or we ourselves have made."""
         close = client.resources.close or self.must_close(client, x.request) or not client.is_request_read
         client.resources.close = close or has_stray_octets(x, client)
         x.status = answer.status
         client.send_answer(answer, close=client.resources.close, with_body=x.method != b"HEAD")
 
-    def rescue(self, x: Exchange, client: ClientConnection, error: GatewayError) -> None:
+    def rescue(self, x: Exchange, client: Client, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         resources = client.resources
@@ -252,13 +243,13 @@ class Conductor:
         resources.close = resources.close or error.close or x.request is None or not client.is_request_read
         self.answer(x, client, answer_for(error, x.request_id))
 
-    def complete(self, x: Exchange, client: ClientConnection) -> None:
+    def complete(self, x: Exchange, client: Client) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""
         request, resources = x.request, client.resources
         try:
             if not x.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
-                x.bytes_in = client.octets_in - (client.reader.buffered if request is not None else 0)
+                x.bytes_in = client.octets_in - (client.unread if request is not None else 0)
                 x.bytes_out = client.octets_out
             self.accounting.account(x, resources)
         finally:
@@ -271,7 +262,7 @@ class Conductor:
                     close = close or (client.tunnel_authority is None and has_stray_octets(x, client))
                 client.finish(close=close)
 
-    def must_close(self, client: ClientConnection, head: RequestHead | None) -> bool:
+    def must_close(self, client: Client, head: RequestHead | None) -> bool:
         """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
         return head is None or head.connection_close or self.is_draining or client.state.is_closed or client.is_last
 
@@ -289,9 +280,9 @@ def wanted_credentials(x: Exchange, backend: RouteBackend) -> UpstreamFault:
     return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 
 
-def has_stray_octets(x: Exchange, client: ClientConnection) -> bool:
+def has_stray_octets(x: Exchange, client: Client) -> bool:
     """Octets behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
     request = x.request
     if request is None or not (request.upgrade or x.method == b"CONNECT"):
         return False
-    return client.reader.buffered > 0
+    return client.unread > 0

@@ -26,7 +26,7 @@ from egressproxy.gateway.exchange.admission import (
     route_tunnel,
     ways_to_http_port,
 )
-from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.gateway.exchange.relay import hand_over, relay
@@ -49,9 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-async def serve_connect(
-    accounting: Accounting, x: Exchange, client: ClientConnection, head: RequestHead
-) -> LocalResponse | None:
+async def serve_connect(accounting: Accounting, x: Exchange, client: Client, head: RequestHead) -> LocalResponse | None:
     """A CONNECT: decide, dial, answer 200, relay. In a tunnel to port 80 the answer comes first, then the decision.
 
     Returns the response of a filter instead of a tunnel. Where `client.resources.is_handed_over` then, the tunnel has
@@ -74,7 +72,7 @@ async def serve_connect(
 
 
 async def serve_http_port(
-    accounting: Accounting, x: Exchange, client: ClientConnection, authority: Authority
+    accounting: Accounting, x: Exchange, client: Client, authority: Authority
 ) -> LocalResponse | None:
     """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200 and listened to.
 
@@ -84,12 +82,11 @@ async def serve_http_port(
     client.accept_tunnel()
     x.status = 200
     listener = await first_bytes(client)
-    first = client.reader.first_byte
+    first = client.first_byte
     if not first or not may_start_tls(first):
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
             x.note_denials(*admit_http(listener, authority))
-        client.tunnel_authority = authority
-        client.enter_tunnel(client.state.port.head_limits)
+        client.enter_tunnel(authority, client.state.port.head_limits)
         return None
     try:
         route, noted = route_tunnel(listener, authority)
@@ -102,13 +99,13 @@ async def serve_http_port(
     return await open_tunnel(accounting, x, client, authority, route)
 
 
-async def first_bytes(client: ClientConnection) -> ActiveListener:
+async def first_bytes(client: Client) -> ActiveListener:
     """Wait until the client has said something, or its end. Gives its listener of that moment.
 
     Raises BadRequest (CLIENT_TIMEOUT) where nothing comes in the time for a request head.
     """
     client.deadline.after(client.request_headers_s or client.idle_s)
-    while not client.reader.buffered and not client.has_ended:
+    while not client.unread and not client.has_ended:
         client.listen()
         await pause()
     client.stop_listening()
@@ -119,7 +116,7 @@ async def first_bytes(client: ClientConnection) -> ActiveListener:
 
 
 async def open_tunnel(
-    accounting: Accounting, x: Exchange, client: ClientConnection, authority: Authority, route: Route
+    accounting: Accounting, x: Exchange, client: Client, authority: Authority, route: Route
 ) -> LocalResponse | None:
     """Filter, choose, dial, answer 200 unless that was said already, relay. Returns and raises as `serve_connect`."""
     listener, resources = client.listener, client.resources
@@ -186,7 +183,7 @@ async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) 
     return parked
 
 
-async def switch_protocols(accounting: Accounting, x: Exchange, client: ClientConnection) -> None:
+async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) -> None:
     """After a 101 the connection is the upgraded protocol's (RFC 9110 section 7.8)."""
     resources = client.resources
     assert resources.route is not None

@@ -7,11 +7,12 @@ collected.
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import RequestHead
+from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
-from egressproxy.protocols.http1.downstream import DownstreamConnection
 
 __all__ = ["HELD", "BufferedRequest", "invite_body"]
 
@@ -19,12 +20,23 @@ __all__ = ["HELD", "BufferedRequest", "invite_body"]
 HELD = "held request"
 
 
+class InvitedClient(Protocol):
+    """What the body is asked of: a client, whatever version of HTTP it speaks."""
+
+    body_limit: int
+    transport: asyncio.Transport
+
+    def send_continue(self) -> None: ...
+
+    def send_request_body_to(self, sink: BodySink | None) -> None: ...
+
+
 class BufferedRequest:
     """`body` is None until it is taken."""
 
     __slots__ = ("_client", "_head", "_parts", "_whole", "body")
 
-    def __init__(self, client: DownstreamConnection, head: RequestHead) -> None:
+    def __init__(self, client: InvitedClient, head: RequestHead) -> None:
         self._client = client
         self._head = head
         self._parts = Pieces()
@@ -66,7 +78,7 @@ class BufferedRequest:
             self._whole.set_result(None)
 
 
-def invite_body(client: DownstreamConnection, head: RequestHead) -> None:
+def invite_body(client: InvitedClient, head: RequestHead) -> None:
     """Send 100 (Continue) if the client waits for it, and take Expect out of the head (RFC 9110 section 10.1.1)."""
     if head.expect_continue:
         head.expect_continue = False

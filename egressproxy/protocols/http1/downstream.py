@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
 from egressproxy.model.exchange import LocalResponse
@@ -92,18 +92,18 @@ _OVER = (_LINGERING, _CLOSING, _LOST)
 
 
 class RequestHandler(Protocol):
-    """What a connection needs of the gateway."""
+    """What a client needs of the gateway: a connection of HTTP/1, or a stream of HTTP/2."""
 
-    def on_request(self, client: DownstreamConnection, head: RequestHead) -> None:
+    def on_request(self, client: Any, head: RequestHead) -> None:
         """A whole head is here. Starts the exchange on `client.driver`, which ends with `client.finish`."""
 
-    def on_bad_request(self, client: DownstreamConnection, error: GatewayError) -> None:
+    def on_bad_request(self, client: Any, error: GatewayError) -> None:
         """What came is no request: answer and finish."""
 
-    def on_deadline(self, client: DownstreamConnection) -> None:
+    def on_deadline(self, client: Any) -> None:
         """The deadline that the exchange has set is over."""
 
-    def on_lost(self, client: DownstreamConnection) -> None:
+    def on_lost(self, client: Any) -> None:
         """The connection is gone."""
 
 
@@ -220,6 +220,21 @@ class DownstreamConnection(FlowControl):
         """Whether the transport is gone."""
         return self._state is _LOST
 
+    @property
+    def unread(self) -> int:
+        """Bytes that are here behind the current request."""
+        return self.reader.buffered
+
+    @property
+    def first_byte(self) -> bytes:
+        """The first of the bytes that are `unread`; b"" if there is none."""
+        return self.reader.first_byte
+
+    @property
+    def unsent_octets(self) -> int:
+        """Bytes that were said, and that the client has not taken."""
+        return self.transport.get_write_buffer_size()
+
     def listen(self) -> None:
         """Resume the driver as soon as the client has said something behind its request, or its end."""
         if self._state is _RESPONDING:
@@ -330,8 +345,8 @@ class DownstreamConnection(FlowControl):
         """The tunnel that was given the transport has ended, and the transport with it."""
         self._state = _LOST
 
-    def enter_tunnel(self, limits: HeadLimits) -> None:
-        """Read requests anew, inside a tunnel that we speak HTTP in; bytes that came early are read first."""
+    def read_anew(self, limits: HeadLimits) -> None:
+        """Read requests inside a tunnel that we speak HTTP in; bytes that came early are read first."""
         rest = self.reader.take_rest()
         self.reader = RequestReader(limits)
         self.reader.feed(rest)

@@ -1,0 +1,345 @@
+"""Client: what the conductor serves, whatever version of HTTP it speaks: a connection, or one of its streams.
+
+The protocol's own class says how things are said; here is what the gateway knows beside it: listener, exchange, clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.upstream_call import UpstreamCaller
+from egressproxy.gateway.exchange.body_filter import BodyFilter
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+
+__all__ = ["ANSWER_S", "Client"]
+
+#: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
+ANSWER_S = 600.0
+
+
+_OF_THE_PROTOCOL: tuple[str, ...] = ()  # whose class has the slots
+
+
+class Client(UpstreamCaller):
+    """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
+
+    `state` is the open connections of its port, and leads to the port. `idle_s` is how long the connection may wait for
+    its next request, `idle_limit_s` how long nothing may move in the exchange under way; the first is the listener's,
+    the second the route's.
+
+    The attributes are those of the protocol's class, and `init_exchange` sets ours.
+    """
+
+    __slots__ = _OF_THE_PROTOCOL
+
+    # of the protocol
+    body_limit: int
+    client: str
+    deadline: Deadline
+    has_ended: bool
+    idle_s: float
+    octets_in: int
+    octets_out: int
+    request_headers_s: float
+    transport: asyncio.Transport
+    wheel: TimerWheel
+    # of the gateway
+    attempt_ends_at: float
+    exchange_ends_at: float
+    idle_limit_s: float
+    resources: HeldResources
+    seen_octets: int
+    server_name: str  # what the client's ClientHello named, on a listener that terminates TLS
+    state: OpenConnections
+    tunnel_authority: Authority | None
+
+    def init_exchange(self, state: OpenConnections) -> None:
+        """Before the first request."""
+        self.state = state
+        self.server_name = ""
+        self.resources = HeldResources()
+        self.exchange_ends_at = NEVER
+        self.attempt_ends_at = NEVER
+        self.idle_limit_s = 0.0
+        self.seen_octets = 0
+        self.tunnel_authority = None
+
+    @property
+    def listener(self) -> ActiveListener:
+        return self.state.port.first
+
+    def may_pass_trailers(self) -> bool:
+        """Of a request: not where a filter looks at the head. It has not seen them, and some origins read them as
+        fields that a filter, or the server that it asks, alone may set.
+        """
+        route, backend = self.resources.route, self.resources.backend
+        return (route is None or route.chain.request_headers is None) and (
+            backend is None or backend.chain.backend_request is None
+        )
+
+    def passable_trailers(self, trailers: bytes) -> bytes:
+        """Those of an answer: none where a filter looks at its head, as with those of requests."""
+        backend = self.resources.backend
+        if backend is None or (backend.chain.backend_response is None and backend.chain.response_headers is None):
+            return trailers
+        return b""
+
+    # --- the exchange's clock ------------------------------------------------------------------------------------
+    def start_clock(self, request_s: float, idle_s: float) -> None:
+        """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it
+        moves.
+        """
+        now = self.wheel.now
+        self.exchange_ends_at = at = now + request_s if request_s > 0 else NEVER
+        self.attempt_ends_at = NEVER
+        self.idle_limit_s = idle_s
+        self.seen_octets = self.octets_in + self.octets_out
+        if 0 < idle_s < at - now:
+            at = now + idle_s
+        self.deadline.set(at)
+
+    def start_attempt(self) -> None:
+        """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
+        backend_request_s = self.resources.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
+        if backend_request_s > 0:
+            at = self.attempt_ends_at = self.wheel.now + backend_request_s
+            if at < self.deadline.at:
+                self.deadline.set(at)
+        else:
+            self.attempt_ends_at = NEVER
+
+    def count_attempt(self, result: str) -> None:
+        self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
+
+    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+        """The head, and the body: at once where we have it, else as the client sends it."""
+        head, resources = x.request, self.resources
+        plan = None
+        if body is not None:
+            head.body = len(body) if isinstance(body, bytes) else body.length
+        elif head.body != 0 and resources.route is not None:
+            plan = resources.route.chain.request_body
+            if plan is not None and not plan.keeps_length:
+                head.body = CHUNKED
+        has_body = head.body != 0
+        upstream.begin(self.driver, head)
+        upstream.send_head(head, x.upstream_host, resources.connector.network.pseudonym)  # type: ignore[union-attr]
+        sink: BodySink = upstream
+        if resources.copies is not None:
+            sink, resources.copies = resources.copies, None
+            sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
+            if has_body:
+                resources.on_complete = sink.end
+        if not has_body:
+            return
+        if body is not None:
+            if isinstance(body, bytes):
+                sink.send_body(body)
+                sink.end_body(b"")
+            else:
+                body.send_to(upstream, body if sink is upstream else sink)
+            return
+        if plan is None:
+            upstream.feed_from(self)
+            self.send_request_body_to(sink)
+        else:
+            body_filter = resources.request_filter = BodyFilter(x, plan.begin(x), sink, self, self.driver)
+            upstream.feed_from(body_filter)
+            self.send_request_body_to(body_filter)
+
+    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+        """Interim responses are passed on to 1.1 clients."""
+        backend, connector = self.resources.backend, self.resources.connector
+        assert backend is not None
+        assert connector is not None
+        if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
+            return
+        if backend.chain.backend_response is None and backend.chain.response_headers is None:
+            self.send_interim(head, connector.network.pseudonym)
+        elif head.status == 100:
+            self.send_continue()  # without its fields, which no filter would have seen
+
+    def end_attempt(self) -> None:
+        """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""
+        self.attempt_ends_at = NEVER
+        self.seen_octets = -1
+        self._set_deadline(self.wheel.now)
+
+    def end_late_attempt(self) -> None:
+        """The time for the attempt under way is over."""
+        self.driver.throw(self._late())
+
+    def end_late_request(self) -> None:
+        """The time for the whole request is over."""
+        self.driver.throw(UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504))
+
+    def look_at_clock(self) -> GatewayError | None:
+        """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
+        now = self.wheel.now
+        if self.awaits_bytes:
+            return BadRequest(Reason.CLIENT_TIMEOUT, "nothing came in the tunnel", status=408)
+        if now >= self.exchange_ends_at:
+            return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
+        if now >= self.attempt_ends_at:
+            return self._late()
+        octets = self.octets_in + self.octets_out - self.unsent_octets
+        if octets == self.seen_octets and not self._waits_for_answer():
+            return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
+        self.seen_octets = octets
+        self._set_deadline(now)
+        return None
+
+    def _late(self) -> UpstreamFault:
+        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
+        return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
+
+    def _waits_for_answer(self) -> bool:
+        """Whether the backend has the whole request and may still take its time.
+
+        That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall. Where neither is set it
+        is ANSWER_S, since a client that waits cannot be seen to have left; but one that has ended its side has left,
+        nearly always: that `idle` is long enough for the few that have not.
+        """
+        upstream = self.resources.upstream
+        if self.has_ended:
+            return False
+        if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
+            return False
+        return self.wheel.now - upstream.last_read < ANSWER_S
+
+    def _set_deadline(self, now: float) -> None:
+        at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
+        if self.exchange_ends_at < at:
+            at = self.exchange_ends_at
+        if self.attempt_ends_at < at:
+            at = self.attempt_ends_at
+        self.deadline.set(at)
+
+    # --- what a protocol does --------------------------------------------------------------------------------------
+    @property
+    def is_lost(self) -> bool:
+        """The client is gone."""
+        raise NotImplementedError
+
+    @property
+    def is_request_read(self) -> bool:
+        """Whether the body of the current request has been read to its end."""
+        raise NotImplementedError
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows the current request: the client has ended its side."""
+        raise NotImplementedError
+
+    @property
+    def awaits_bytes(self) -> bool:
+        """Whether the exchange waits for what the client says behind its request: see `listen`."""
+        raise NotImplementedError
+
+    @property
+    def unread(self) -> int:
+        """Octets that are here behind the current request."""
+        raise NotImplementedError
+
+    @property
+    def first_byte(self) -> bytes:
+        """The first of the octets that are `unread`; b"" if there is none."""
+        raise NotImplementedError
+
+    @property
+    def unsent_octets(self) -> int:
+        """Octets that were said, and that the client has not taken."""
+        raise NotImplementedError
+
+    def listen(self) -> None:
+        """Resume the driver as soon as the client has said something behind its request, or its end."""
+        raise NotImplementedError
+
+    def stop_listening(self) -> None:
+        """Undo `listen`."""
+        raise NotImplementedError
+
+    def pause_reading(self) -> None:
+        """Nothing more comes of the request's body until `resume_reading`."""
+        raise NotImplementedError
+
+    def resume_reading(self) -> None:
+        """Go on where `pause_reading` has stopped."""
+        raise NotImplementedError
+
+    def feed_from(self, feeder: Reads | None) -> None:
+        """From now on this source fills us."""
+        raise NotImplementedError
+
+    def send_request_body_to(self, sink: BodySink | None) -> None:
+        """From now on the request's body goes there."""
+        raise NotImplementedError
+
+    def send_response(
+        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
+    ) -> None:
+        """The final head of a response to `request`, and its body; None: that follows, by `send_body`."""
+        raise NotImplementedError
+
+    def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
+        """A whole response of our own."""
+        raise NotImplementedError
+
+    def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
+        """An interim response, or a 101."""
+        raise NotImplementedError
+
+    def send_continue(self) -> None:
+        """Ask for the request's body (RFC 9110 section 10.1.1)."""
+        raise NotImplementedError
+
+    def send_body(self, data: bytes) -> None:
+        """One piece of the response's body, never empty."""
+        raise NotImplementedError
+
+    def end_body(self, trailers: bytes) -> None:
+        """The response is whole."""
+        raise NotImplementedError
+
+    def accept_tunnel(self) -> None:
+        """Answer a CONNECT: from now on what is said is the tunnel's (RFC 9110 section 9.3.6)."""
+        raise NotImplementedError
+
+    def send(self, data: bytes) -> None:
+        """Octets of a tunnel."""
+        raise NotImplementedError
+
+    def detach(self) -> bytes:
+        """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
+        raise NotImplementedError
+
+    def tunnel_ended(self) -> None:
+        """The tunnel that was given the transport has ended, and the transport with it."""
+        raise NotImplementedError
+
+    def enter_tunnel(self, authority: Authority, limits: HeadLimits) -> None:
+        """Read requests of HTTP/1 inside a tunnel to this authority."""
+        raise NotImplementedError
+
+    def finish(self, *, close: bool) -> None:
+        """The exchange is over and its last octet said."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Break off: what was sent is not a whole message, and must not look like one."""
+        raise NotImplementedError
+
+    def close_if_idle(self) -> bool:
+        """Close unless an exchange is being served. Returns whether it closes."""
+        raise NotImplementedError
