@@ -312,7 +312,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
         """Whether `close`, `abort`, `detach` or an error has begun its end."""
-        return self._state in _IS_CLOSING
+        return self._state is not _OPEN and self._state in _IS_CLOSING  # the usual answer first: it is asked often
 
     def close(self) -> None:
         """Close when all is sent; nothing more is read."""

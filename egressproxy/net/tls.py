@@ -264,7 +264,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Whether it is over, or the transport below is closing."""
-        return self._state in _OVER or self._transport.is_closing()
+        return (self._state is not _OPEN and self._state in _OVER) or self._transport.is_closing()
 
     def pause_reading(self) -> None:
         """No more plaintext from now on. At most one read of the transport below stays here, as ciphertext."""
