@@ -18,8 +18,8 @@ from egressproxy.net import sockets, tls
 from egressproxy.net.loop import loop_name, new_loop
 from egressproxy.protocols.http1 import downstream
 from egressproxy.protocols.tunnel import tunnel
-from egressproxy.protocols.tunnel.relay import TransportEnd
-from egressproxy.protocols.tunnel.sockets import SocketEnd
+from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
+from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
 from tests.support import states
 
 #: What the first line says of the whole suite: how many tests, and the time of one core that they take. Roughly.
@@ -37,6 +37,7 @@ ON_BOTH_LOOPS = (
     "test_loop.py",
     "test_poller.py",
     "test_sockets.py",
+    "test_socket_tunnel.py",
     "test_flow_control.py",
     "test_dialer.py",
     "test_timers.py",

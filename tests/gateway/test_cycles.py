@@ -15,8 +15,8 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.tunnel.relay import TransportEnd
-from egressproxy.protocols.tunnel.sockets import SocketEnd
+from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
+from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
 from egressproxy.protocols.tunnel.tunnel import Tunnel
 from tests.gateway.kit import ESTABLISHED, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Iterator
 from types import FrameType, ModuleType
 
-from egressproxy.protocols.tunnel import sockets
+from egressproxy.protocols.tunnel import socket_tunnel
 
 __all__ = ["pinned"]
 
@@ -22,7 +22,7 @@ def pinned(mark: bytes, least: int = 1024) -> list[str]:
     """The holders of strings with at least so many bytes that contain the mark; none is what a test wants to see."""
     gc.collect()
     found = []
-    shared = {id(sockets._buffer), id(sockets._view)}
+    shared = {id(socket_tunnel._buffer), id(socket_tunnel._view)}
     for holder in gc.get_objects():
         if issubclass(type(holder), _LEFT_OUT) or holder is found:
             continue

@@ -21,8 +21,8 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
-from egressproxy.protocols.tunnel.relay import TransportTunnel
-from egressproxy.protocols.tunnel.sockets import SocketTunnel
+from egressproxy.protocols.tunnel.socket_tunnel import SocketTunnel
+from egressproxy.protocols.tunnel.transport_tunnel import TransportTunnel
 
 __all__ = ["PlainClient", "TunnelClient", "hand_over", "relay"]
 

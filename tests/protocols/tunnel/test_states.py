@@ -20,7 +20,7 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
-from egressproxy.protocols.tunnel.sockets import SocketTunnel
+from egressproxy.protocols.tunnel.socket_tunnel import SocketTunnel
 from egressproxy.protocols.tunnel.tunnel import EndState, TunnelState
 from tests.support.fake_kernel import FakePoller, FakeSocket
 from tests.support.properties import examples

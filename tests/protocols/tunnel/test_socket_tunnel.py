@@ -20,9 +20,9 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.splicing import Pipe
 from egressproxy.net.timers import TimerWheel
-from egressproxy.protocols.tunnel import sockets
+from egressproxy.protocols.tunnel import socket_tunnel
 from egressproxy.protocols.tunnel.guard import SniGuard
-from egressproxy.protocols.tunnel.sockets import SocketTunnel
+from egressproxy.protocols.tunnel.socket_tunnel import SocketTunnel
 from tests.support.waiting import WAIT_S
 
 
@@ -176,7 +176,7 @@ def spliced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return size
 
     monkeypatch.setattr(Pipe, "take", counted)
-    monkeypatch.setattr(sockets, "_can_splice", True)
+    monkeypatch.setattr(socket_tunnel, "_can_splice", True)
     return sizes
 
 
@@ -284,13 +284,13 @@ async def test_without_a_pipe_long_transfers_are_copied(code: int, monkeypatch: 
     def refuse(*_: object) -> None:
         raise OSError(code, "")
 
-    monkeypatch.setattr(sockets, "_shared", None)
-    monkeypatch.setattr(sockets, "_can_splice", True)
+    monkeypatch.setattr(socket_tunnel, "_shared", None)
+    monkeypatch.setattr(socket_tunnel, "_can_splice", True)
     monkeypatch.setattr(Pipe, "__init__" if code == errno.EMFILE else "take", refuse)
     world = World()
     await carry([world], 4 << 20)
     assert world.origin.got == b"\1" * (4 << 20)
-    assert sockets._can_splice == (code == errno.EMFILE)
+    assert socket_tunnel._can_splice == (code == errno.EMFILE)
     world.close()
 
 
