@@ -16,6 +16,9 @@ from egressproxy.net.poller import Handler, Poller
 
 __all__ = ["ListenerHandler", "ListenerWatch"]
 
+#: How long, in seconds, a connection waits that another process was woken for and has not taken. A look takes 20 us.
+LOOK_S = 0.5
+
 
 class ListenerHandler(Handler, Protocol):
     """What accepts connections."""
@@ -30,7 +33,7 @@ class ListenerWatch:
     A loop that does not tell its descriptor wakes every idle process for each connection, and one of them gets it.
     """
 
-    __slots__ = ("_fd", "_handler", "_loop")
+    __slots__ = ("_fd", "_handler", "_loop", "_next_look")
 
     def __init__(self, poller: Poller, fd: int, handler: ListenerHandler) -> None:
         self._loop = asyncio.get_running_loop()
@@ -39,6 +42,7 @@ class ListenerWatch:
         self._loop.add_reader(fd, poller.serve_one, fd, select.EPOLLIN, handler)
         # uvloop tells the kernel just before it waits: after the first of the two, and before the second.
         self._loop.call_soon(self._loop.call_soon, self.let_others_first)
+        self._next_look = self._loop.call_later(LOOK_S, self._look)
 
     def let_others_first(self) -> None:
         """Join the end of the queue of processes: the next connection wakes another one, if one is idle."""
@@ -59,9 +63,15 @@ class ListenerWatch:
                 self.close()
                 self._handler.unwatched(error)
 
+    def _look(self) -> None:
+        """An entry that is made anew is ready at once where a connection waits."""
+        self._next_look = self._loop.call_later(LOOK_S, self._look)
+        self.let_others_first()
+
     def close(self) -> None:
         """Watch no more. To be called before the socket is closed; a second call does nothing."""
         if self._fd >= 0:
+            self._next_look.cancel()
             self._loop.remove_reader(self._fd)
             self._fd = -1
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import select
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,58 @@ def test_a_watch_that_is_closed_at_once_leaves_nothing(factory: Factory, sock: s
         for _ in range(4):
             await asyncio.sleep(0)
         assert entry_in_kernel(sock.fileno()) is None
+
+    on(factory, main)
+
+
+class Deaf:
+    """Another process: it is woken for connections, and takes none. `heard` counts those that it was woken for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.heard = 0
+        self._is_over = threading.Event()
+        self._next = threading.Event()
+        self._epoll = select.epoll()
+        self._epoll.register(sock, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            if self._epoll.poll(0.01):
+                self.heard += 1
+                self._next.clear()
+                self._next.wait(WAIT_S)
+
+    def go_on(self) -> None:
+        self._next.set()
+
+    def __enter__(self) -> Deaf:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._next.set()
+        self._thread.join()
+        self._epoll.close()
+
+
+@BOTH_LOOPS
+def test_a_connection_is_taken_that_another_process_was_woken_for_and_does_not_take(
+    factory: Factory, sock: socket.socket, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(listener_watch, "LOOK_S", 0.05)
+
+    async def main() -> None:
+        accepting = Accepting(sock)
+        with Deaf(sock) as other:
+            watch = ListenerWatch(poller(), sock.fileno(), accepting)
+            await until(lambda: is_exclusive(sock.fileno()))
+            async with asyncio.timeout(WAIT_S):
+                while other.heard < 3:  # not each time: it has to wait in that moment, and to be the first in the queue
+                    await call_in(sock, accepting)
+                    other.go_on()
+            watch.close()
 
     on(factory, main)
 
