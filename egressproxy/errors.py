@@ -125,7 +125,9 @@ class GatewayError(Exception):
 
     source = FaultSource.GATEWAY
     default_status = 500
-    policy = "-"  # the EgressPolicy that denies, and the hostname or range of its entry; denials are counted by them
+    #: The EgressPolicy (namespace/name) whose destinations or addresses deny, and the hostname or range of its entry:
+    #: labels of egress_denied_total. Limits and filters of a policy are named in `rule` alone.
+    policy = "-"
     entry = "-"
     is_quotable = True  # message and remedy contain no path, field or body of the request
 
