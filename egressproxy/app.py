@@ -117,8 +117,8 @@ class App:
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
-        if self._live.why_not:
-            return self._live.why_not
+        if why_not := self._live.why_not_writable():
+            return why_not
         return self._fleet.why_not_ready() if self._live.places else "no listener is served"
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
@@ -168,7 +168,7 @@ class App:
         if self.options.sources:
             tasks.append(asyncio.create_task(self._watch(changed)))
         await self._stop.wait()
-        self._live.why_not = "draining"
+        self._live.is_draining = True
         for server in self._servers:
             server.end_watches()
         for task in tasks:

@@ -62,7 +62,7 @@ class LiveConfiguration:
         self._own = own
         self.published = PublishedConfiguration()
         self.taking = asyncio.Lock()
-        self.why_not = "the listeners are not bound yet"  # why no configuration is taken; "" while they are
+        self.is_draining = False  # no configuration is taken any more; one that is being taken does not end this
         self._loaded = Loaded()
         self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
         self._generation = 0
@@ -85,7 +85,9 @@ class LiveConfiguration:
 
     def why_not_writable(self) -> str:
         """ "" while configurations are taken; else a sentence for people."""
-        return self.why_not
+        if self.is_draining:
+            return "draining"
+        return "" if self._generation else "the listeners are not bound yet"
 
     def memory(self) -> bytes:
         """What the next loading has to know of the configuration in service."""
@@ -127,7 +129,6 @@ class LiveConfiguration:
         self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         self._loaded = replace(fresh, spec=b"", broken=())
         self._generation += 1
-        self.why_not = ""
         self._publish()
         self._metrics.reload_succeeded(self._generation)
         self._tell_shortcomings(fresh.findings)
@@ -151,8 +152,8 @@ class LiveConfiguration:
         """Read the configuration again; returns why it is not in service then, "" if it is. `acknowledged` is the mark
         of a configuration that may allow what was recently denied, or "".
         """
-        if self.why_not:
-            return self.why_not
+        if why_not := self.why_not_writable():
+            return why_not
         done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._asked.append((acknowledged, done))
         self._reload.set()

@@ -20,10 +20,12 @@ from egressproxy.app import App
 from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.processes.loader import process as apart
+from egressproxy.processes.workers.fleet import Configuration
 from egressproxy.protocols.http1 import request_head
 from egressproxy.run_options import RunOptions
 from tests.support import manifests as m
 from tests.support.net import free_port
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture(autouse=True)
@@ -197,4 +199,39 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
     assert status["conditions"][-1]["type"] == "egressproxy.io/ReloadRejected"
     assert "ended with status 3" in status["conditions"][-1]["message"]
     os.kill(os.getpid(), signal.SIGTERM)
+    assert await serving == 0
+
+
+async def test_a_configuration_that_is_taken_while_the_drain_begins_does_not_end_the_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a write through the API may be: its client is answered, and nobody else is let in."""
+    app = App(options(tmp_path, m.gateway(m.forward_listener(free_port()))))
+    serving = asyncio.create_task(app.serve())
+    while app.why_not_ready():  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.01)
+    apply, drain = app._fleet.apply, app._fleet.drain
+    has_begun, goes_on, ends = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_apply(configuration: Configuration) -> None:
+        has_begun.set()
+        await goes_on.wait()
+        await apply(configuration)
+
+    async def slow_drain(timeout_s: float) -> int:
+        await ends.wait()
+        return await drain(timeout_s)
+
+    monkeypatch.setattr(app._fleet, "apply", slow_apply)
+    monkeypatch.setattr(app._fleet, "drain", slow_drain)
+    taking = asyncio.create_task(app._live.take())
+    await has_begun.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while app.why_not_ready() != "draining":  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    goes_on.set()
+    await taking
+    assert app.why_not_ready() == app._live.why_not_writable() == "draining"
+    assert await asyncio.wait_for(app.reload(""), WAIT_S) == "draining"
+    ends.set()
     assert await serving == 0
