@@ -14,6 +14,7 @@ from time import monotonic
 from egressproxy.errors import RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
@@ -42,9 +43,12 @@ async def reach_with_retries(
         left_s = max(0.0, x.started_at + route.request_s - monotonic())
         timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
     chosen: list[RouteBackend] = []
+    counted: list[Endpoints] = []  # those that count a retry of this request
     try:
-        return await _reach(policy, x, client, route, collected, chosen)
+        return await _reach(policy, x, client, route, collected, chosen, counted)
     finally:
+        for endpoints in counted:
+            endpoints.end_retry()
         if timer is not None:
             timer.cancel()
         if len(chosen) > 1 and x.notes is not None:
@@ -53,7 +57,7 @@ async def reach_with_retries(
 
 async def _reach(
     policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None,
-    chosen: list[RouteBackend],
+    chosen: list[RouteBackend], counted: list[Endpoints],
 ) -> UpstreamConnection | LocalResponse:  # fmt: skip
     head, resources, sessions = x.request, client.resources, policy.sessions
     block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
@@ -94,6 +98,8 @@ async def _reach(
             status = x.response.status
             if status not in policy.codes or backend.has_parent or not policy.has_another(retries, body):
                 break
+            if not may_retry(backend, counted):
+                break
             failures.append(f"status {status}")
             discard(client, upstream)
             is_stale = False
@@ -102,8 +108,10 @@ async def _reach(
             moves = session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
             if moves and not policy.attempts:
                 retries -= 1
-            elif not (moves or may_go_again(x, error, route.backends, backend)) or not policy.has_another(
-                retries, body
+            elif (
+                not (moves or may_go_again(x, error, route.backends, backend))
+                or not policy.has_another(retries, body)
+                or not may_retry(backend, counted)
             ):
                 raise
             failures.append(error.reason.value)
@@ -127,6 +135,17 @@ async def _reach(
     if sessions is not None:
         sessions.keep(x, shown, backend, target)
     return upstream
+
+
+def may_retry(backend: RouteBackend, counted: list[Endpoints]) -> bool:
+    """Whether the circuit breaker of this backend allows one more retry, which is added to `counted` then."""
+    endpoints = backend.connector.watched if backend.connector is not None else None
+    if endpoints is None or endpoints in counted:
+        return True
+    if not endpoints.take_retry():
+        return False
+    counted.append(endpoints)
+    return True
 
 
 def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
