@@ -36,7 +36,7 @@ from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR
 from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, WeightedBackend
 from egressproxy.model.authority import Authority
 from egressproxy.model.steps import Cooperative, finished
-from egressproxy.net.tls_contexts import server_context
+from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.permission import Permission, strictest
 from egressproxy.routing.table import HttpTable
@@ -74,7 +74,7 @@ class SnapshotBuilder:
         self.session_key = network.session_key
         self.filters = FilterInstances(catalog, previous.filters if previous is not None else None, metrics.notices)
         self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
-        self.contexts: dict[tuple[ListenerTlsIR, bool], ssl.SSLContext] = {}
+        self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
 
     def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
@@ -114,7 +114,7 @@ class SnapshotBuilder:
         if web and web[0].spec.tls is not None:
             certificates = tuple(c for listener in web if listener.spec.tls for c in listener.spec.tls.certificates)
             spec = ListenerTlsIR(TlsMode.TERMINATE, certificates, clients_of(listeners))
-            tls = yield from self.context(spec, shares_port=self.terminating[key] > 1)
+            tls = yield from self.context(spec, shares_port=self.terminating[key] > 1, alpn=HTTP_2_OR_1_1)
         by_host = finished(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
         streams = [listener for listener in listeners if listener.is_stream]
         return Port(*key, (*web, *streams), by_host, tls, clients_of(listeners))
@@ -152,18 +152,18 @@ class SnapshotBuilder:
         terminate = None
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and terminates(spec):
             shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
-            terminate = yield from self.context(spec.tls, shares_port=shares_port)
+            terminate = yield from self.context(spec.tls, shares_port=shares_port, alpn=HTTP_1_1)
         return ActiveListener(
             replace(spec, http_routes=(), tls_routes=(), tcp_routes=()),  # they are in the tables now
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
         )  # fmt: skip
 
-    def context(self, tls: ListenerTlsIR, *, shares_port: bool) -> Cooperative[ssl.SSLContext]:
+    def context(self, tls: ListenerTlsIR, *, shares_port: bool, alpn: tuple[str, ...]) -> Cooperative[ssl.SSLContext]:
         """The TLS context of a listener, made once for equal settings. Raises ssl.SSLError, ValueError."""
-        key = tls, shares_port
+        key = tls, shares_port, alpn
 
         def make() -> None:
-            self.contexts[key] = server_context(tls, shares_port=shares_port)
+            self.contexts[key] = server_context(tls, alpn, shares_port=shares_port)
 
         if key not in self.contexts:
             yield make

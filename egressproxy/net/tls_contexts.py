@@ -29,6 +29,7 @@ from egressproxy.model.secret import SecretBytes
 
 __all__ = [
     "HTTP_1_1",
+    "HTTP_2_OR_1_1",
     "ClientTls",
     "check_names",
     "check_pins",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 HTTP_1_1 = ("http/1.1",)
+#: What listeners of HTTP offer; a client that offers both gets the first of them.
+HTTP_2_OR_1_1 = ("h2", "http/1.1")
 
 #: Forward secrecy and no SHA-1; written out, since a distribution may have changed OpenSSL's own default.
 _CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM:@SECLEVEL=2"

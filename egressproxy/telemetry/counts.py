@@ -52,6 +52,7 @@ class Counts:
     series: dict[Labels, Series] = field(default_factory=dict)
     dns_lookups: dict[str, int] = field(default_factory=dict)
     connections_rejected: dict[str, int] = field(default_factory=dict)
+    http2_connections_broken: dict[str, int] = field(default_factory=dict)
     reloads: dict[str, int] = field(default_factory=dict)
     upstream: dict[tuple[str, str], int] = field(default_factory=dict)
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)

@@ -141,6 +141,8 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     yield _counter("egress_events", occurrences, ("type", "reason"), counts.events)
     yield _counter("egress_dns_lookups", "DNS lookups, by result.", ("result",), counts.dns_lookups)
     yield _counter("egress_connections_rejected", rejected, ("reason",), counts.connections_rejected)
+    broken = "HTTP/2 connections of clients that were ended for what the client did, by the error code of GOAWAY."
+    yield _counter("egress_http2_connections_broken", broken, ("code",), counts.http2_connections_broken)
     yield _counter("egress_config_reloads", reloads, ("result",), counts.reloads)
     for name, reading in counts.readings.items():
         family = CounterMetricFamily if reading.kind is MetricKind.COUNTER else GaugeMetricFamily

@@ -80,6 +80,7 @@ class Metrics:
         self.dns_lookups: Counter[str] = Counter()
         self.reloads: Counter[str] = Counter()
         self.connections_rejected: Counter[str] = Counter()
+        self.http2_connections_broken: Counter[str] = Counter()
         self.external_auth = ExternalAuthCounts()
         self.config_generation = 0
         self.config_last_reload_success = False
@@ -154,6 +155,10 @@ class Metrics:
         """A connection was closed before its first request; `reason` is a Reason's value."""
         self.connections_rejected[reason] += 1
 
+    def http2_connection_broken(self, code: str) -> None:
+        """A client's HTTP/2 connection was ended for what it did; `code` is that of GOAWAY (RFC 9113 section 7)."""
+        self.http2_connections_broken[code] += 1
+
     def count_event(self, severity: str, reason: str, count: int) -> None:
         """An Event occurred `count` times; `reason` is one of a closed list of words."""
         self.events[severity, reason] += count
@@ -224,6 +229,7 @@ class Metrics:
             {labels: series for labels, series in self._series.items() if series.is_used},
             dict(self.dns_lookups),
             dict(self.connections_rejected),
+            dict(self.http2_connections_broken),
             dict(self.reloads),
             dict(upstream),
             dict(downstream),

@@ -12,13 +12,12 @@ from h2.events import (
     InformationalResponseReceived,
     ResponseReceived,
     StreamEnded,
-    StreamReset,
     TrailersReceived,
 )
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter
+from egressproxy.protocols.http2.frames import GOAWAY, RST_STREAM, FrameSplitter, stream_of
 
 __all__ = ["Answer", "Http2Client", "raw_frame"]
 
@@ -92,6 +91,8 @@ class Http2Client:
                 assert isinstance(parsed, GoAwayFrame)
                 self.goaways.append((parsed.last_stream_id, parsed.error_code, parsed.additional_data))
                 continue
+            if kind == RST_STREAM:  # h2 hides those behind END_STREAM
+                self.of(stream_of(frame)).reset = int.from_bytes(frame[9:13], "big")
             for event in self.h2.receive_data(frame):
                 if isinstance(event, ResponseReceived):
                     self.of(event.stream_id).fields = list(event.headers)
@@ -105,8 +106,6 @@ class Http2Client:
                         self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 elif isinstance(event, StreamEnded):
                     self.of(event.stream_id).is_whole = True
-                elif isinstance(event, StreamReset):
-                    self.of(event.stream_id).reset = int(event.error_code)
 
     def of(self, stream: int) -> Answer:
         """The answer of this stream, as far as it has come."""

@@ -45,6 +45,11 @@ class ClientConnection(DownstreamConnection, Client):
         self.tunnel_authority = authority
         self.read_anew(limits)
 
+    def discard(self) -> None:
+        """It is never told of a connection, nor of its end."""
+        self.deadline.close()
+        self.driver.on_idle = None
+
     def close_if_idle(self) -> bool:
         if not self.is_idle:
             return False

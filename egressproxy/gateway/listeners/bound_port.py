@@ -13,7 +13,9 @@ import time
 from functools import partial
 from typing import cast
 
+from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.sni_dispatch import SniDispatch
 from egressproxy.gateway.listeners.stream_connection import StreamConnection
@@ -40,6 +42,8 @@ TURN_CONNECTIONS = 8
 #: Without descriptors or memory: how long nothing is accepted, and how often it is said.
 PAUSE_S = 0.1
 SILENCE_S = 10.0
+#: How a client of HTTP/2 that knows us begins; no request of HTTP/1 can.
+PREFACE_LINE = b"PRI * HTTP/2.0\r\n"
 
 
 class BoundPort:
@@ -210,6 +214,21 @@ class CountedClient(ClientConnection):
             self.send_answer(answer, close=True)
             self.close()
 
+    def refuse(self, error: GatewayError) -> None:
+        """What is no request of HTTP/1 may be the preface of HTTP/2, which begins like one (RFC 9113 section 3.4)."""
+        if self.reader.is_untouched and self.tunnel_authority is None and self.reader.begins_with(PREFACE_LINE):
+            self._speak_http2()
+        else:
+            super().refuse(error)
+
+    def _speak_http2(self) -> None:
+        transport, said = self.transport, self.detach()
+        other = ClientHttp2(self.handler, self.wheel, self.state, self.metrics)
+        self.state.replace(self, other)
+        transport.set_protocol(other)
+        other.connection_made(transport)
+        other.data_received(said)
+
 
 class TlsFront(TlsStream):
     """TLS with a client, in front of its connection. Counts from its first octet, and has a time for its handshake."""
@@ -218,7 +237,7 @@ class TlsFront(TlsStream):
         super().__init__(
             context, server_side=True, server_hostname=None, inner=client, on_handshake=self._handshake_ended
         )
-        self._client = client
+        self._client: ClientConnection | ClientHttp2 = client
         self._metrics = metrics
         self._timer: asyncio.TimerHandle | None = None
         self._is_shaking_hands = True
@@ -256,11 +275,17 @@ class TlsFront(TlsStream):
         self._is_shaking_hands = False
         if self._timer is not None:
             self._timer.cancel()
+        client = self._client
+        assert isinstance(client, ClientConnection)
         if error is None:
-            self._client.server_name = server_name(self.get_extra_info("ssl_object"))
+            peer = self.get_extra_info("ssl_object")
+            if peer.selected_alpn_protocol() == "h2":
+                client.discard()
+                self._client = ClientHttp2(client.handler, client.wheel, client.state, self._metrics)
+                self.set_protocol(self._client)
+            self._client.server_name = server_name(peer)
         else:
-            self._client.deadline.close()  # it is never told of a connection, nor of its end
-            self._client.driver.on_idle = None
+            client.discard()
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)
             if is_about_certificate(error):
-                self._client.state.count_refusal(self._metrics, BAD_CERTIFICATE)
+                client.state.count_refusal(self._metrics, BAD_CERTIFICATE)

@@ -14,7 +14,8 @@ States, and what leads from one to the next; nothing else may happen:
     RESPONDING  listen   LISTENING   the exchange waits for what the client says behind its request (a tunnel)
     LISTENING   heard    RESPONDING  that is here, or the client's end
     RESPONDING  next     IDLE        the exchange is over, and the next request may come
-    RESPONDING  detach   DETACHED    the transport is given away, to a tunnel
+    IDLE        detach   DETACHED    the transport is given away: the client speaks HTTP/2
+    RESPONDING  detach   DETACHED    to a tunnel
     LISTENING   detach   DETACHED
     RECEIVING   detach   DETACHED
     IDLE        close    CLOSING     our last word is said, and the client has said all or need not read it
@@ -415,7 +416,7 @@ class DownstreamConnection(FlowControl):
             if self.octets_in > HIGH_WATER and self.reader.buffered > HIGH_WATER:
                 self.pause_reading()
         except GatewayError as error:
-            self._refuse(error)
+            self.refuse(error)
         finally:
             self._is_pumping = is_unfinished
 
@@ -433,7 +434,7 @@ class DownstreamConnection(FlowControl):
         if self._state is not _IDLE:
             self.driver.throw(ClientGone("the client ended in the middle of its request"))
         elif self.reader.has_partial_head:
-            self._refuse(BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
+            self.refuse(BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
         else:
             self.close()
 
@@ -443,7 +444,8 @@ class DownstreamConnection(FlowControl):
         if self.request_headers_s > 0 and self.deadline.at > limit:
             self.deadline.set(limit)
 
-    def _refuse(self, error: GatewayError) -> None:
+    def refuse(self, error: GatewayError) -> None:
+        """What came is no request, or not the rest of one."""
         if self._state is not _IDLE:
             self.driver.throw(error)
         else:
@@ -456,7 +458,7 @@ class DownstreamConnection(FlowControl):
         elif self._state is not _IDLE:
             self.handler.on_deadline(self)
         elif self.reader.has_partial_head:
-            self._refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the request head took too long", status=408))
+            self.refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the request head took too long", status=408))
         else:
             self.close()
 

@@ -105,6 +105,15 @@ class MessageReader(Generic[H]):
         """The first byte that is buffered; b"" if nothing is."""
         return bytes(self._buffer[self._at : self._at + 1])
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no head was ever read."""
+        return not self._minor
+
+    def begins_with(self, start: bytes) -> bool:
+        """Whether these bytes are the first that are buffered."""
+        return self._buffer.startswith(start, self._at)
+
     def feed(self, data: bytes) -> None:
         """Take what came from the peer."""
         buffer = self._buffer

@@ -19,6 +19,7 @@ __all__ = [
     "TUNNEL_ESTABLISHED",
     "WITH_CONTENT",
     "answer_bytes",
+    "http_date",
     "interim_bytes",
     "request_bytes",
     "response_bytes",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from contextlib import suppress
 from typing import Any
 
 from h2.config import H2Configuration
@@ -31,10 +30,10 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
-from h2.exceptions import H2Error
+from h2.exceptions import H2Error, StreamClosedError
 from h2.settings import SettingCodes, Settings
-from h2.stream import H2Stream
-from hyperframe.frame import GoAwayFrame
+from h2.stream import H2Stream, StreamClosedBy
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, RstStreamFrame
 
 from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Reads
 from egressproxy.net.loop import poller
@@ -128,6 +127,15 @@ class _States(H2Connection):
     @property
     def open_outbound_streams(self) -> int:
         return len(self.streams)
+
+    def _handle_data_on_closed_stream(
+        self, events: list[Event], exc: StreamClosedError, frame: DataFrame
+    ) -> tuple[list[Frame], list[Event]]:
+        """What was on its way when we reset a stream is not answered by another reset (RFC 9113 section 5.1)."""
+        frames, events = super()._handle_data_on_closed_stream(events, exc, frame)
+        if self._stream_closed_by(frame.stream_id) is StreamClosedBy.SEND_RST_STREAM:
+            frames = [each for each in frames if not isinstance(each, RstStreamFrame)]
+        return frames, events
 
     def let_go(self, number: int) -> None:
         """A stream is over. h2 would find out when it counts."""
@@ -231,6 +239,11 @@ class Http2Stream:
     def has_unsent(self) -> bool:
         """Bytes of body, or the end, wait for a window."""
         return bool(self._unsent) or self._is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """The end was said, whether or not it is on its way."""
+        return self._is_ending or self.has_said_all
 
     @property
     def unsent_size(self) -> int:
@@ -553,21 +566,34 @@ class Http2Connection(FlowControl):
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
         """Tell the peer that the stream is given up; nothing where it is over."""
         if self.streams.get(stream.number) is stream:
-            self._refuse(stream.number, code)
+            self.reset_number(stream.number, code)
             self.forget(stream)
 
-    def _refuse(self, number: int, code: ErrorCodes) -> None:
-        """A stream is given up, or was never begun."""
+    def reset_number(self, number: int, code: ErrorCodes) -> None:
+        """Reset a stream that may not be one of ours."""
         if self.is_lost:
             return
-        with suppress(H2Error):
-            self._h2.reset_stream(number, code)
-            self._touch()
-        self._h2.let_go(number)
+        h2 = self._h2
+        try:
+            h2.reset_stream(number, code)
+        except H2Error:
+            if number in h2.streams:  # both sides have said all, and the request was none for all that
+                h2._data_to_send += RstStreamFrame(number, error_code=int(code)).serialize()
+        self._touch()
+        h2.let_go(number)
+
+    @property
+    def last_begun(self) -> int:
+        """The highest stream that the peer has begun."""
+        return self._h2.highest_inbound_stream_id
 
     def refuse(self, number: int, code: ErrorCodes) -> None:
         """Reset a stream whose head we do not take, which counts against the peer. Raises Flood."""
-        self._refuse(number, code)
+        self.reset_number(number, code)
+        self.stream_failed()
+
+    def stream_failed(self) -> None:
+        """A peer has broken a rule on a stream. Raises Flood where it does so all the time."""
         self._guard.stream_failed(self.wheel.now)
 
     def forget(self, stream: Http2Stream) -> bool:

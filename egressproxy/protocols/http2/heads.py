@@ -100,7 +100,14 @@ class RequestFieldsReader:
             raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")  # CVE-2026-33555
         target = self._target(method, pseudo, authority)
         head = request_head.read_request_head(method, target, block, hop, self._limits)
-        head.body = 0 if has_ended else hop.body or CHUNKED
+        head.body = 0 if has_ended or (not hop.body and b"content-length" in names) else hop.body or CHUNKED
+        if method == b"CONNECT":
+            head.body = 0  # what follows is the tunnel's
+        elif head.body == CHUNKED and b"expect" in names:
+            values = [value.lower() for name, value in plain if name == b"expect"]
+            if values == [b"100-continue"]:
+                head.expect_continue = True
+                head.fields.block += b"\r\nExpect: 100-continue"
         if self._is_forward and method != b"CONNECT":
             head.form = TargetForm.ABSOLUTE
             head.scheme = pseudo[b":scheme"]

@@ -1,0 +1,619 @@
+"""DownstreamHttp2: a client's HTTP/2 connection, and DownstreamStream: one request of it, and its answer.
+
+A stream has what `DownstreamConnection` has for the handler, which is told of each request head and runs the exchange.
+What breaks a rule of messages is answered where HTTP/1 would answer it, and its stream is reset; the others go on.
+
+States of a stream, and what leads from one to the next; nothing else may happen:
+
+    state       event    next        the event
+    ----------  -------  ----------  --------------------------------------------------------------------------
+    RECEIVING   whole    RESPONDING  the end of the request's body; at once where it has none
+    RESPONDING  listen   LISTENING   the exchange waits for what the client says in a tunnel
+    LISTENING   heard    RESPONDING  that is here, or the client's end
+    RESPONDING  detach   DETACHED    what is said belongs to a tunnel
+    LISTENING   detach   DETACHED
+    RECEIVING   finish   FINISHING   the exchange is over: what is left to say goes out, as the windows allow
+    RESPONDING  finish   FINISHING
+    RECEIVING   loss     LOST        reset by either side, or the connection is gone
+    RESPONDING  loss     LOST
+    LISTENING   loss     LOST
+    DETACHED    loss     LOST        so it is, too, when the tunnel has ended
+    FINISHING   loss     LOST        so it is, too, when all is said
+
+Sources: RFC 9113 sections 5.1, 6.8 and 8.1, RFC 8441.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum, auto
+
+from h2.errors import ErrorCodes
+from h2.events import Event, RequestReceived
+
+from egressproxy.errors import BadRequest, ClientGone, LimitExceeded, Reason
+from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.driver import Driver
+from egressproxy.net.flow_control import BodySink
+from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http2.connection import MAX_STREAMS, Http2Connection, Http2Stream
+from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.heads import RequestFieldsReader, read_trailers
+from egressproxy.protocols.http2.request_fields import block_fields
+from egressproxy.protocols.http2.response_fields import (
+    CONTINUE,
+    TUNNEL_ESTABLISHED,
+    answer_fields,
+    interim_fields,
+    response_fields,
+)
+from egressproxy.protocols.http2.stream_transport import StreamTransport
+
+__all__ = ["DownstreamHttp2", "DownstreamStream", "StreamState"]
+
+log = logging.getLogger(__name__)
+
+#: How long a client may take nothing of the rest of a response whose exchange is over.
+REST_S = 10.0
+#: How long streams that the client began before it heard of our GOAWAY are still served.
+GRACE_S = 1.0
+LAST_STREAM = 2**31 - 1
+
+
+class StreamState(Enum):
+    """See the table above."""
+
+    RECEIVING = auto()
+    RESPONDING = auto()
+    LISTENING = auto()
+    DETACHED = auto()
+    FINISHING = auto()
+    LOST = auto()
+
+
+_RECEIVING, _RESPONDING, _LISTENING, _DETACHED, _FINISHING, _LOST = StreamState
+
+
+class DownstreamStream(Http2Stream):
+    """One request and its answer. Its states are those of the table above."""
+
+    __slots__ = (
+        "_left",
+        "_pieces",
+        "_request_trailers",
+        "_reset_code",
+        "_state",
+        "_unsent_before",
+        "body_limit",
+        "body_size",
+        "client",
+        "deadline",
+        "driver",
+        "has_ended",
+        "idle_s",
+        "is_whole",
+        "request_headers_s",
+        "sink",
+        "transport",
+        "wheel",
+    )
+
+    connection: DownstreamHttp2
+
+    def __init__(self, connection: DownstreamHttp2, number: int) -> None:
+        super().__init__(connection, number)
+        self.wheel = connection.wheel
+        self.client = connection.client
+        self.request_headers_s = connection.request_headers_s  # also for the first bytes of a tunnel
+        self.idle_s = connection.idle_s
+        self.driver = Driver()
+        self.deadline = Deadline(connection.wheel, self._deadline_passed)
+        self.transport: asyncio.Transport = connection.transport
+        self.sink: BodySink | None = None
+        self.is_reading_paused = True  # until somebody asks for the body
+        self.body_size = 0
+        self.body_limit = -1
+        self.has_ended = False  # a tunnel's end is here
+        self.is_whole = False  # END_STREAM is here
+        self._left = -1  # bytes of content that Content-Length still promises; -1: it does not say
+        self._pieces: list[bytes] = []  # of content that nobody has taken
+        self._request_trailers = b""
+        self._reset_code: ErrorCodes | None = None  # goes out behind our last word
+        self._unsent_before = 0
+        self._state = _RECEIVING
+
+    # --- the request ---------------------------------------------------------------------------------------------
+    def begin(self, head: RequestHead, *, has_ended: bool) -> None:
+        """The head is here: the exchange begins."""
+        self.is_whole = has_ended
+        if head.method == b"CONNECT" or head.upgrade:
+            self._state = _RESPONDING
+            self.has_ended = has_ended
+        else:
+            self._left = head.body
+            if head.body == 0:
+                self._state = _RESPONDING
+        self.connection.handler.on_request(self, head)
+
+    def refuse(self, fault: Malformed, *, has_ended: bool) -> None:
+        """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
+        self.is_whole = has_ended
+        if has_ended:
+            self._state = _RESPONDING
+        kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
+        if kind is BadRequest:
+            self._reset_code = ErrorCodes.PROTOCOL_ERROR
+        self.connection.handler.on_bad_request(self, kind(fault.reason, fault.message, status=fault.status, close=True))
+        self.connection.stream_failed()
+
+    def take_data(self, data: bytes) -> None:
+        """A piece of content, or of what a tunnel carries."""
+        state = self._state
+        if state is _DETACHED:
+            self._pieces.append(data)
+            self._deliver()
+        elif state is _LISTENING:
+            self._pieces.append(data)
+            self._state = _RESPONDING
+            self.driver.resume()
+        elif state is _RESPONDING:
+            if self._left == 0:
+                self._break("content, and a Content-Length of 0")
+            else:
+                self._pieces.append(data)  # behind a CONNECT: the tunnel's
+        elif state is _RECEIVING:
+            self.body_size += len(data)
+            if self._left >= 0:
+                self._left -= len(data)
+                if self._left < 0:
+                    self._break("more content than Content-Length says")
+                    return
+            if 0 <= self.body_limit < self.body_size:
+                self.sink = None
+                message = f"the request body is longer than {self.body_limit} bytes"  # RFC 9110 section 15.5.14
+                self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
+            elif self.sink is None or self.is_reading_paused:
+                self.is_reading_paused = True
+                self._pieces.append(data)
+            else:
+                self.sink.send_body(data)
+
+    def take_trailers(self, fields: FieldList) -> None:
+        """Fields behind the content."""
+        if self._state is not _RECEIVING:
+            return
+        try:
+            self._request_trailers = read_trailers(fields, self.connection.limits)
+        except Malformed as fault:
+            self._break(fault.message)
+
+    def take_end(self) -> None:
+        """END_STREAM: the client says no more."""
+        self.is_whole = True
+        state = self._state
+        if state is _RECEIVING:
+            if self._left > 0 and self._reset_code is None:
+                self._break("less content than Content-Length says")
+            elif not self._pieces:
+                self._end_request()
+        elif state is _LISTENING:
+            self.has_ended = True
+            self._state = _RESPONDING
+            self.driver.resume()
+        elif state is _RESPONDING:
+            self.has_ended = self._left < 0
+        elif state is _DETACHED:
+            self._deliver()
+        elif state is _FINISHING:
+            self._look_whether_over()
+
+    def _end_request(self) -> None:
+        """All of the body is here, and handed on if somebody has asked for it."""
+        sink, self.sink = self.sink, None
+        if sink is not None:  # else it waits until somebody asks
+            self._state = _RESPONDING
+            sink.end_body(self._request_trailers if self.passes_trailers else b"")
+            self.driver.resume()
+
+    def _break(self, message: str) -> None:
+        """The request breaks a rule behind its head."""
+        self.sink = None
+        self._left = -1
+        self._pieces.clear()
+        self._reset_code = ErrorCodes.PROTOCOL_ERROR
+        self.driver.throw(BadRequest(Reason.BAD_FRAMING, message, close=True))
+        self.connection.stream_failed()
+
+    def _deliver(self) -> None:
+        """Hand on what is here, as far as it is taken, and the end behind it."""
+        pieces = self._pieces
+        while pieces and not self.is_reading_paused:
+            if self._state is _DETACHED:
+                assert isinstance(self.transport, StreamTransport)
+                self.transport.data_came(pieces.pop(0))
+            elif self.sink is not None:
+                self.sink.send_body(pieces.pop(0))
+            else:
+                return
+        if pieces or not self.is_whole or self.is_reading_paused:
+            return
+        if self._state is _DETACHED:
+            assert isinstance(self.transport, StreamTransport)
+            if not self.has_ended:
+                self.has_ended = True
+                self.transport.end_came()
+        elif self._state is _RECEIVING and self.sink is not None:
+            self._end_request()
+
+    def resume_reading(self) -> None:
+        """Hand on what was kept, then give the window back."""
+        self.is_reading_paused = False
+        if self._pieces or self.is_whole:
+            self._deliver()
+        if not self.is_reading_paused:
+            super().resume_reading()
+
+    @property
+    def passes_trailers(self) -> bool:
+        """Whether the trailers of the request go on with it."""
+        return True
+
+    # --- for the exchange ----------------------------------------------------------------------------------------
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing that is said reaches the client."""
+        return self._state is _LOST
+
+    @property
+    def is_request_read(self) -> bool:
+        """Whether the body of the request has been read to its end."""
+        return self._state is not _RECEIVING
+
+    @property
+    def is_last(self) -> bool:
+        """Others may follow on the connection, whatever this one does."""
+        return False
+
+    @property
+    def awaits_bytes(self) -> bool:
+        """Whether the exchange waits for what the client says in a tunnel."""
+        return self._state is _LISTENING
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are here behind a CONNECT."""
+        return sum(map(len, self._pieces)) if self._state is _RESPONDING else 0
+
+    @property
+    def first_byte(self) -> bytes:
+        """The first of the bytes that are `unread`; b"" if there is none."""
+        return self._pieces[0][:1] if self._pieces else b""
+
+    @property
+    def unsent_octets(self) -> int:
+        """Bytes that were said, and that no window has let out."""
+        return self.unsent_size
+
+    def listen(self) -> None:
+        """Resume the driver as soon as the client has said something behind its request, or its end."""
+        if self._state is _RESPONDING:
+            self._state = _LISTENING
+
+    def stop_listening(self) -> None:
+        """Undo `listen`: what the client says stays unread again."""
+        if self._state is _LISTENING:
+            self._state = _RESPONDING
+
+    def send_request_body_to(self, sink: BodySink | None) -> None:
+        """From now on the request's body goes there (what is here goes at once)."""
+        self.sink = sink
+        if sink is not None:
+            self.resume_reading()
+
+    def send_response(
+        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
+    ) -> None:
+        """As of `DownstreamConnection`; `close` means nothing here."""
+        status = head.status
+        has_body = status != 204 and status != 304 and request.method != b"HEAD"
+        self.send_fields(response_fields(head, pseudonym, has_body=has_body), is_last=body == b"")
+        if body:
+            self.send_body(body)
+            self.end(None)
+
+    def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
+        """A whole response of our own. `with_body` false: its head alone, as for HEAD."""
+        body = answer.body if with_body and answer.status not in (204, 304) else b""
+        self.send_fields(answer_fields(answer), is_last=not body)
+        if body:
+            self.send_body(body)
+            self.end(None)
+
+    def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
+        """An interim response."""
+        self.send_fields(interim_fields(head, pseudonym), is_last=False)
+
+    def send_continue(self) -> None:
+        """Ask for the request's body (RFC 9110 section 10.1.1)."""
+        self.send_fields(CONTINUE, is_last=False)
+
+    def accept_tunnel(self) -> None:
+        """Answer a CONNECT: from now on DATA is the tunnel's (RFC 9113 section 8.5)."""
+        self.send_fields(TUNNEL_ESTABLISHED, is_last=False)
+
+    def send(self, data: bytes) -> None:
+        """Bytes of a tunnel."""
+        self.send_body(data)
+
+    def end_body(self, trailers: bytes) -> None:
+        """The response is whole."""
+        trailers = self.trailers_to_send(trailers) if trailers else b""
+        self.end(block_fields(trailers) if trailers else None)
+
+    def trailers_to_send(self, trailers: bytes) -> bytes:
+        """What goes on of the trailers of a response."""
+        return trailers
+
+    def detach(self) -> bytes:
+        """What is said from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
+        self._state = _DETACHED
+        self.deadline.close()
+        self.feed_from(None)
+        self.sink = None
+        rest = b"".join(self._pieces)
+        self._pieces.clear()
+        self.transport = StreamTransport(self, self.connection.transport)
+        super().resume_reading()
+        return rest
+
+    def transport_ended(self) -> None:
+        """Nobody reads or writes the tunnel any more."""
+        self._state = _LOST
+        if self.has_said_all and self.is_whole:
+            self.connection.forget(self)
+        else:
+            self.reset(ErrorCodes.NO_ERROR)  # the client may say what it likes: nobody hears it
+
+    def tunnel_ended(self) -> None:
+        """The tunnel that was given the transport has ended."""
+        self._state = _LOST
+
+    def finish(self, *, close: bool) -> None:
+        """The exchange is over: what is unsent goes out as the windows allow, and what is unheard is not wanted."""
+        if self._state is _DETACHED or self._state is _LOST:
+            return
+        self.sink = None
+        self.feeder = None
+        self._pieces.clear()
+        self._state = _FINISHING
+        if not self.is_ending:
+            self.end(None)  # a tunnel that came to nothing
+        self.deadline.at = NEVER
+        if self.has_said_all:
+            self._look_whether_over()
+        else:
+            self._unsent_before = self.unsent_size
+            self.deadline.after(REST_S)
+
+    def was_sent(self) -> None:
+        """END_STREAM is on its way."""
+        if self._state is _FINISHING:
+            self._look_whether_over()
+        elif self._state is _DETACHED and isinstance(self.transport, StreamTransport):
+            self.transport.all_sent()
+
+    def _look_whether_over(self) -> None:
+        """All is said: the client need not say the rest of its request (RFC 9113 section 8.1)."""
+        if not self.has_said_all:
+            return
+        code = self._reset_code
+        if code is None and not self.is_whole:
+            code = ErrorCodes.NO_ERROR
+        self._over(code)
+
+    def _over(self, code: ErrorCodes | None) -> None:
+        """Nothing follows on this stream, but a reset with this code."""
+        self._state = _LOST
+        self.deadline.close()
+        if code is None:
+            self.connection.forget(self)
+        else:
+            self.reset(code)
+
+    def abort(self) -> None:
+        """Break the stream off: what was sent is not a whole message, and must not look like one."""
+        if self._state is not _LOST:
+            self._state = _LOST
+            self.deadline.close()
+            self.reset(ErrorCodes.INTERNAL_ERROR)
+
+    def close_if_idle(self) -> bool:
+        """A stream is there for its exchange alone."""
+        return False
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+    def was_reset(self, code: int) -> None:
+        """The client has given the stream up, or what it sent made us."""
+        self._lose()
+
+    def connection_is_lost(self) -> None:
+        """The connection is gone."""
+        self._lose()
+
+    def _lose(self) -> None:
+        was, self._state = self._state, _LOST
+        self.deadline.close()
+        self.sink = None
+        self.feeder = None
+        self._pieces.clear()
+        if was is _DETACHED and isinstance(self.transport, StreamTransport):
+            self.transport.lost(ConnectionResetError("the client has reset its stream"))
+        elif self.driver.is_busy and was is not _FINISHING:
+            self.driver.throw(ClientGone())
+
+    def _deadline_passed(self) -> None:
+        if self._state is not _FINISHING:
+            self.connection.handler.on_deadline(self)
+        elif self.unsent_size < self._unsent_before:
+            self._unsent_before = self.unsent_size
+            self.deadline.after(REST_S)
+        else:
+            self._state = _LOST
+            self.reset(ErrorCodes.CANCEL)
+
+    def __repr__(self) -> str:
+        return f"DownstreamStream({self.number} of {self.client}, {self._state.name.lower()})"
+
+
+class DownstreamHttp2(Http2Connection):
+    """A client's connection. It has no clock but that of heads and of idleness: each exchange has its own."""
+
+    __slots__ = (
+        "_awaits_head",
+        "_final_goaway",
+        "_last_served",
+        "_reader",
+        "client",
+        "deadline",
+        "handler",
+        "idle_s",
+        "request_headers_s",
+    )
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        wheel: TimerWheel,
+        limits: HeadLimits,
+        request_headers_s: float,
+        idle_s: float,
+        *,
+        is_forward: bool,
+    ) -> None:
+        super().__init__(wheel, limits, client_side=False)
+        self.handler = handler
+        self.request_headers_s = request_headers_s
+        self.idle_s = idle_s
+        self.client = "-"
+        self.deadline = Deadline(wheel, self._deadline_passed)
+        self._reader = RequestFieldsReader(limits, is_forward=is_forward)
+        self._awaits_head = False
+        self._last_served = LAST_STREAM  # streams above this one are not looked at
+        self._final_goaway: Deadline | None = None  # between the announcement and what it announces
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is here. It has to begin a stream within `request_headers_s`."""
+        super().connection_made(transport)
+        self.client = self.peer_name()
+        self.deadline.after(self.request_headers_s)
+
+    def data_received(self, data: bytes) -> None:
+        """Frames; a head that has begun has to be whole within `request_headers_s`."""
+        super().data_received(data)
+        if self.is_lost:
+            return
+        if self.awaits_head:
+            if not self._awaits_head:
+                self._awaits_head = True
+                self.deadline.after(self.request_headers_s)
+        elif self._awaits_head:
+            self._awaits_head = False
+            self.deadline.after(0 if self.streams else self.idle_s)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Every stream ends."""
+        super().connection_lost(error)
+        self.deadline.close()
+        if self._final_goaway is not None:
+            self._final_goaway.close()
+
+    # --- streams ---------------------------------------------------------------------------------------------------
+    def new_stream(self, number: int) -> DownstreamStream:
+        """The kind of stream that the handler serves."""
+        return DownstreamStream(self, number)
+
+    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
+        """A request, or the trailers of one."""
+        assert hasattr(event, "headers")
+        if stream is not None:
+            assert isinstance(stream, DownstreamStream)
+            stream.take_trailers(event.headers)
+            return
+        if not isinstance(event, RequestReceived):
+            return  # trailers of a stream that was given up
+        number = event.stream_id
+        if number > self._last_served:
+            self.reset_number(number, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
+            return
+        if len(self.streams) >= MAX_STREAMS:
+            self.refuse(number, ErrorCodes.REFUSED_STREAM)
+            return
+        has_ended = event.stream_ended is not None
+        made = self.streams[number] = self.new_stream(number)
+        self.deadline.at = NEVER
+        try:
+            head = self._reader.read(event.headers, has_ended=has_ended)
+        except Malformed as fault:
+            made.refuse(fault, has_ended=has_ended)
+        else:
+            made.begin(head, has_ended=has_ended)
+
+    def forget(self, stream: Http2Stream) -> bool:
+        """The stream is over; perhaps it was the last one."""
+        if not super().forget(stream):
+            return False
+        if not self.streams and not self.is_lost:
+            if self._last_served != LAST_STREAM:
+                self.close()
+            elif not self._awaits_head:
+                self.deadline.after(self.idle_s)
+        return True
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+    def leave(self, *, gently: bool) -> None:
+        """Take no more streams; those that run go on, and then the connection ends.
+
+        `gently`: streams that the client began before it can have heard of it are served, too (RFC 9113 section 6.8).
+        """
+        if self.is_lost or self._last_served != LAST_STREAM:
+            return
+        if gently and self._final_goaway is None:
+            self.go_away(LAST_STREAM)
+            self.ping()
+            self._final_goaway = Deadline(self.wheel, self._leave_now)
+            self._final_goaway.after(GRACE_S)
+        elif not gently:
+            self._leave_now()
+
+    def ping_answered(self) -> None:
+        """The client has heard that we leave: what it began before is here."""
+        if self._final_goaway is not None:
+            self._leave_now()
+
+    def _leave_now(self) -> None:
+        if self.is_lost or self._last_served != LAST_STREAM:
+            return
+        self._last_served = self.last_begun
+        self.go_away(self._last_served)
+        if not self.streams:
+            self.close()
+
+    def peer_goes_away(self, last_stream: int) -> None:
+        """The client begins nothing more: it ends when its streams have."""
+        if self._last_served == LAST_STREAM:
+            self._last_served = self.last_begun
+            if not self.streams:
+                self.close()
+
+    def _deadline_passed(self) -> None:
+        if self._awaits_head:
+            self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, "a head took too long")
+        elif not self.streams:
+            self.leave(gently=False)
+
+    def __repr__(self) -> str:
+        return f"DownstreamHttp2({self.client}, {len(self.streams)} streams)"

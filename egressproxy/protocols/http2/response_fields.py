@@ -1,0 +1,57 @@
+"""Response heads as field lists of HTTP/2. Framing, Via and Date are always generated here, as in HTTP/1's writer.
+
+Sources: RFC 9113 sections 8.2.2 and 8.3.2, RFC 9110 sections 6.6.1 (Date) and 7.6.3 (Via).
+"""
+
+from __future__ import annotations
+
+from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.message import ResponseHead
+from egressproxy.protocols.http1.writer import http_date, via_line
+from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.request_fields import block_fields
+
+__all__ = ["CONTINUE", "TUNNEL_ESTABLISHED", "answer_fields", "interim_fields", "response_fields"]
+
+CONTINUE: FieldList = [(b":status", b"100")]
+TUNNEL_ESTABLISHED: FieldList = [(b":status", b"200")]
+
+#: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
+_NEVER = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
+_VIA = len(b"\r\nVia: ")
+_STATUSES = tuple((b":status", b"%d" % status) for status in range(1000))
+
+
+def response_fields(head: ResponseHead, pseudonym: bytes, *, has_body: bool) -> FieldList:
+    """The final head as it goes to the client. `has_body`: as in HTTP/1's `response_bytes`."""
+    fields = _fields_of(head, pseudonym)
+    if has_body and head.body >= 0:
+        fields.append((b"content-length", b"%d" % head.body))
+    if not any(name == b"date" for name, _ in fields):
+        fields.append((b"date", http_date()))
+    return fields
+
+
+def interim_fields(head: ResponseHead, pseudonym: bytes) -> FieldList:
+    """An interim head (RFC 9110 section 15.2)."""
+    return _fields_of(head, pseudonym)
+
+
+def answer_fields(answer: LocalResponse) -> FieldList:
+    """The head of a response of our own."""
+    fields = [_STATUSES[answer.status]]
+    for name, value in answer.fields:
+        lower = name.lower()
+        if lower not in _NEVER:
+            fields.append((lower, value))
+    if answer.status not in (204, 304):
+        fields.append((b"content-length", b"%d" % len(answer.body)))
+    fields.append((b"date", http_date()))
+    return fields
+
+
+def _fields_of(head: ResponseHead, pseudonym: bytes) -> FieldList:
+    fields = [_STATUSES[head.status]]
+    fields += [field for field in block_fields(head.fields.block) if field[0] not in _NEVER]
+    fields.append((b"via", via_line(head.via, head.http_1_0, pseudonym)[_VIA:]))
+    return fields

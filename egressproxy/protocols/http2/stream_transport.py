@@ -1,0 +1,191 @@
+"""StreamTransport: a stream of HTTP/2 as a transport, for tunnels, and for HTTP/1 inside one.
+
+DATA is what is read and written, END_STREAM the end of a direction, and a reset an end that is no clean one.
+Source: RFC 9113 section 8.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol, cast
+
+from h2.errors import ErrorCodes
+
+from egressproxy.net.flow_control import HIGH_WATER, Reads
+
+__all__ = ["StreamTransport"]
+
+
+class TunnelStream(Protocol):
+    """What a transport needs of a stream."""
+
+    has_said_all: bool
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def unsent_size(self) -> int: ...
+
+    @property
+    def is_ending(self) -> bool: ...
+
+    def send_body(self, data: bytes) -> None: ...
+
+    def end(self, trailers: None) -> None: ...
+
+    def reset(self, code: ErrorCodes) -> None: ...
+
+    def transport_ended(self) -> None: ...
+
+    def feed_from(self, feeder: Reads | None) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class StreamTransport(asyncio.Transport):
+    """The stream calls `data_came`, `end_came`, `all_sent` and `lost`. `below` is the transport of its connection."""
+
+    __slots__ = ("_below", "_is_closing", "_is_lost", "_protocol", "_stream")
+
+    def __init__(self, stream: TunnelStream, below: asyncio.Transport) -> None:
+        super().__init__()
+        self._stream = stream
+        self._below = below
+        self._protocol: asyncio.Protocol = asyncio.Protocol()
+        self._is_closing = False
+        self._is_lost = False
+        stream.feed_from(_Gate(self))
+
+    # --- called by the stream --------------------------------------------------------------------------------------
+    def data_came(self, data: bytes) -> None:
+        """Bytes of the peer."""
+        if not self._is_closing:
+            self._protocol.data_received(data)
+
+    def end_came(self) -> None:
+        """END_STREAM of the peer."""
+        if not self._is_closing and not self._protocol.eof_received():
+            self.close()
+        elif self._is_closing:
+            self.all_sent()
+
+    def all_sent(self) -> None:
+        """END_STREAM of ours is on its way."""
+        if self._is_closing and self._stream.has_said_all:
+            self._end(None)
+
+    def lost(self, error: Exception) -> None:
+        """The stream was reset, or its connection is gone."""
+        self._is_closing = True
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            asyncio.get_running_loop().call_soon(self._tell, error)
+
+    def _tell(self, error: Exception | None) -> None:
+        self._stream.feed_from(None)
+        if not self._stream.is_over:
+            self._stream.transport_ended()
+        protocol, self._protocol = self._protocol, asyncio.Protocol()
+        protocol.connection_lost(error)
+
+    def write_gate(self, *, is_full: bool) -> None:
+        """The stream has more than enough to send, or room again."""
+        if is_full:
+            self._protocol.pause_writing()
+        else:
+            self._protocol.resume_writing()
+
+    # --- asyncio.Transport -----------------------------------------------------------------------------------------
+    def write(self, data: Any) -> None:
+        """What goes to the peer."""
+        if data and not self._is_closing:
+            self._stream.send_body(bytes(data))
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """As `write`, of the whole."""
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        """Each direction ends by itself."""
+        return True
+
+    def write_eof(self) -> None:
+        """END_STREAM behind what was written."""
+        if not self._stream.is_ending:
+            self._stream.end(None)
+
+    def close(self) -> None:
+        """END_STREAM behind what was written, then the end."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if not self._stream.is_ending:
+            self._stream.end(None)
+        self.all_sent()
+
+    def abort(self) -> None:
+        """A reset: what was said is not all."""
+        self._is_closing = True
+        self._stream.reset(ErrorCodes.CONNECT_ERROR)
+        self._end(None)
+
+    def is_closing(self) -> bool:
+        """Whether nothing that is written goes anywhere."""
+        return self._is_closing
+
+    def pause_reading(self) -> None:
+        """Take nothing more: the window is used up."""
+        self._stream.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more."""
+        if not self._is_closing:
+            self._stream.resume_reading()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that no window has let out."""
+        return self._stream.unsent_size
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Low and high water."""
+        return HIGH_WATER, HIGH_WATER
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """They are those of every stream."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Tell this protocol from now on."""
+        self._protocol = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """The protocol above."""
+        return self._protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Of the connection; its socket is not ours to set options of, or to break off."""
+        return default if name == "socket" else self._below.get_extra_info(name, default)
+
+    def __repr__(self) -> str:
+        return f"StreamTransport({self._stream!r})"
+
+
+class _Gate:
+    """What a stream pauses when it has more than enough to send: whoever writes to its transport."""
+
+    __slots__ = ("_transport",)
+
+    def __init__(self, transport: StreamTransport) -> None:
+        self._transport = transport
+
+    def pause_reading(self) -> None:
+        self._transport.write_gate(is_full=True)
+
+    def resume_reading(self) -> None:
+        self._transport.write_gate(is_full=False)

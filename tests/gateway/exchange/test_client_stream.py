@@ -1,0 +1,578 @@
+"""Streams of HTTP/2, served by the real data plane."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+from h2.errors import ErrorCodes
+
+from egressproxy.net.flow_control import HIGH_WATER
+from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW
+from egressproxy.protocols.http2.flood_guard import BURST
+from tests.gateway.h2 import Http2Peer, speak_http2
+from tests.gateway.kit import GET_SENT, OK, connect, forward, reverse
+from tests.support.conversation import Conversation, conversation
+from tests.support.http2_client import head, raw_frame
+from tests.support.manifests import Manifest
+
+Start = Callable[..., Conversation]
+
+POST_SENT = b"POST / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nContent-Length: 3\r\n\r\nabc"
+CHUNKED_SENT = b"POST / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def timed(**timeouts: str) -> list[Manifest]:
+    return forward(traffic={"timeouts": timeouts})
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    talks: list[Conversation] = []
+
+    def started(written: list[Manifest] | None = None, **more: object) -> Conversation:
+        talks.append(conversation(written if written is not None else forward(), **more))  # type: ignore[arg-type]
+        return talks[-1]
+
+    yield started
+    for talk in talks:
+        talk.close()
+
+
+def test_a_request_and_its_answer(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    answer = client.answer(stream)
+    assert answer.status == 200
+    assert answer[b"via"] == b"1.1 gw"
+    assert answer[b"content-length"] == b"2"
+    assert answer[b"date"]
+    assert (bytes(answer.data), answer.is_whole, answer.reset) == (b"hi", True, None)
+    record = talk.record()
+    assert (record["status"], record["method"], record["authority"]) == (200, "GET", "a.example:80")
+
+
+def test_streams_are_served_side_by_side(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    first, second = client.get(b"/1"), client.get(b"/2")
+    client.settle()
+    one = talk.dialled("a.example", 80)
+    other = talk.dialled("a.example", 80)
+    one << GET_SENT.replace(b"/ ", b"/1 ")
+    other << GET_SENT.replace(b"/ ", b"/2 ")
+    other >> OK.replace(b"hi", b"22")
+    assert bytes(client.answer(second).data) == b"22"
+    assert not client.answer(first).fields
+    one >> OK.replace(b"hi", b"11")
+    assert bytes(client.answer(first).data) == b"11"
+
+
+def test_many_requests_on_one_connection_leave_nothing_behind(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    for number in range(300):
+        stream = client.ask()
+        if not number:
+            talk.dialled("a.example", 80)
+        talk.origin << GET_SENT
+        talk.origin >> OK
+        assert client.answer(stream).is_whole
+    (connection,) = talk.ports[0].state.connections
+    assert not connection.streams  # type: ignore[attr-defined]
+    assert not connection._h2.streams  # type: ignore[attr-defined]
+
+
+def test_cookie_crumbs_and_fields_of_this_hop(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    client.ask(
+        b"GET", b"/", b"a.example", (b"cookie", b"a=1"), (b"x-a", b"1"), (b"cookie", b"b=2"), (b"te", b"trailers")
+    )
+    talk.dialled("a.example", 80)
+    talk.origin << (
+        b"GET / HTTP/1.1\r\nHost: a.example\r\ncookie: a=1; b=2\r\nx-a: 1\r\nVia: 1.1 gw\r\n"
+        b"Connection: TE\r\nTE: trailers\r\n\r\n"
+    )
+
+
+def test_a_body_with_a_length(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/", b"a.example", (b"content-length", b"3"), body=b"abc")
+    talk.dialled("a.example", 80)
+    talk.origin << POST_SENT
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+def test_a_body_without_a_length_and_trailers(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", body=b"abc", ends=False)
+    talk.dialled("a.example", 80)
+    talk.origin << CHUNKED_SENT + b"3\r\nabc\r\n"
+    client.says(stream, b"defg")
+    talk.origin << b"4\r\ndefg\r\n"
+    client.h2.send_headers(stream, [(b"x-sum", b"9"), (b"host", b"b.example")], end_stream=True)
+    client.settle()
+    talk.origin << b"0\r\nx-sum: 9\r\n\r\n"
+    talk.origin >> b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 1\r\n\r\n"
+    answer = client.answer(stream)
+    assert (bytes(answer.data), answer.trailers, answer.is_whole) == (b"hi", [(b"x-sum", b"1")], True)
+
+
+def test_an_empty_body_that_is_said_late(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", ends=False)
+    client.says(stream, b"", ends=True)
+    talk.dialled("a.example", 80)
+    talk.origin << CHUNKED_SENT + b"0\r\n\r\n"
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+@pytest.mark.parametrize(("said", "is_last"), [(b"ab", True), (b"abcd", False), (b"abcd", True)])
+def test_a_body_of_another_length_than_was_said_is_answered_400_and_reset(start: Start, said: bytes, is_last: bool):
+    talk = start()
+    client = speak_http2(talk)
+    other = client.ask(b"GET", b"/other")
+    stream = client.ask(b"POST", b"/", b"a.example", (b"content-length", b"3"), body=said, ends=is_last)
+    answer = client.answer(stream)
+    assert answer.status == 400
+    assert answer.reset == ErrorCodes.PROTOCOL_ERROR
+    assert json.loads(bytes(answer.data))["error"]["reason"] == "bad_framing"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET /other.*?\r\n\r\n")
+    talk.origin >> OK
+    assert client.answer(other).is_whole, "its sibling goes on"
+
+
+@pytest.mark.parametrize(("fields", "status", "reason"), [
+    ([(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/")], 400, "bad_host"),
+    (head(b"GET", b"/ HTTP/1.1", b"a.example"), 400, "bad_target"),
+    (head(b"GET /x", b"/", b"a.example"), 400, "bad_request_line"),
+    ([*head(b"GET", b"/", b"a.example"), (b"Upper", b"1")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), (b"x", b"a\r\nb: c")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), (b"connection", b"close")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), (b"transfer-encoding", b"chunked")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), (b"te", b"gzip")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), (b"content-length", b"10")], 400, "bad_framing"),
+    ([*head(b"GET", b"/", b"a.example"), (b"host", b"b.example")], 400, "bad_host"),
+    ([*head(b"GET", b"/", b"a.example"), (b":path", b"/x")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), (b":status", b"200")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), (b"x", b"y"), (b":protocol", b"z")], 400, "bad_field"),
+    ([*head(b"GET", b"/", b"a.example"), *[(b"x", b"y")] * 129], 431, "head_too_large"),
+    (head(b"GET", b"/" + 9000 * b"x", b"a.example"), 414, "target_too_long"),
+])  # fmt: skip
+def test_a_head_that_is_none_is_answered_and_its_stream_alone_is_reset(
+    start: Start, fields: list[tuple[bytes, bytes]], status: int, reason: str
+):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.asks(fields)
+    answer = client.answer(stream)
+    assert (answer.status, talk.record()["reason"]) == (status, reason)
+    assert answer.reset == (ErrorCodes.PROTOCOL_ERROR if status == 400 else None)
+    talk.no_dial()
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+def test_content_behind_a_length_of_0_is_answered_400(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/", b"a.example", (b"content-length", b"0"), ends=False)
+    talk.dialled("a.example", 80)
+    talk.origin << b"POST / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nContent-Length: 0\r\n\r\n"
+    client.says(stream, b"x")
+    answer = client.answer(stream)
+    assert (answer.status, answer.reset) == (400, ErrorCodes.PROTOCOL_ERROR)
+    stream = client.ask(b"POST", b"/", b"a.example", (b"content-length", b"0"), ends=False)
+    client.says(stream, b"", ends=True)
+    talk.dialled("a.example", 80)
+    talk.origin << b"POST / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nContent-Length: 0\r\n\r\n"
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+def test_a_denial_is_answered_and_the_rest_of_the_request_is_not_wanted(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/", b"b.example", body=b"abc", ends=False)
+    answer = client.answer(stream)
+    assert (answer.status, answer.is_whole, answer.reset) == (403, True, ErrorCodes.NO_ERROR)
+    assert answer[b"content-type"] == b"application/json"
+
+
+def test_an_answer_that_comes_before_the_request_is_whole(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", body=b"abc", ends=False)
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST .*abc\r\n")
+    talk.origin >> OK
+    answer = client.answer(stream)
+    assert (answer.status, answer.is_whole, answer.reset) == (200, True, ErrorCodes.NO_ERROR)
+
+
+def test_a_body_beyond_its_limit_is_answered_413(start: Start):
+    talk = start(forward(limits={"maxBodyBytes": 4}))
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", body=b"abc", ends=False)
+    talk.dialled("a.example", 80)
+    client.says(stream, b"def")
+    answer = client.answer(stream)
+    assert (answer.status, answer.reset) == (413, ErrorCodes.NO_ERROR)
+
+
+def test_interim_responses_pass(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/", b"a.example", (b"expect", b"100-continue"), ends=False)
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST .*?\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
+    interim = client.answer(stream).interim
+    assert [fields[0] for fields in interim] == [(b":status", b"103"), (b":status", b"100")]
+    assert (b"link", b"</a>") in interim[0]
+    client.says(stream, b"abc", ends=True)
+    talk.origin << b"3\r\nabc\r\n0\r\n\r\n"
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+def test_head_has_no_body(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"HEAD")
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"HEAD .*?\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n"
+    answer = client.answer(stream)
+    assert (answer.status, answer[b"content-length"], answer.is_whole, answer.reset) == (200, b"20", True, None)
+
+
+def test_an_answer_that_breaks_off_resets_its_stream(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nhalf"
+    assert bytes(client.answer(stream).data) == b"half"
+    talk.origin.leaves()
+    answer = client.answer(stream)
+    assert (answer.is_whole, answer.reset) == (False, ErrorCodes.INTERNAL_ERROR)
+    assert talk.record()["reason"] == "upstream_incomplete"
+    assert not talk.client.is_gone
+
+
+def test_a_stream_that_the_client_resets_ends_its_exchange(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    client.resets(stream)
+    talk.origin.is_closed()
+    assert talk.record()["reason"] == "client_gone"
+    assert not talk.client.is_gone
+
+
+def test_a_client_that_leaves_ends_all_exchanges(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    client.ask()
+    talk.dialled("a.example", 80)
+    talk.client.leaves()
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin.is_closed()
+    assert talk.record()["reason"] == "client_gone"
+
+
+def test_a_client_that_reads_slowly_pauses_the_upstream(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    client.opens_windows = False
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(700_000)
+    assert len(client.answer(stream).data) == 65535
+    assert talk.origin.transport.is_paused  # type: ignore[attr-defined]
+    while len(client.of(stream).data) < 700_000:
+        client.h2.acknowledge_received_data(65535, stream)
+        before = len(client.of(stream).data)
+        client.settle()
+        assert len(client.of(stream).data) > before
+        if len(client.of(stream).data) + 65535 > 700_000:
+            client.opens_windows = True
+    talk.origin >> bytes(300_000)
+    assert client.answer(stream).is_whole
+
+
+def test_an_upstream_that_reads_slowly_pauses_the_client(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/", b"a.example", (b"content-length", b"1000000"), body=b"x", ends=False)
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST .*?\r\n\r\nx")
+    talk.origin.stalls()  # type: ignore[attr-defined]
+    sent = 1
+    while room := min(client.h2.local_flow_control_window(stream), 16384, 1_000_000 - sent):
+        client.says(stream, bytes(room), ends=sent + room == 1_000_000)
+        sent += room
+    assert sent <= STREAM_WINDOW + 2 * HIGH_WATER + 65536
+    talk.origin.reads_on()  # type: ignore[attr-defined]
+    client.settle()
+    while sent < 1_000_000:
+        room = min(client.h2.local_flow_control_window(stream), 16384, 1_000_000 - sent)
+        assert room
+        client.says(stream, bytes(room), ends=sent + room == 1_000_000)
+        sent += room
+    talk.origin.take(rb".{999999}$")
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+def test_a_body_that_comes_before_the_upstream_is_there_waits_in_its_window(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", body=b"x", ends=False)
+    sent = 1
+    while room := min(client.h2.local_flow_control_window(stream), 16384):
+        client.says(stream, bytes(room))
+        sent += room
+    assert sent == STREAM_WINDOW
+    talk.dialled("a.example", 80)
+    client.settle()
+    client.says(stream, b"end", ends=True)
+    talk.origin.take(rb"POST .*end\r\n0\r\n\r\n$")
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+def test_a_stream_too_many_is_refused_and_may_be_asked_again(start: Start):
+    talk = start()
+    talk.names.hold("a.example")
+    client = speak_http2(talk)
+    client.h2.remote_settings[3] = 1000
+    client.h2.remote_settings.acknowledge()
+    streams = [client.get() for _ in range(MAX_STREAMS + 1)]
+    client.settle()
+    talk.settle()
+    assert client.answer(streams[-1]).reset == ErrorCodes.REFUSED_STREAM
+    assert client.answer(streams[0]).reset is None
+    for stream in streams[:-1]:
+        client.h2.reset_stream(stream)
+    client.settle()
+
+
+def test_rapid_resets_end_the_connection_and_are_counted(start: Start):
+    talk = start()
+    talk.names.hold("a.example")
+    client = speak_http2(talk)
+    for _ in range(int(BURST) + 200):
+        stream = client.get()
+        client.h2.reset_stream(stream)
+        if talk.client.is_gone:
+            break
+        if stream % 50 == 1:
+            client.settle()
+    client.settle()
+    talk.client.is_closed()
+    assert client.goaways[-1][1] == ErrorCodes.ENHANCE_YOUR_CALM
+    assert talk.metrics.http2_connections_broken == {"enhance_your_calm": 1}
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+def test_an_idle_connection_is_closed_with_goaway(start: Start):
+    talk = start(timed(**{"idle": "30s"}))
+    client = speak_http2(talk)
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.after(20)
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+    talk.after(29)
+    assert not talk.client.is_gone
+    talk.after(2)
+    client.settle()
+    assert client.goaways == [(stream, 0, b"")]
+    talk.client.is_closed()
+
+
+def test_a_connection_that_asks_for_nothing_has_the_time_of_a_head(start: Start):
+    talk = start(timed(**{"requestHeaders": "5s"}))
+    client = speak_http2(talk)
+    talk.after(6)
+    client.settle()
+    assert client.goaways
+    talk.client.is_closed()
+
+
+def test_a_head_that_trickles_ends_the_connection(start: Start):
+    talk = start(timed(**{"requestHeaders": "5s"}))
+    client = speak_http2(talk)
+    client >> raw_frame(1, b"\x82", 1, flags=1)
+    for _ in range(6):
+        talk.after(1)
+        if not talk.client.is_gone:
+            client >> raw_frame(9, b"\x84", 1)
+    client.settle()
+    assert client.goaways[-1][1] == ErrorCodes.ENHANCE_YOUR_CALM
+    talk.client.is_closed()
+
+
+def test_a_request_that_takes_too_long_is_answered_504(start: Start):
+    talk = start(timed(**{"request": "5s"}))
+    client = speak_http2(talk)
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.after(6)
+    assert client.answer(stream).status == 504
+
+
+def test_a_client_that_never_takes_the_rest_of_its_answer_loses_the_stream(start: Start):
+    talk = start()
+    client = speak_http2(talk, window=1)
+    client.opens_windows = False
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    assert bytes(client.answer(stream).data) == b"h"
+    assert talk.record()["status"] == 200
+    talk.after(11)
+    assert client.answer(stream).reset == ErrorCodes.CANCEL
+    (connection,) = talk.ports[0].state.connections
+    assert not connection.streams  # type: ignore[attr-defined]
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+def test_a_drain_announces_itself_and_finishes_what_runs(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    first = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.conductor.is_draining = True
+
+    def drain() -> None:
+        talk.ports[0].state.is_closed = True
+        talk.ports[0].close_idle()
+
+    talk.act(drain)
+    late = client.get(b"/late")  # before it has heard of it
+    client.settle()
+    other = talk.dialled("a.example", 80)
+    assert [goaway[:2] for goaway in client.goaways] == [(2**31 - 1, 0), (late, 0)]
+    after = client.ask(b"GET", b"/after")
+    assert client.answer(after).reset == ErrorCodes.REFUSED_STREAM
+    talk.origins[0] >> OK
+    assert client.answer(first).is_whole
+    assert not talk.client.is_gone
+    other << GET_SENT.replace(b"/ ", b"/late ")
+    other >> OK
+    assert client.answer(late).is_whole
+    talk.client.is_closed()
+
+
+def test_new_terms_send_goaway_and_serve_nothing_more_on_the_old_ones(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    first = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.reload(forward(limits={"maxHeadBytes": 8192}))
+    late = client.ask(b"GET", b"/late")
+    assert client.goaways == [(first, 0, b"")]
+    assert client.answer(late).reset == ErrorCodes.REFUSED_STREAM
+    talk.origin >> OK
+    assert client.answer(first).is_whole
+    talk.client.is_closed()
+
+
+def test_a_reload_holds_for_the_next_stream(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.reload(forward(allow=("b.example",)))
+    denied = client.ask()
+    assert client.answer(denied).status == 403
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+    assert not client.goaways
+
+
+def test_idle_connections_leave_at_once(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    talk.reload(forward(limits={"maxHeadBytes": 8192}))
+    client.settle()
+    assert client.goaways == [(0, 0, b"")]
+    talk.client.is_closed()
+
+
+# --- listeners -------------------------------------------------------------------------------------------------------
+def test_the_preface_may_come_byte_by_byte(start: Start):
+    talk = start()
+    talk.counts_octets = False
+    client = Http2Peer.__new__(Http2Peer)
+    super(Http2Peer, client).__init__()
+    client.peer = talk.client
+    stream = client.get()
+    for byte in client.outgoing():
+        talk.client >> bytes((byte,))
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+def test_what_only_begins_like_a_preface_is_told_so_in_http2(start: Start):
+    talk = start()
+    talk.counts_octets = False
+    talk.client >> b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n"
+    talk.client.take(rb".*\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\x01")
+    talk.client.is_closed()
+
+
+def test_no_preface_behind_a_request_of_http1(start: Start):
+    talk = start()
+    talk.client >> b"GET http://b.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n"
+    assert talk.client.answer()[0] == 403
+    talk.client >> b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    assert talk.client.answer()[0] == 505
+
+
+def test_no_preface_inside_a_tunnel(start: Start):
+    talk = start()
+    talk.client >> connect("a.example:80")
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")
+    talk.client >> b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + raw_frame(4)
+    assert talk.client.answer()[0] == 505
+
+
+def test_a_reverse_listener(start: Start):
+    talk = start(reverse())
+    client = speak_http2(talk)
+    stream = client.ask(b"GET", b"/x?y", b"front.example")
+    talk.dialled("a.example", 80)
+    talk.origin << b"GET /x?y HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
