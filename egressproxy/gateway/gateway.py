@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: How often a drain looks whether everybody has gone.
 DRAIN_POLL_S = 0.05
+#: For requests that are on their way when a drain begins: so long it waits before it closes idle connections.
+ARRIVE_S = 0.1
 
 
 class GatewayServer:
@@ -154,9 +156,12 @@ class GatewayServer:
         self.conductor.is_draining = True
         ports = {*self._bound.values(), *self._closing}
         for port in ports:
+            port.take_waiting()
             port.stop_accepting()
+        waited = min(ARRIVE_S, timeout_s)
+        await asyncio.sleep(waited)
+        for port in ports:
             port.close_idle()
-        waited = 0.0
         while waited < timeout_s and not self._is_hurried and any(port.open_connections for port in ports):
             await asyncio.sleep(DRAIN_POLL_S)
             waited += DRAIN_POLL_S

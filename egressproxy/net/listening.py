@@ -6,8 +6,9 @@ import errno
 import ipaddress
 import socket
 
-__all__ = ["BindError", "bind", "bind_error", "why_unusable"]
+__all__ = ["BACKLOG", "BindError", "bind", "bind_error", "why_unusable"]
 
+#: Connections that the kernel has accepted, and that wait to be taken.
 BACKLOG = 1024
 REMEDIES = {
     errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 
@@ -69,3 +70,44 @@ async def test_a_drained_gateway_listens_no_more():
     await made.apply(listening_on(port))
     assert await made.drain(1.0) == 0
     assert not is_listening(port)
+
+
+DENIED = b"GET http://b.test/ HTTP/1.1\r\nHost: b.test\r\n\r\n"
+
+
+def all_of(client: socket.socket) -> bytes:
+    """What has come, to the end. Raises ConnectionResetError."""
+    client.settimeout(WAIT_S)
+    return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+async def test_connections_that_the_kernel_has_accepted_when_the_drain_begins_are_served():
+    """To close the socket would reset them, with what they have asked for."""
+    made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
+    port = free_port()
+    await made.apply(listening_on(port))
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    for client in clients:
+        client.sendall(DENIED)
+    assert await made.drain(WAIT_S) == 0
+    for client in clients:
+        with client:
+            answer = all_of(client)
+            assert answer.startswith(b"HTTP/1.1 403 ")
+            assert b"\r\nConnection: close\r\n" in answer
+
+
+async def test_a_request_that_is_on_its_way_on_an_idle_connection_when_the_drain_begins_is_served():
+    made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
+    port = free_port()
+    await made.apply(listening_on(port))
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        client.sendall(DENIED)
+        async with asyncio.timeout(WAIT_S):
+            assert b"\r\nConnection: close\r\n" not in await asyncio.get_running_loop().sock_recv(client, 65536)
+        client.sendall(DENIED)
+        assert await made.drain(WAIT_S) == 0
+        answer = all_of(client)
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"\r\nConnection: close\r\n" in answer

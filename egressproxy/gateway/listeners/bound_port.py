@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 import ssl
 import time
@@ -24,6 +25,7 @@ from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.listener_watch import ListenerWatch
+from egressproxy.net.listening import BACKLOG
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
@@ -85,6 +87,12 @@ class BoundPort:
         self._former = [state for state in (*self._former, before) if state.connections]
         self.state = OpenConnections(port, self._conductor.clients, before.tunnels_of)
         before.close_idle()
+
+    def take_waiting(self) -> None:
+        """Take every connection that waits: the kernel has accepted them, and resets them when the socket is closed."""
+        if self._watch is not None:
+            self._at_once = BACKLOG + 1
+            self._poller.serve_one(self._sock.fileno(), select.EPOLLIN, self)
 
     def stop_accepting(self) -> None:
         """Connections that are open end with their exchange: what they may ask for is no longer configured."""
