@@ -129,6 +129,12 @@ class Pool(Generic[C]):
             self._count(claim, claim.client)
         return True
 
+    def count(self, claim: Claim[C]) -> None:
+        """Count a connection that is open already, beyond the limit too."""
+        self.open += 1
+        if self.is_counting:
+            self._count(claim, claim.client)
+
     def opened(self, claim: Claim[C], connection: C) -> None:
         """Record the connection that this claim opened; call `lost` when it is gone."""
         client = self._holders.pop(claim, None)

@@ -693,21 +693,24 @@ class Conversation:
         self.until(lambda: len(self.log.lines) >= count)
         return self.log.lines[index]
 
-    def pools(self) -> list[Any]:
-        known = []
+    def targets(self) -> list[Any]:
+        known: list[Any] = []
         for connector in self.snapshot.connectors.values():
             for one in filter(None, (connector, connector.parent)):
-                known += [target.pool for target in one.targets.known.values()]
+                known += one.targets.known.values()
         return known
+
+    def pools(self) -> list[Any]:
+        return [target.pool for target in self.targets()]
 
     @property
     def open(self) -> int:
         """Upstream connections that the pools count."""
-        return sum(pool.open for pool in self.pools())
+        return sum(sum(target.counts()) for target in self.targets())
 
     @property
     def idle(self) -> int:
-        return sum(pool.idle_count for pool in self.pools())
+        return sum(target.counts()[1] for target in self.targets())
 
     def series(self, name: str) -> int:
         """The sum of one counter over all series: an integer field, or the values of a dictionary."""
@@ -739,7 +742,10 @@ class Conversation:
             assert not bound.state.tunnels_of
         for shares in (self.conductor.clients, self.network.copies, self.network.copied_bytes, self.network.opened):
             assert shares.total == 0, shares
-        for pool in self.pools():
+        for target in self.targets():
+            pool = target.pool
+            assert target.shared is None or target.shared.is_empty, target.shared
+            assert target.shared is None or not target.shared._pool._held.total, target.shared
             assert pool.open == 0, pool
             assert not pool.idle_count, pool
             assert not pool._held.total, pool

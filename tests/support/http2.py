@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -17,7 +18,9 @@ from h2.events import (
 )
 from h2.settings import SettingCodes, Settings
 
-__all__ = ["GrpcCall", "Http2Server"]
+from tests.support.conversation import Conversation, Peer
+
+__all__ = ["GrpcCall", "Http2Origin", "Http2Server"]
 
 
 @dataclass
@@ -116,3 +119,40 @@ class Http2Server:
 
     def outgoing(self) -> bytes:
         return self.h2.data_to_send()
+
+
+class Http2Origin:
+    """An origin of a conversation that speaks HTTP/2: what has come is taken, and what there is to say is said."""
+
+    def __init__(self, talk: Conversation, peer: Peer, **settings: int) -> None:
+        self.talk = talk
+        self.peer = peer
+        self.server = Http2Server(**settings)
+
+    def goes_on(self) -> None:
+        """Until neither side has anything to say."""
+        quiet = 0
+        while quiet < 2:
+            self.talk.settle()
+            said = bytes(self.peer.received)
+            self.peer.received.clear()
+            if said:
+                self.server.take(said)
+            answer = self.server.outgoing()
+            if answer and not self.peer.is_gone:
+                self.peer >> answer
+            quiet = 0 if said or answer else quiet + 1
+
+    def waits_for(self, count: int) -> dict[int, GrpcCall]:
+        """So many requests in all; the calls by stream."""
+        for _ in range(200):
+            self.goes_on()
+            if len(self.server.calls) >= count:
+                return self.server.calls
+        raise AssertionError(f"{len(self.server.calls)} of {count} requests came")
+
+    def responds(
+        self, stream: int, body: bytes | None = b"hi", *more: tuple[bytes, bytes], status: bytes = b"200", **how: Any
+    ) -> None:
+        self.server.respond(stream, [(b":status", status), *more], body, **how)
+        self.goes_on()

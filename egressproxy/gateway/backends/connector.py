@@ -7,34 +7,45 @@ A pool lives as long as its ConnectionIR is in the configuration, whatever else 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
-from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.backends.opener import ConnectionOpener
+from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.parent_connect import proxy_authorization
-from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress
+from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.ir.policy import AddressAllowance
-from egressproxy.ir.resilience import NO_RESILIENCE
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_address
+from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
+from egressproxy.net.tls_contexts import HTTP_1_1
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Claim, Pool
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.backends.http2_connections import Http2Connections
 
 __all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector", "UpstreamChannel"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
 DEFAULT_TLS = BackendTlsIR()
+
+#: What is offered by ALPN to a backend that speaks HTTP/2 alone, and to one of which nothing is known.
+ONLY_HTTP_2 = ("h2",)
+ANY_HTTP = ("h2", "http/1.1")
+#: Backends that speak HTTP/2 alone: over TLS by ALPN, else by prior knowledge.
+HTTP_2_PROTOCOLS = frozenset({Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
 
 
 class UpstreamChannel(ABC):
@@ -64,6 +75,13 @@ class Connector:
         self.proxy_authorization = proxy_authorization(spec.backend)  # for plain http to the parent
         self.opener = ConnectionOpener(spec, network, self.parent, is_parent=is_parent)
         self._max_requests = spec.kept.max_requests
+        # A parent is asked in HTTP/1.
+        self.speaks_http2_alone = spec.backend.protocol in HTTP_2_PROTOCOLS and not is_parent
+        self._alpn: tuple[str, ...] = HTTP_1_1
+        if self.speaks_http2_alone:
+            self._alpn = ONLY_HTTP_2
+        elif spec.backend.protocol is Protocol.HTTP and not is_parent:
+            self._alpn = ANY_HTTP
         self.channel: UpstreamChannel | None = None
         backend = spec.backend
         policy = self.opener.address_policy()
@@ -74,9 +92,6 @@ class Connector:
             *_, first = self.parent.hops()
             first_name = first.fixed.name if first.fixed is not None else UNFOLLOWED
         self.targets = Targets(self.name, self.opener.resolver, network.wheel, first_name)
-        self.watched: Endpoints | None = endpoints_of(spec, network, self.targets, self.endpoints)
-        #: Whether its targets are neither watched nor behind a parent.
-        self.is_simple = self.parent is None and self.watched is None
         self._find = self.targets.known.get  # on the path of each request to a Dynamic backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
         self.fixed: Target | None = None
@@ -96,13 +111,7 @@ class Connector:
             tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
             found = self._find((authority.host, authority.port, tls is not None))
             return found if found is not None else self.targets.named(client_of(x), authority, tls)
-        return self.endpoint_target(self._next_endpoint(x))
-
-    def another_target(self, x: Exchange, avoid: Collection[Target]) -> Target:
-        """As `target`; one of `avoid` only where there is no other that may be used."""
-        if self.watched is None or self.fixed is not None or not self.endpoints:
-            return self.target(x)
-        return self.endpoint_target(self._next_endpoint(x, avoid))
+        return self.endpoint_target(self._next_endpoint())
 
     def endpoint_target(self, endpoint: EndpointAddress) -> Target:
         """The target of this endpoint of the backend."""
@@ -115,7 +124,7 @@ class Connector:
         An upgrade goes through a tunnel (RFC 6455 section 4.1): after a 101 on a connection to the parent, the client
         could ask a parent that reads on for anything.
         """
-        if self.parent is None or target.is_secure or x.request.upgrade:
+        if self.parent is None or target.is_secure or x.request.upgrade or self.speaks_http2_alone:
             return self, target
         self.opener.judge_for_parent(target)
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
@@ -124,16 +133,13 @@ class Connector:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
         backend = self.spec.backend
         if backend.destination is Destination.FQDN:
-            return DialTarget(
-                backend.hostname, backend.port, watch=self.fixed.watch if self.fixed is not None else None
-            )
+            return DialTarget(backend.hostname, backend.port)
         if backend.destination is Destination.DYNAMIC:
             if x.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
             return DialTarget(x.authority.host, x.authority.port)
-        endpoint = self._next_endpoint(x)
-        watch = self.endpoint_target(endpoint).watch if self.watched is not None else None
-        return DialTarget(str(endpoint.address), endpoint.port, watch=watch)
+        endpoint = self._next_endpoint()
+        return DialTarget(str(endpoint.address), endpoint.port)
 
     def host_field(self, x: Exchange, target: Target) -> bytes:
         """The Host value for this backend, unless the route rewrote it."""
@@ -148,7 +154,7 @@ class Connector:
             return target.host_field
         return authority.host_field(443 if x.scheme == b"https" else 80)
 
-    def _next_endpoint(self, x: Exchange, avoid: Collection[Target] = ()) -> EndpointAddress:
+    def _next_endpoint(self) -> EndpointAddress:
         endpoints = self.endpoints
         if not endpoints:
             denied = self.opener.address_policy().explicit_deny_of(self.spec.backend.endpoints)
@@ -158,8 +164,6 @@ class Connector:
                 finally:
                     del denied  # its traceback holds this frame: no cycle
             raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
-        if self.watched is not None:
-            return self.watched.next(x, avoid)
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
 
@@ -182,15 +186,19 @@ class Connector:
         """Wait for the present answer of DNS. Connections to addresses that left it take no further exchange."""
         await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
 
-    async def acquire(self, x: Exchange, target: Target, connect: Steps | None) -> UpstreamConnection:
-        """A new connection, or one that becomes free while we wait. Give it back with `release`.
+    async def acquire(self, x: Exchange, target: Target, connect: Steps | None) -> Upstream:
+        """A new connection, one that becomes free while we wait, or a place on one of HTTP/2. Give it back with
+        `release`. An upgrade is asked for in HTTP/1, wherever that is spoken (RFC 6455 section 4.1).
 
         Raises UpstreamFault, Denied, LimitExceeded.
         """
-        pool, name = target.pool, target.name
-        claim: Claim[UpstreamConnection] = Claim(client_of(x))
+        name = target.name
         if name.is_overdue:
             await self.catch_up(x, target)
+        if self.speaks_http2_alone or (target.shared is not None and not x.request.upgrade):
+            return await self._acquire_shared(x, target, connect)
+        pool = target.pool
+        claim: Claim[Upstream] = Claim(client_of(x))
         if not name.is_overdue:
             idle = pool.take() or pool.take_kept(claim)
             if idle is not None:
@@ -204,11 +212,39 @@ class Connector:
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         version = name.version
         try:
-            await self.opener.open(x, target, connect, connection)
+            if target.tls is None or self._alpn is HTTP_1_1 or x.request.upgrade:
+                await self.opener.open(x, target, connect, connection)
+            else:
+                parked = PendingProtocol()
+                await self.opener.open(x, target, connect, parked, self._alpn)
+                if is_http2(parked):
+                    pool.lost(claim)
+                    return self._shared(target).adopt(parked, x, version)
+                parked.hand_over(connection)
         except BaseException:
             connection.deadline.close()  # it holds the connection, which has no other end
             pool.lost(claim)
             raise
+        return self._opened(target, claim, connection, version)
+
+    async def _acquire_shared(self, x: Exchange, target: Target, connect: Steps | None) -> Upstream:
+        """A place on a connection of HTTP/2; or a connection of HTTP/1, where another server answers by now."""
+        version = target.name.version
+        found = await self._shared(target).acquire(x, connect, self._alpn)
+        if not isinstance(found, PendingProtocol):
+            return found
+        target.shared = None
+        connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
+        found.hand_over(connection)
+        claim: Claim[Upstream] = Claim(client_of(x))
+        target.pool.count(claim)
+        return self._opened(target, claim, connection, version)
+
+    def _opened(
+        self, target: Target, claim: Claim[Upstream], connection: UpstreamConnection, version: int
+    ) -> UpstreamConnection:
+        """A connection of HTTP/1 is open: keep it. Raises UpstreamFault where it is gone already."""
+        pool, name = target.pool, target.name
         pool.opened(claim, connection)
         if connection.is_lost:  # gone between the handshake and here
             pool.lost(connection)
@@ -224,13 +260,23 @@ class Connector:
             connection.age.after(self.spec.kept.max_age_s)
         return connection
 
+    def _shared(self, target: Target) -> Http2Connections:
+        """The connections of HTTP/2 to this target."""
+        # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
+        from egressproxy.gateway.backends.http2_connections import Http2Connections
+
+        if target.shared is None:
+            target.shared = Http2Connections(self.spec, target, self.network, self.opener, UPSTREAM_LIMITS)
+        assert isinstance(target.shared, Http2Connections)
+        return target.shared
+
     def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
         """A connection that was opened for this client is gone."""
         self.network.opened.give_back(client)
         target.lost(connection)
 
-    def release(self, target: Target, connection: UpstreamConnection, *, reusable: bool) -> None:
-        """Take a connection back after its exchange. One that is not `reusable` is closed."""
+    def release(self, target: Target, connection: Upstream, *, reusable: bool) -> None:
+        """Take a connection back after its exchange. One that is not `reusable` is closed; a stream never is."""
         connection.finish()
         if self._max_requests and connection.served >= self._max_requests:
             connection.close()
@@ -241,11 +287,9 @@ class Connector:
             else:
                 surplus.abort()
         elif connection.is_idle:
-            connection.deadline.after(self.spec.idle_s)
+            connection.deadline.after(self.spec.idle_s)  # type: ignore[union-attr]  # a stream is kept by no pool
 
-    async def _wait(
-        self, pool: Pool[UpstreamConnection], claim: Claim[UpstreamConnection]
-    ) -> UpstreamConnection | None:
+    async def _wait(self, pool: Pool[Upstream], claim: Claim[Upstream]) -> Upstream | None:
         """As `Pool.wait`, for the time that there is to connect (as HAProxy's `timeout queue`)."""
         future = pool.wait(claim, self.network.loop)
         deadline = Deadline(self.network.wheel, partial(pool.too_late, claim))
@@ -303,5 +347,4 @@ def parent_spec(spec: ConnectionIR) -> ConnectionIR:
     if parent.destination is Destination.FQDN:
         own = AddressAllowance(hostnames=(parent.hostname,))
         addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
-    dns = spec.backend.parent_dns or spec.dns
-    return replace(spec, backend=parent, addresses=addresses, dns=dns, resilience=NO_RESILIENCE)
+    return replace(spec, backend=parent, addresses=addresses, dns=spec.backend.parent_dns or spec.dns)

@@ -5,20 +5,20 @@ forward proxy name as many as they like. A DialTarget is what is dialled, and ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from egressproxy.errors import GatewayError, LimitExceeded, Reason
+from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.authority import Authority
 from egressproxy.net.timers import Wheel
 from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["DialTarget", "Target", "TargetWatch", "Targets", "WatchesTargets"]
+__all__ = ["DialTarget", "SharedConnections", "Target", "Targets"]
 
 #: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
 #: that one client has named first, those of them.
@@ -29,38 +29,6 @@ FREED_TARGETS = 64
 Key = tuple[str, int, bool]  # host, port, whether over TLS
 
 
-class TargetWatch(ABC):
-    """Is asked before an attempt at a target, and told what became of it (see `endpoints`). It holds no target."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def admit(self, target: Target) -> None:
-        """An attempt begins. Raises LimitExceeded, or UpstreamFault, (503) where there may be none."""
-
-    @abstractmethod
-    def answered(self, target: DialTarget, upstream: str, status: int) -> None:
-        """The endpoint at this address ("host:port") gave a final status; 0: a connection, for a tunnel."""
-
-    @abstractmethod
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
-        """An attempt failed, on this connection or before there was one."""
-
-    @abstractmethod
-    def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
-        """Those of the addresses of a name that may be dialled now."""
-
-
-class WatchesTargets(ABC):
-    """Sets a watch on each target that is made."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def watch(self, target: Target) -> TargetWatch:
-        """The watch of a new target. It may change the limits of the target's pool."""
-
-
 @dataclass(slots=True, eq=False)
 class DialTarget:
     """What is dialled, and how."""
@@ -69,16 +37,47 @@ class DialTarget:
     port: int
     tls: BackendTlsIR | None = None
     name: FollowedName = UNFOLLOWED
-    watch: TargetWatch | None = None
-    only: IPAddress | None = None  # of the addresses of a name, for health checks
+
+
+class SharedConnections(ABC):
+    """Connections to a target that carry many exchanges at a time (HTTP/2), and are in no Pool."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def retire(self) -> None:
+        """No connection takes another exchange; idle ones close now."""
+
+    @abstractmethod
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle)."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Exchanges that wait for a connection."""
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether no connection is open and no exchange waits."""
+
+    @property
+    @abstractmethod
+    def is_all_idle(self) -> bool:
+        """Whether no connection is in use and no exchange waits."""
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class Target(DialTarget):
-    """One destination of a connector, and the connections to it. `client` has named it first, or "": the operator."""
+    """One destination of a connector, and the connections to it. `client` has named it first, or "": the operator.
 
-    pool: Pool[UpstreamConnection]
+    `pool` has connections of HTTP/1, `shared` those of HTTP/2, where the destination is known to speak it.
+    """
+
+    pool: Pool[Upstream]
     client: str
+    shared: SharedConnections | None = None
     host_field: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,15 +89,40 @@ class Target(DialTarget):
         return self.tls is not None
 
     @property
-    def in_flight(self) -> int:
-        """Requests that are there now, and those that wait for a connection."""
-        pool = self.pool
-        return pool.open - pool.idle_count + len(pool.waiting)
-
-    @property
     def key(self) -> Key:
         """Its key in `Targets.known`."""
         return self.host, self.port, self.is_secure
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no connection is open and no exchange waits."""
+        return self.pool.is_empty and (self.shared is None or self.shared.is_empty)
+
+    @property
+    def is_all_idle(self) -> bool:
+        """Whether no connection is in use and no exchange waits."""
+        return self.pool.is_all_idle and (self.shared is None or self.shared.is_all_idle)
+
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle)."""
+        idle = self.pool.idle_count
+        active = self.pool.open - idle
+        if self.shared is None:
+            return active, idle
+        more_active, more_idle = self.shared.counts()
+        return active + more_active, idle + more_idle
+
+    @property
+    def waiting(self) -> int:
+        """Exchanges that wait for a connection."""
+        return len(self.pool.waiting) + (self.shared.waiting if self.shared is not None else 0)
+
+    def retire(self) -> None:
+        """Close idle connections now, busy ones when their exchange ends."""
+        for connection in self.pool.retire():
+            connection.close()
+        if self.shared is not None:
+            self.shared.retire()
 
     def lost(self, connection: UpstreamConnection) -> None:
         """Forget a connection of the pool that is gone."""
@@ -118,7 +142,7 @@ class Targets:
     are kept to its name.
     """
 
-    __slots__ = ("_first_hop", "_name", "_of_client", "_resolver", "_wheel", "is_retired", "known", "watches")
+    __slots__ = ("_first_hop", "_name", "_of_client", "_resolver", "_wheel", "is_retired", "known")
 
     def __init__(self, name: str, resolver: Resolver, wheel: Wheel, first_hop: FollowedName | None) -> None:
         self.known: dict[Key, Target] = {}
@@ -128,7 +152,6 @@ class Targets:
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop
-        self.watches: WatchesTargets | None = None
 
     def configured(self, host: str, port: int, tls: BackendTlsIR | None, *, is_name: bool = False) -> Target:
         """The target of a destination that the configuration names. `is_name`: the host is resolved."""
@@ -157,33 +180,30 @@ class Targets:
         """Close idle connections now, busy ones when their exchange ends."""
         self.is_retired = True
         for target in self.known.values():
-            for connection in target.pool.retire():
-                connection.close()
+            target.retire()
 
     def counts(self) -> tuple[int, int]:
-        """Connections in pools (active, idle)."""
-        idle = sum(target.pool.idle_count for target in self.known.values())
-        return sum(target.pool.open for target in self.known.values()) - idle, idle
+        """Connections (active, idle)."""
+        counts = [target.counts() for target in self.known.values()]
+        return sum(active for active, _ in counts), sum(idle for _, idle in counts)
 
     @property
     def waiting(self) -> int:
         """Exchanges that wait for a connection."""
-        return sum(len(target.pool.waiting) for target in self.known.values())
+        return sum(target.waiting for target in self.known.values())
 
     def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
         """A new target. Its `name` says whether connections to it may be used: behind a parent, that of the parent."""
         own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
         target = Target(host, port, tls, self._first_hop or own, pool=Pool(self._name), client=client)
-        if self.watches is not None:
-            target.watch = self.watches.watch(target)
         self.known[target.key] = target
         target.pool.is_retired = self.is_retired
         return target
 
     def _forget_unused(self, targets: Mapping[Key, Target], limit: int) -> None:
         """Those without a connection; then idle ones, oldest first, until there is room below the limit."""
-        self._forget([key for key, target in targets.items() if target.pool.is_empty])
-        idle = [key for key, target in targets.items() if target.pool.is_all_idle]
+        self._forget([key for key, target in targets.items() if target.is_empty])
+        idle = [key for key, target in targets.items() if target.is_all_idle]
         self._forget(idle[: max(0, len(targets) - limit + FREED_TARGETS)])
 
     def _forget(self, keys: Iterable[Key]) -> None:
@@ -194,8 +214,7 @@ class Targets:
                 del own[key]
                 if not own:
                     del self._of_client[target.client]
-            for connection in target.pool.retire():
-                connection.close()
+            target.retire()
 
     def __repr__(self) -> str:
         return f"Targets({self._name}, {len(self.known)})"

@@ -31,7 +31,7 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["Copies", "Copy", "copies_of"]
 
@@ -101,7 +101,7 @@ class Copy(UpstreamCaller):
     _x: Exchange = field(init=False)
     _client: str = field(init=False)
     _deadline: Deadline = field(init=False)
-    _upstream: UpstreamConnection | None = None  # takes the body
+    _upstream: Upstream | None = None  # takes the body
     _held: Pieces = field(default_factory=Pieces)
     _held_bytes: int = 0
     _bytes: int = 0
@@ -246,7 +246,7 @@ class Copy(UpstreamCaller):
         if x.response.status == 407 and via is not connector:
             raise refused_credentials(connector.spec.backend)
 
-    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
         """Send the head, and the part of the body that is here; the rest follows as it comes."""
         UpstreamCaller.send_request(self, x, upstream, body)  # a dataclass with slots has no plain super()
         if x.request.body != 0:

@@ -29,7 +29,7 @@ from egressproxy.net.tls_contexts import HTTP_1_1, client_tls
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
 
-__all__ = ["OPERATOR", "ConnectionOpener", "Parent", "named_address"]
+__all__ = ["OPERATOR", "ConnectionOpener", "Parent", "is_http2", "named_address"]
 
 #: A stream's protocol is not ours to name.
 NO_ALPN: tuple[str, ...] = ()
@@ -132,10 +132,6 @@ class ConnectionOpener:
             assert resolved is not None
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
-            if target.only is not None:
-                addresses = tuple(address for address in addresses if address == target.only)
-            elif target.watch is not None:
-                addresses = tuple(target.watch.order(target, addresses))
         if policy.reports and not is_named and policy.would_deny(addresses, target.port):
             x.note_denials(Reason.ADDRESS_DENIED)
         x.addresses = addresses
@@ -246,3 +242,9 @@ def named_address(x: Exchange, target: DialTarget) -> IPAddress | None:
     """The address of the target where the client has named an address, so that nothing is resolved; else None."""
     authority = x.authority
     return authority.address if authority is not None and authority.host == target.host else None
+
+
+def is_http2(parked: PendingProtocol) -> bool:
+    """Whether that was agreed on by ALPN."""
+    peer = parked.transport.get_extra_info("ssl_object")
+    return peer is not None and peer.selected_alpn_protocol() == "h2"

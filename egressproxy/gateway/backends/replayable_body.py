@@ -12,7 +12,7 @@ from collections.abc import Callable
 from egressproxy.model.message import BodyLength
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["REPLAY_LIMIT", "ReplayableBody"]
 
@@ -40,7 +40,7 @@ class ReplayableBody:
         self._start: Start | None = start
         self._source: Reads | None = None  # not started yet, or whole
         self._limit = limit
-        self._target: UpstreamConnection | None = None
+        self._target: Upstream | None = None
         self._kept = Pieces()
         self._bytes = 0
         self._trailers: bytes | None = None  # None: more may come
@@ -57,7 +57,7 @@ class ReplayableBody:
         return cls(len(body), start, len(body))
 
     # --- for the attempts ----------------------------------------------------------------------------------------
-    def send_to(self, upstream: UpstreamConnection, sink: BodySink) -> None:
+    def send_to(self, upstream: Upstream, sink: BodySink) -> None:
         """Send this upstream what has come so far, and from now on what comes.
 
         The source sends into `sink`: this object, or `Copies`, which hand on to this object.

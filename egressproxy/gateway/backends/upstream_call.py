@@ -15,7 +15,7 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, pause
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["IDEMPOTENT", "MAX_ATTEMPTS", "HeldConnection", "Repeat", "UpstreamCaller", "call_upstream", "may_repeat"]
 
@@ -44,7 +44,7 @@ class HeldConnection:
 
     connector: Connector | None
     target: Target | None
-    upstream: UpstreamConnection | None
+    upstream: Upstream | None
 
     def __init__(self) -> None:
         self.reset()
@@ -55,7 +55,7 @@ class HeldConnection:
         self.target = None
         self.upstream = None
 
-    def hold(self, connector: Connector, target: Target, upstream: UpstreamConnection) -> None:
+    def hold(self, connector: Connector, target: Target, upstream: Upstream) -> None:
         """Hold this connection, to be given back to this connector."""
         self.connector = connector
         self.target = target
@@ -70,7 +70,7 @@ class HeldConnection:
             assert self.target is not None
             self.connector.release(self.target, upstream, reusable=reusable)
 
-    def give_away(self) -> UpstreamConnection:
+    def give_away(self) -> Upstream:
         """Return the upstream connection and hold it no more: it belongs to a tunnel now."""
         upstream, self.upstream = self.upstream, None
         assert upstream is not None
@@ -91,7 +91,7 @@ class UpstreamCaller:
     def count_attempt(self, result: str) -> None:
         """Called when an attempt has ended; `result` is "ok" or the reason of its failure."""
 
-    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
         """Send the head of `x.request`, and start to send its body. This form sends a body that is whole."""
         assert self.resources.connector is not None
         upstream.begin(self.driver, x.request)
@@ -112,7 +112,7 @@ async def call_upstream(
     chain: Chain,
     body: bytes | ReplayableBody | None,
     repeat: Repeat,
-) -> UpstreamConnection | LocalResponse:
+) -> Upstream | LocalResponse:
     """Send `x.request` to a target of this connector, until `x.response` is there: its final head.
 
     Returns the connection, which the caller holds and has to release; or the response of a backend-request filter,
@@ -127,9 +127,7 @@ async def call_upstream(
         if not host:
             x.upstream_host = connector.host_field(x, target)
         via, way = connector, target
-        if not connector.is_simple:
-            if target.watch is not None:
-                target.watch.admit(target)
+        if connector.parent is not None:
             via, way = connector.way(x, target)
             if via is not connector:
                 x.upstream_host = target.host_field  # filters see what will be sent
@@ -163,13 +161,12 @@ async def call_upstream(
         except GatewayError as error:
             caller.count_attempt(error.reason.value)
             failed = held.upstream
-            if target.watch is not None:
-                target.watch.failed(target, error, x, failed)
             held.release(reusable=False)
             was_reused = failed is not None and failed.was_reused
             if failed is not None and not was_reused and error.retry is RetrySafety.IF_REUSED:
                 error.retry = RetrySafety.IF_IDEMPOTENT
-            if not may_repeat(x, connector, error, repeat, was_reused=was_reused):
+            is_unseen = failed is not None and (x.request.body == 0 or isinstance(body, bytes))
+            if not may_repeat(x, connector, error, repeat, was_reused=was_reused, is_unseen=is_unseen):
                 raise
             # Each attempt starts from the client's request: it gets its own credential and no other.
             head.fields.block, head.path, x.upstream_host = block, path, host
@@ -177,18 +174,21 @@ async def call_upstream(
                 target = connector.target(x)
             continue
         caller.count_attempt("ok")
-        if connector.watched is not None:
-            target.watch.answered(target, upstream.address, response.status)  # type: ignore[union-attr]  # it has one
         return upstream
 
 
-def may_repeat(x: Exchange, connector: Connector, error: GatewayError, repeat: Repeat, *, was_reused: bool) -> bool:
+def may_repeat(
+    x: Exchange, connector: Connector, error: GatewayError, repeat: Repeat, *, was_reused: bool, is_unseen: bool = False
+) -> bool:
     """Whether a call that failed like this is made again, where its caller allows `repeat`.
 
-    `was_reused`: its connection had served another request before (RFC 9110 section 9.2.2).
+    `was_reused`: its connection had served another request before (RFC 9110 section 9.2.2). `is_unseen`: it had a
+    connection, and all of it can be sent again: a stream that was refused may begin anew (RFC 9113 section 8.7).
     """
     if repeat is _NEVER or x.attempts >= MAX_ATTEMPTS:
         return False
+    if is_unseen and error.retry is RetrySafety.SAFE:
+        return True
     is_stale = was_reused and error.retry is RetrySafety.IF_REUSED
     if repeat is _ALWAYS:
         return is_stale or (error.retry is RetrySafety.SAFE and len(connector.endpoints) > 1)
@@ -198,7 +198,7 @@ def may_repeat(x: Exchange, connector: Connector, error: GatewayError, repeat: R
 def send_to_parent(
     caller: UpstreamCaller,
     x: Exchange,
-    upstream: UpstreamConnection,
+    upstream: Upstream,
     body: bytes | ReplayableBody | None,
     connector: Connector,
     target: Target,
@@ -216,9 +216,7 @@ def send_to_parent(
         fields.block = block
 
 
-async def final_head(
-    caller: UpstreamCaller, x: Exchange, upstream: UpstreamConnection, head: ResponseHead
-) -> ResponseHead:
+async def final_head(caller: UpstreamCaller, x: Exchange, upstream: Upstream, head: ResponseHead) -> ResponseHead:
     """The final head, after interim ones (RFC 9110 section 15.2). Raises UpstreamFault for a 101 not asked for."""
     while head.is_interim:
         caller.pass_interim(head, x)

@@ -14,7 +14,6 @@ from time import monotonic
 from egressproxy.errors import RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
@@ -26,14 +25,14 @@ from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["reach_with_retries"]
 
 
 async def reach_with_retries(
     policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None
-) -> UpstreamConnection | LocalResponse:
+) -> Upstream | LocalResponse:
     """Attempt after attempt, until `x.response` is there; returns its connection, or the response of a filter.
 
     Raises GatewayError: what the last attempt raised. Source: GEP-1731.
@@ -43,12 +42,9 @@ async def reach_with_retries(
         left_s = max(0.0, x.started_at + route.request_s - monotonic())
         timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
     chosen: list[RouteBackend] = []
-    counted: list[Endpoints] = []  # those that count a retry of this request
     try:
-        return await _reach(policy, x, client, route, collected, chosen, counted)
+        return await _reach(policy, x, client, route, collected, chosen)
     finally:
-        for endpoints in counted:
-            endpoints.end_retry()
         if timer is not None:
             timer.cancel()
         if len(chosen) > 1 and x.notes is not None:
@@ -57,8 +53,8 @@ async def reach_with_retries(
 
 async def _reach(
     policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None,
-    chosen: list[RouteBackend], counted: list[Endpoints],
-) -> UpstreamConnection | LocalResponse:  # fmt: skip
+    chosen: list[RouteBackend],
+) -> Upstream | LocalResponse:  # fmt: skip
     head, resources, sessions = x.request, client.resources, policy.sessions
     block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
     expects_continue = head.expect_continue
@@ -98,8 +94,6 @@ async def _reach(
             status = x.response.status
             if status not in policy.codes or backend.has_parent or not policy.has_another(retries, body):
                 break
-            if not may_retry(backend, counted):
-                break
             failures.append(f"status {status}")
             discard(client, upstream)
             is_stale = False
@@ -108,10 +102,8 @@ async def _reach(
             moves = session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
             if moves and not policy.attempts:
                 retries -= 1
-            elif (
-                not (moves or may_go_again(x, error, route.backends, backend))
-                or not policy.has_another(retries, body)
-                or not may_retry(backend, counted)
+            elif not (moves or may_go_again(x, error, route.backends, backend)) or not policy.has_another(
+                retries, body
             ):
                 raise
             failures.append(error.reason.value)
@@ -135,17 +127,6 @@ async def _reach(
     if sessions is not None:
         sessions.keep(x, shown, backend, target)
     return upstream
-
-
-def may_retry(backend: RouteBackend, counted: list[Endpoints]) -> bool:
-    """Whether the circuit breaker of this backend allows one more retry, which is added to `counted` then."""
-    endpoints = backend.connector.watched if backend.connector is not None else None
-    if endpoints is None or endpoints in counted:
-        return True
-    if not endpoints.take_retry():
-        return False
-    counted.append(endpoints)
-    return True
 
 
 def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
@@ -176,7 +157,7 @@ def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None
     return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start)
 
 
-def discard(client: Client, upstream: UpstreamConnection) -> None:
+def discard(client: Client, upstream: Upstream) -> None:
     """The answer goes nowhere. Its connection is used again if all of the answer is here, else closed."""
     if not upstream.has_ended:
         upstream.whole_body()

@@ -20,7 +20,7 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["ANSWER_S", "Client"]
 
@@ -122,7 +122,7 @@ class Client(UpstreamCaller):
     def count_attempt(self, result: str) -> None:
         self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
 
-    def send_request(self, x: Exchange, upstream: UpstreamConnection, body: bytes | ReplayableBody | None) -> None:
+    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
         head, resources = x.request, self.resources
         plan = None

@@ -33,7 +33,7 @@ from egressproxy.model.shares import Shares
 from egressproxy.net.descriptors import descriptors
 from egressproxy.net.driver import pause
 from egressproxy.net.timers import TimerWheel
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 
@@ -160,7 +160,7 @@ class Conductor:
             if not resources.is_handed_over:
                 self.complete(x, client)
 
-    def begin_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: UpstreamConnection) -> bool:
+    def begin_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Upstream) -> bool:
         """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent."""
         response, request, resources = x.response, x.request, client.resources
         plan = backend.chain.response_body
@@ -184,9 +184,7 @@ class Conductor:
         resources.release(reusable=upstream.is_reusable)
         return True
 
-    async def relay_response(
-        self, x: Exchange, client: Client, backend: RouteBackend, upstream: UpstreamConnection
-    ) -> None:
+    async def relay_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Upstream) -> None:
         """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
         resources, plan = client.resources, backend.chain.response_body
         if plan is None:
@@ -235,9 +233,6 @@ class Conductor:
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         resources = client.resources
         self.accounting.blame(x, resources, error)
-        target = resources.target
-        if resources.upstream is not None and target is not None and target.watch is not None:
-            target.watch.failed(target, error, x, resources.upstream)  # it broke after its head
         resources.release(reusable=False)
         if client.is_lost or isinstance(error, ClientGone) or x.status:
             resources.close = True

@@ -15,7 +15,6 @@ from functools import partial
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
-from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
@@ -41,6 +40,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import pause
 from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -171,23 +171,16 @@ async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) 
     connector = backend.connector
     assert connector is not None
     x.attempts += 1
-    target: DialTarget | None = None
     try:
         if terminated:
-            target = connector.target(x)
             parked = PendingProtocol()
-            await connector.opener.open(x, target, backend.chain.connect, parked)
+            await connector.opener.open(x, connector.target(x), backend.chain.connect, parked)
         else:
-            target = connector.tunnel_target(x)
-            parked = await connector.opener.park(x, target, backend.chain.connect)
+            parked = await connector.opener.park(x, connector.tunnel_target(x), backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
-        if target is not None and target.watch is not None:
-            target.watch.failed(target, error, x, None)
         raise
     backend.series.attempt("ok")
-    if target.watch is not None:
-        target.watch.answered(target, x.upstream, 0)
     return parked
 
 
@@ -205,6 +198,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
     client.send_interim(x.response, accounting.pseudonym)
     x.status = 101
     upstream = resources.give_away()
+    assert isinstance(upstream, UpstreamConnection)
     upstream_rest = upstream.detach()
     parked = PendingProtocol()
     parked.transport = upstream.transport

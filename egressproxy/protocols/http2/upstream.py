@@ -65,13 +65,18 @@ class UpstreamStream(Http2Stream):
         "error",
         "has_ended",
         "head",
-        "is_last",
         "last_read",
         "sink",
         "was_reused",
     )
 
     connection: Http2Upstream
+
+    #: As of `UpstreamConnection`: a stream is for one exchange, and in no pool.
+    is_last = True
+    is_reusable = False
+    is_idle = False
+    served = 0
 
     def __init__(self, connection: Http2Upstream, *, was_reused: bool) -> None:
         super().__init__(connection, 0)
@@ -82,7 +87,6 @@ class UpstreamStream(Http2Stream):
         self.head: ResponseHead | None = None
         self.error: GatewayError | None = None
         self.has_ended = False  # the response is whole, and handed on
-        self.is_last = False
         self.last_read = connection.wheel.now
         self._begun_at = 0.0
         self._method = b""
@@ -110,11 +114,6 @@ class UpstreamStream(Http2Stream):
     def is_leaving(self) -> bool:
         """Whether the transport is gone or closing."""
         return self.connection.is_lost or self.connection.transport.is_closing()
-
-    @property
-    def is_reusable(self) -> bool:
-        """As of `UpstreamConnection`: the next exchange does not depend on how this one has ended."""
-        return self.has_ended
 
     @property
     def has_sent_all(self) -> bool:
@@ -206,11 +205,12 @@ class UpstreamStream(Http2Stream):
         self.error = None  # its traceback holds us
         self.feeder = None
         self._pieces.clear()
-        connection.take_place_back()
+        connection.take_place_back(self)
 
     def close(self) -> None:
-        """Give the stream up."""
-        self.reset()
+        """Give the stream up. Nothing, where it is finished."""
+        if self.number:
+            self.reset()
 
     abort = close
 
@@ -351,6 +351,7 @@ class Http2Upstream(Http2Connection):
         "idle_s",
         "is_leaving",
         "is_secure",
+        "on_free",
         "on_lost",
         "on_room",
         "served",
@@ -373,6 +374,7 @@ class Http2Upstream(Http2Connection):
         self.begins_nothing = False  # not even in places that are taken
         self.heard_at = 0.0  # on the wheel's clock
         self.on_room: Callable[[], None] | None = None
+        self.on_free: Callable[[UpstreamStream], None] | None = None  # a place was given back
         self.on_lost: Callable[[Http2Upstream], None] | None = None
         self.deadline = Deadline(wheel, self._look)  # idle, or silent
         self.age = Deadline(wheel, self.retire)
@@ -414,9 +416,11 @@ class Http2Upstream(Http2Connection):
             self.is_leaving = True
         return UpstreamStream(self, was_reused=was_reused)
 
-    def take_place_back(self) -> None:
+    def take_place_back(self, stream: UpstreamStream) -> None:
         """An exchange is over."""
         self.active -= 1
+        if self.on_free is not None:
+            self.on_free(stream)
         if not self.active and not self.is_lost:
             if self.is_leaving:
                 self.close()
@@ -581,7 +585,7 @@ class Http2Upstream(Http2Connection):
 
 def unseen(message: str) -> UpstreamFault:
     """The upstream has not looked at the request: it may be sent again, whatever it is (RFC 9113 section 8.7)."""
-    return UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.SAFE)
+    return UpstreamFault(Reason.UPSTREAM_RESET, message, status=503, retry=RetrySafety.SAFE)
 
 
 def name(code: int) -> str:

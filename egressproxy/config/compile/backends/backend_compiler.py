@@ -246,6 +246,8 @@ class BackendCompiler:
             inner = self._service(backend, service, number)
             endpoints = inner.endpoints
             tls = tls if form is not None and form.tls is not None else inner.tls
+            if protocol is Protocol.HTTP and inner.protocol is not Protocol.TCP:
+                protocol = inner.protocol  # its appProtocol says more
         extensions = self.own_extensions(backend)
         made = BackendIR(
             name=backend.full_name,

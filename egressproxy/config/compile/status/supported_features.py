@@ -13,8 +13,8 @@ from egressproxy.ir.backend import Protocol
 
 __all__ = ["GRPC_PROTOCOLS", "ROUTE_FEATURES", "UNSERVED", "UPSTREAM_PROTOCOLS"]
 
-#: Backend `protocol`: a backend that speaks another one is not used.
-UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP})
+#: Backend `protocol`: what a route, or an authorization server that is asked in HTTP, may speak.
+UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset(Protocol)
 
 #: The same for an authorization server that is asked in gRPC.
 GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
@@ -33,6 +33,10 @@ UNSERVED: Final[Mapping[str, str]] = {
     "Limits.tokens": "it does nothing",
     "Limits.bytes": "it does nothing",
     "Limits.store": "the processes of one gateway count for themselves",
+    "Traffic.circuitBreaker": "it does nothing",
+    "Traffic.outlierDetection": "it does nothing",
+    "Traffic.loadBalancing": "it does nothing",
+    "Traffic.healthCheck": "it does nothing",
     "PayloadProcessingPipeline.spec": "no pipeline is accepted, and a rule that names one answers 500",
 }
 
@@ -59,6 +63,7 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "HTTPRoute303RedirectStatusCode",
     "HTTPRoute307RedirectStatusCode",
     "HTTPRoute308RedirectStatusCode",
+    "HTTPRouteBackendProtocolH2C",
     "HTTPRouteBackendProtocolWebSocket",
     "HTTPRouteBackendRequestHeaderModification",
     "HTTPRouteBackendTimeout",

@@ -172,11 +172,13 @@ def test_fail_over_is_not_served_yet():
     assert of_object(made, "Backend", "default/plain", "Accepted")[:2] == ("False", "UnsupportedValue")
 
 
-def test_a_protocol_that_is_not_served_is_a_condition():
-    text = fqdn("mode: None", "number: 80, protocol: H2C")
-    assert "H2C" in refused(text)
-    made = compiled(REVERSE, ROUTE, text)
-    assert of_object(made, "Backend", "default/plain", "Accepted")[:2] == ("False", "UnsupportedProtocol")
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_every_protocol_is_served(protocol: Protocol):
+    made = compiled(REVERSE, ROUTE, fqdn("mode: None", f"number: 80, protocol: {protocol.value}"))
+    (found,) = rule(made).backends
+    assert found.backend is not None
+    assert found.backend.protocol is protocol
+    assert of_object(made, "Backend", "default/plain", "Accepted")[0] == "True"
 
 
 def test_of_several_ports_the_reference_names_one():
@@ -305,6 +307,12 @@ def test_a_websocket_over_tls_is_asked_for_in_http_1():
     assert (found.backend.protocol, found.backend.tls) == (Protocol.HTTP11, BackendTlsIR())
 
 
+def test_an_x_backend_of_protocol_h2c_has_no_tls():
+    (found,) = rule(compiled(REVERSE, X_ROUTE, X_BACKEND.format(f"{X_HOST}, protocol: H2C"))).backends
+    assert found.backend is not None
+    assert (found.backend.protocol, found.backend.tls) == (Protocol.H2C, None)
+
+
 @pytest.mark.parametrize(
     ("spec", "kind", "reason", "said"),
     [
@@ -313,8 +321,6 @@ def test_a_websocket_over_tls_is_asked_for_in_http_1():
         (f"{X_HOST}, protocol: WSS, tls: {{mode: None}}", "Accepted", "UnsupportedValue", "tls.mode ServerOnly"),
         (f"{X_HOST}, protocol: WSS", "Accepted", "TlsNotConfigured", "write tls.mode"),
         (X_HOST, "Accepted", "TlsNotConfigured", "write tls.mode"),
-        (f"{X_HOST}, protocol: H2C", "ResolvedRefs", "UnsupportedProtocol", "protocol H2C"),
-        (f"{X_HOST}, protocol: GRPC, tls: {{mode: ServerOnly}}", "Accepted", "UnsupportedProtocol", "protocol GRPC"),
     ],
 )  # fmt: skip
 def test_what_an_x_backend_may_say_and_nobody_serves_is_a_condition(spec: str, kind: str, reason: str, said: str):
@@ -368,7 +374,7 @@ def test_an_unused_backend_has_its_status_too():
 
 
 def test_some_ports_that_cannot_be_used_degrade_the_backend():
-    ports = "ports: [{number: 80, tls: {mode: None}}, {number: 81, protocol: H2C, tls: {mode: None}}]"
+    ports = "ports: [{number: 80, tls: {mode: None}}, {number: 81, protocol: example.com/own, tls: {mode: None}}]"
     made = compiled(REVERSE, ours(f"type: Fqdn, fqdn: {{hostname: a.example}}, {ports}"))
     assert of_object(made, "Backend", "default/plain", "Degraded")[:2] == ("True", "PortsNotUsable")
 

@@ -77,7 +77,6 @@ def test_slices_of_other_namespaces_do_not_count():
         (SERVICE.replace("port: 80,", "port: 80, protocol: UDP,"), "UnsupportedProtocol"),
         (SERVICE.replace("port: 80,", "port: 80, appProtocol: kubernetes.io/wss,"), "UnsupportedProtocol"),
         (SERVICE.replace("port: 80,", "port: 80, appProtocol: HTTPS,"), "UnsupportedProtocol"),
-        (SERVICE.replace("port: 80,", "port: 80, appProtocol: kubernetes.io/h2c,"), "UnsupportedProtocol"),
     ],
 )
 def test_a_service_that_cannot_be_used_is_a_condition_of_the_route(service: str, reason: str):
@@ -90,6 +89,7 @@ def test_a_service_that_cannot_be_used_is_a_condition_of_the_route(service: str,
     ("written", "protocol"),
     [
         ("kubernetes.io/ws", Protocol.HTTP11),
+        ("kubernetes.io/h2c", Protocol.H2C),
         ("http", Protocol.HTTP11),
         ("HTTP", Protocol.HTTP11),
         ("''", Protocol.HTTP),

@@ -161,7 +161,8 @@ def test_the_nearest_types_are_named_whatever_the_domain(written: str, said: str
 
 
 def test_it_is_said_with_an_unusable_port_beside_it():
-    text = ON_BACKEND.replace("{number: 80,", "{number: 81, protocol: H2C, tls: {mode: None}}, {number: 80,")
+    unusable = "{number: 81, protocol: example.com/own, tls: {mode: None}}"
+    text = ON_BACKEND.replace("{number: 80,", f"{unusable}, {{number: 80,")
     told = of_object(compiled(REVERSE, text), "Backend", "default/plain", "Degraded")
     assert told[1] == "UnsupportedExtensionType"
     assert told[2].endswith("1 of 2 ports cannot be used")

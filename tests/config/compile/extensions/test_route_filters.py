@@ -173,8 +173,8 @@ GRPC_AUTH = AUTH.replace("protocol: HTTP", "protocol: GRPC") % "grpc: {allowedHe
         ("HTTP", GRPC_AUTH, True),
         ("HTTP11", GRPC_AUTH, False),
         ("TCP", GRPC_AUTH, False),
-        ("H2C", AUTH % "http: {}", False),
-        ("GRPC", AUTH % "http: {}", False),
+        ("H2C", AUTH % "http: {}", True),
+        ("GRPC", AUTH % "http: {}", True),
         ("HTTP11", AUTH % "http: {}", True),
     ],
 )

@@ -1,0 +1,181 @@
+"""Http2Connections: the HTTP/2 connections to one target, and the exchanges on them.
+
+They live and end as those of HTTP/1 do: kept to the answer of DNS, to their age and number of requests, and to what one
+client may leave behind. A connection belongs to one target under one ConnectionIR, and serves no other name.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.filters.chain import Steps
+from egressproxy.gateway.backends.dial_targets import SharedConnections, Target
+from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
+from egressproxy.ir.backend import ConnectionIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.shares import client_of
+from egressproxy.net.flow_control import peer_address
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.timers import Deadline
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http2.upstream import Http2Upstream, UpstreamStream
+from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.shared_pool import SharedPool
+
+__all__ = ["Http2Connections"]
+
+
+class Http2Connections(SharedConnections):
+    """Gives places on connections to one target. A place is given back by its stream's `finish`."""
+
+    __slots__ = ("_limits", "_network", "_opener", "_pool", "_spec", "_target")
+
+    def __init__(
+        self, spec: ConnectionIR, target: Target, network: Network, opener: ConnectionOpener, limits: HeadLimits
+    ) -> None:
+        self._spec = spec
+        self._target = target
+        self._network = network
+        self._opener = opener
+        self._limits = limits
+        self._pool: SharedPool[UpstreamStream] = SharedPool(target.pool.place)
+
+    async def acquire(
+        self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]
+    ) -> UpstreamStream | PendingProtocol:
+        """A place, maybe after a wait or a dial. Where the upstream has chosen HTTP/1 (`alpn` offers it), the new
+        connection. Raises UpstreamFault, Denied, LimitExceeded.
+        """
+        pool, claim = self._pool, Claim[UpstreamStream](client_of(x))
+        found = pool.take(claim)
+        while found is None and not pool.may_open(claim):
+            found = await self._wait(claim)
+            if found is None:
+                break  # the right to open one, counted already
+            if found.connection.begins_nothing:  # it has left meanwhile
+                found.finish()
+                found = pool.take(claim)
+        if found is not None:
+            return found
+        version = self._target.name.version
+        try:
+            opened = await self._open(x, connect, alpn)
+        except UpstreamFault as error:
+            if not pool.connections:
+                pool.fail_all(error)
+            pool.failed()
+            raise
+        except BaseException:
+            pool.failed()
+            raise
+        if isinstance(opened, PendingProtocol):
+            pool.let_all_open()
+            pool.failed()
+            return opened
+        pool.opened(opened)
+        return self._place_on(opened, claim, version)
+
+    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
+        """A place, after a dial that was not ours has led to HTTP/2. `version`: of the name, before the dial."""
+        connection = self._new()
+        parked.hand_over(connection)
+        self._pool.opening += 1
+        self._pool.opened(connection)
+        return self._place_on(connection, Claim(client_of(x)), version)
+
+    # --- as a part of its target -----------------------------------------------------------------------------------
+    def retire(self) -> None:
+        """No connection takes another exchange; idle ones close now."""
+        for connection in list(self._pool.connections):
+            assert isinstance(connection, Http2Upstream)
+            connection.retire()
+
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle)."""
+        return self._pool.counts()
+
+    @property
+    def waiting(self) -> int:
+        """Exchanges that wait for a connection."""
+        return len(self._pool.waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no connection is open and no exchange waits."""
+        return self._pool.is_empty
+
+    @property
+    def is_all_idle(self) -> bool:
+        """Whether no connection is in use and no exchange waits."""
+        return not self._pool.waiting and not self._pool.counts()[0]
+
+    # --- connections -----------------------------------------------------------------------------------------------
+    def _new(self) -> Http2Upstream:
+        spec = self._spec
+        return Http2Upstream(
+            self._network.wheel, self._limits, is_secure=self._target.is_secure, idle_s=spec.idle_s,
+            max_requests=spec.kept.max_requests,
+        )  # fmt: skip
+
+    async def _open(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Http2Upstream | PendingProtocol:
+        target = self._target
+        if target.tls is None:  # by prior knowledge (RFC 9113 section 3.3)
+            connection = self._new()
+            await self._opener.open(x, target, connect, connection)
+            return connection
+        parked = PendingProtocol()
+        await self._opener.open(x, target, connect, parked, alpn)
+        if is_http2(parked):
+            connection = self._new()
+            parked.hand_over(connection)
+            return connection
+        if len(alpn) > 1:
+            return parked
+        parked.transport.abort()
+        raise UpstreamFault(Reason.TLS_PROTOCOL, "the upstream does not speak HTTP/2 (ALPN h2)")
+
+    def _place_on(self, connection: Http2Upstream, claim: Claim[UpstreamStream], version: int) -> UpstreamStream:
+        """The first place on a new connection, which is kept as far as its client and its target may keep one."""
+        pool, target, opened = self._pool, self._target, self._network.opened
+        if connection.is_lost or not connection.room:
+            pool.lost(connection)
+            raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
+        connection.on_room = pool.settle
+        connection.on_free = pool.given_back
+        connection.on_lost = partial(self._lost, claim.client)
+        is_kept = opened.take(claim.client)
+        if not is_kept:
+            opened.add(claim.client)
+        place = pool.reserve(connection, claim)
+        target.name.keep(connection, peer_address(connection.transport), None, version)
+        connection.age.after(self._spec.kept.max_age_s)
+        if not is_kept or target.pool.is_retired:
+            connection.retire()
+        pool.settle()
+        return place
+
+    def _lost(self, client: str, connection: Http2Upstream) -> None:
+        self._network.opened.give_back(client)
+        self._target.name.forget(connection)
+        self._pool.lost(connection)
+
+    async def _wait(self, claim: Claim[UpstreamStream]) -> UpstreamStream | None:
+        """As `SharedPool.wait`, for the time that there is to connect."""
+        future = self._pool.wait(claim, self._network.loop)
+        deadline = Deadline(self._network.wheel, partial(self._pool.too_late, claim))
+        deadline.after(self._spec.connect_s)
+        try:
+            return await future
+        except BaseException:
+            given = self._pool.leave(claim)
+            if given is not None:
+                given.finish()
+            raise
+        finally:
+            deadline.close()
+            del future  # its error's traceback holds this frame: no cycle
+
+    def __repr__(self) -> str:
+        return f"Http2Connections({self._target.host}:{self._target.port}, {self._pool})"
