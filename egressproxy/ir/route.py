@@ -53,6 +53,7 @@ class MatchIR:
     """HTTPRouteMatch: all of it has to hold.
 
     `is_preflight`: what has to hold for a CORS preflight request that asks for `method` (Fetch standard).
+    `any_service`: `path` is "/" and a gRPC method, of whatever service (GRPCMethodMatch); its type says nothing.
     """
 
     path: str = "/"
@@ -61,6 +62,7 @@ class MatchIR:
     headers: tuple[ValueMatch, ...] = ()
     query: tuple[ValueMatch, ...] = ()
     is_preflight: bool = False
+    any_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)

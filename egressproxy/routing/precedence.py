@@ -18,7 +18,7 @@ T = TypeVar("T")
 Rank = tuple[int, int, int, int, int, bool, str, str, int]
 
 _UNDATED = "~"
-_PATHS = ("an exact path", "a regular expression", "a path prefix")
+_PATHS = ("an exact path", "a regular expression", "a path prefix", "a gRPC method", "every path")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """HttpTable: which rule of which HTTPRoute serves a request.
 
-Precedence, continuing on ties (Gateway API, HTTPRouteSpec.hostnames and HTTPRouteRule.matches): exact hostname,
-wildcard by longest suffix, any host; then exact path, regular expression (implementation-specific: here between the
-two), longest prefix; a method; more header matches; more query matches; what was written before what was derived (a
-CORS preflight request for a method that a rule matches); the oldest route; namespace/name; the order in the route.
+Precedence, continuing on ties (Gateway API, HTTPRouteSpec.hostnames, HTTPRouteRule.matches and GRPCRouteRule.matches):
+exact hostname, wildcard by longest suffix, any host; then exact path, regular expression (implementation-specific: here
+between the two), longest prefix (a gRPC method of any service comes behind all of them but `/`); a method; more header
+matches; more query matches; what was written before what was derived (a CORS preflight request for a method that a rule
+matches); the oldest route; namespace/name; the order in the route.
 Hostnames give *precedence*, not isolation: where no rule of the most specific hostname matches, the rules of
 the next one are tried.
 
@@ -56,6 +57,7 @@ _FROM_A_PAGE = Presence("origin")
 _UNASKED = MatchInput(b"", Fields())
 
 _PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
+_ANY_SERVICE, _EVERY_PATH = 3, 4  # the ranks of a gRPC method of any service, and of the prefix "/"
 
 
 class RouteError(ValueError):
@@ -156,7 +158,8 @@ class _Candidate(Generic[T]):
     """One match of one rule. `result` is what `HttpTable.match` returns for it."""
 
     __slots__ = (
-        "headers", "is_preflight", "method", "origin", "path", "path_type", "pattern", "plain", "query", "result",
+        "any_service", "headers", "is_preflight", "method", "origin", "path", "path_type", "pattern", "plain", "query",
+        "result",
     )  # fmt: skip
 
     def __init__(self, origin: RuleOrigin, match: MatchIR, payload: T, path: bytes, prefix: bytes) -> None:
@@ -173,14 +176,20 @@ class _Candidate(Generic[T]):
         self.plain = not (self.method or self.headers or self.query)
         self.result: tuple[T, bytes] = (payload, prefix)
         self.is_preflight = match.is_preflight
+        self.any_service = match.any_service
         self.origin = origin
 
     @property
     def rank(self) -> Rank:
         """Its precedence under one hostname. Not kept: it is only needed to seal a bucket and to explain."""
         origin = self.origin
+        kind = _PATH_RANK[self.path_type]
+        if self.any_service:
+            kind = _ANY_SERVICE
+        elif self.path_type is PathMatchType.PREFIX and not self.path:
+            kind = _EVERY_PATH
         return (
-            _PATH_RANK[self.path_type],
+            kind,
             0 if self.path_type is PathMatchType.EXACT else -len(self.path),
             0 if self.method else 1,
             2 * self.is_preflight - len(self.headers),  # the fields of a preflight request are not in the manifest
@@ -203,6 +212,8 @@ class _Candidate(Generic[T]):
     def _text(self) -> str:
         pattern = self.pattern.text.encode() if self.pattern is not None else self.path or b"/"
         parts = [self.method, self.path_type.value.encode(), pattern]
+        if self.any_service:
+            parts = [self.method, b"any service", pattern]
         parts += [b"header " + test.text() for test in self.headers]
         parts += [b"query " + test.text() for test in self.query]
         return b" ".join(filter(None, parts)).decode(errors="replace")
@@ -236,6 +247,7 @@ class _Bucket(Generic[T]):
     asks: bool = False
     _exact: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)
     _patterns: list[_Candidate[T]] = field(default_factory=list)
+    _methods: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)  # of any gRPC service
     _prefixes: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)
     _longest: int = 0
     _is_bound: bool = False
@@ -251,14 +263,16 @@ class _Bucket(Generic[T]):
         for candidate in ranked:
             if candidate.pattern is not None or candidate.headers or candidate.query:
                 self.asks = True
-            if candidate.path_type is PathMatchType.EXACT:
+            if candidate.any_service:
+                self._methods.setdefault(candidate.path, []).append(candidate)
+            elif candidate.path_type is PathMatchType.EXACT:
                 self._exact.setdefault(candidate.path, []).append(candidate)
             elif candidate.path_type is PathMatchType.REGEX:
                 self._patterns.append(candidate)
             else:
                 self._prefixes.setdefault(candidate.path, []).append(candidate)
         self._longest = max(map(len, self._prefixes), default=0)
-        self._is_bound = bool(self._exact or self._patterns or self._longest)
+        self._is_bound = bool(self._exact or self._patterns or self._methods or self._longest)
 
     def match(self, method: bytes, target: bytes, asked: MatchInput) -> tuple[T, bytes] | None:
         if self._is_bound:
@@ -290,6 +304,11 @@ class _Bucket(Generic[T]):
                     if candidate.plain or candidate.holds(method, asked):
                         return candidate.result
                 cut = path.rfind(b"/", 0, cut)
+            if self._methods:
+                cut = path.find(b"/", 1)
+                for candidate in self._methods.get(path[cut:], ()) if cut > 1 else ():
+                    if candidate.plain or candidate.holds(method, asked):
+                        return candidate.result
         for candidate in self._prefixes.get(b"", ()):
             if candidate.plain or candidate.holds(method, asked):
                 return candidate.result
@@ -297,7 +316,7 @@ class _Bucket(Generic[T]):
 
     def sealed(self) -> Iterator[_Candidate[T]]:
         """Every candidate, those of one path in their order."""
-        for candidates in (*self._exact.values(), self._patterns, *self._prefixes.values()):
+        for candidates in (*self._exact.values(), self._patterns, *self._methods.values(), *self._prefixes.values()):
             yield from candidates
 
     def candidate_of(self, result: tuple[T, bytes]) -> _Candidate[T]:

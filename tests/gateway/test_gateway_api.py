@@ -101,7 +101,7 @@ def test_the_rules_of_a_less_specific_hostname_serve_what_the_more_specific_one_
     assert who(talk, "very.specific.com", "/b") == "wide"
 
 
-def test_requests_of_a_grpc_route_are_closed_and_fall_through_to_nothing(converse: Start):
+def test_a_grpc_rule_without_a_backend_is_closed_and_its_requests_fall_through_to_nothing(converse: Start):
     grpc = m.manifest(
         "gateway.networking.k8s.io/v1", "GRPCRoute", "grpc", "agents",
         spec={"parentRefs": [{"name": "gw"}], "hostnames": ["grpc.example"], "rules": [

@@ -1,4 +1,5 @@
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.model.steps import finished
+from egressproxy.routing.precedence import criterion
 from egressproxy.routing.table import HttpTable, RouteError
 from tests.support.properties import examples
 
@@ -57,6 +59,33 @@ def test_an_exact_path_matches_nothing_but_itself():
     assert ask(made, b"/abc") == ask(made, b"/abc?q=1") == "r"
     for path in (b"/abc/", b"/Abc", b"/abcd", b"/ab"):
         assert ask(made, path) is None
+
+
+def test_more_of_a_grpc_service_comes_before_more_of_its_method():
+    made = table(
+        route("any", prefix("/", method="POST", headers=(ValueMatch("x-a", "1"),))),
+        route("method", prefix("/LongMethod", method="POST", any_service=True)),
+        route("service", prefix("/a", method="POST")),
+        route("both", MatchIR("/a/LongMethod", EXACT, "POST")),
+    )  # fmt: skip
+    one = ((b"x-a", b"1"),)
+
+    def asked(path, fields=one, method=b"POST"):
+        return ask(made, path, method=method, fields=fields)
+
+    assert [asked(path) for path in (b"/a/LongMethod", b"/a/Other", b"/b/LongMethod", b"/b/Other")] == [
+        "both", "service", "method", "any",
+    ]  # fmt: skip
+    assert asked(b"/b/LongMethod", method=b"GET") is None
+    for path in (b"/LongMethod", b"/b/c/LongMethod", b"//LongMethod", b"/b/LongMethod/"):
+        assert asked(path, fields=()) is None
+    found = list(made.matches("a.test", b"POST", b"/a/LongMethod", Fields.of(one)))
+    assert [match.payload for match in found] == ["both", "service", "method", "any"]
+    assert [criterion(first, second) for first, second in pairwise(found)] == [
+        "an exact path comes before a path prefix",
+        "a path prefix comes before a gRPC method",
+        "a gRPC method comes before every path",
+    ]
 
 
 def test_exact_beats_expression_beats_the_longest_prefix():

@@ -271,7 +271,7 @@ class _Run:
                 conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
             if not hostnames and self._permits_nothing(backends, listener):
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
-            are_streams = not isinstance(route, HttpRoute)
+            are_streams = not isinstance(route, HttpRoute | GrpcRoute)
             for sentence in self._denials.sentences(listener.name, backends, mirrored, are_streams=are_streams):
                 conditions.report(_DENIED, "DestinationDenied", sentence)
         self._statuses[route.key] = status.to_status()

@@ -25,6 +25,7 @@ from egressproxy.config.resources.values import (
 
 __all__ = [
     "ExternalAuthFilter",
+    "GrpcFilter",
     "GrpcFilters",
     "HeaderModifier",
     "HeaderText",

@@ -49,7 +49,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.policy import Dns, EgressPolicy
-from egressproxy.config.resources.routes import BackendRef, TcpRoute, TlsRoute
+from egressproxy.config.resources.routes import BackendRef, GrpcRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
 
@@ -89,7 +89,17 @@ ANY_DESTINATION = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", 
 class BackendCompiler:
     """Resolves backendRefs. Every object is read once, however many routes refer to it."""
 
-    __slots__ = ("_busy", "_extensions", "_found", "_placed", "_references", "_resources", "_services", "same_names")
+    __slots__ = (
+        "_busy",
+        "_extensions",
+        "_found",
+        "_placed",
+        "_references",
+        "_resources",
+        "_services",
+        "_with_http2",
+        "same_names",
+    )
 
     def __init__(
         self, resources: ResourceSet, references: References, services: Services, extensions: ExtensionCompiler
@@ -99,6 +109,7 @@ class BackendCompiler:
         self._services = services
         self._extensions = extensions
         self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | UnresolvedRef] = {}
+        self._with_http2: dict[int, ResolvedBackend] = {}
         self._placed: dict[Key, tuple[RankedExtension, ...]] = {}
         self._busy: list[Key] = []
         named: dict[tuple[str, str], list[Key]] = defaultdict(list)
@@ -116,16 +127,33 @@ class BackendCompiler:
         """
         key = self.target_key(source, ref)
         self._references.check_permitted(source, ref, key[1])
-        return self._resolved(
-            key, getattr(ref, "port", None), protocols, is_stream=isinstance(source, TlsRoute | TcpRoute)
-        )
+        port = getattr(ref, "port", None)
+        if isinstance(source, GrpcRoute):
+            found = self._resolved(key, port, supported_features.GRPC_PROTOCOLS, "carries no gRPC: write GRPC")
+            return self._with_grpc(found)
+        return self._resolved(key, port, protocols, is_stream=isinstance(source, TlsRoute | TcpRoute))
+
+    def _with_grpc(self, found: ResolvedBackend) -> ResolvedBackend:
+        """The backend as a GRPCRoute reaches it: where it does not say what it speaks, that is HTTP/2."""
+        if found.spec.protocol is not Protocol.HTTP:
+            return found
+        made = self._with_http2.get(id(found))  # what is found lives as long as this
+        if made is None:
+            made = self._with_http2[id(found)] = replace(found, spec=replace(found.spec, protocol=Protocol.GRPC))
+        return made
 
     def resolve_port(self, backend: Resource, port: int | None) -> ResolvedBackend:
         """A port of a Backend object; None: its only one. Raises UnresolvedRef."""
         return self._resolved(backend.key, port, supported_features.UPSTREAM_PROTOCOLS)
 
     def _resolved(
-        self, key: Key, port: int | None, protocols: Container[Protocol], *, is_stream: bool = False
+        self,
+        key: Key,
+        port: int | None,
+        protocols: Container[Protocol],
+        problem: str = "is not supported yet",
+        *,
+        is_stream: bool = False,
     ) -> ResolvedBackend:
         place = (key, port, is_stream)
         found = self._found.get(place)
@@ -139,9 +167,7 @@ class BackendCompiler:
             raise found.copy()
         spec = found.spec
         if spec.protocol not in protocols:
-            raise UnresolvedRef(
-                "UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} is not supported yet"
-            )
+            raise UnresolvedRef("UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} {problem}")
         return found
 
     def target_key(self, source: Resource, ref: Reference) -> Key:

@@ -25,7 +25,7 @@ from egressproxy.model.certificate import CertificateState, CertificateUse
 
 __all__ = ["OUT_OF_TIME", "ListenerPlan", "have_hosts_in_common", "plan_listener"]
 
-#: GRPCRoutes attach to what will carry gRPC; until it does, their rules answer 500 and say so in status.
+#: What attaches where by default.
 _KINDS = {
     ListenerProtocol.HTTP: ("HTTPRoute", "GRPCRoute"),
     ListenerProtocol.HTTPS: ("HTTPRoute", "GRPCRoute"),

@@ -1,25 +1,21 @@
 """What HTTPRoutes and GRPCRoutes match, as matches of HTTP requests.
 
 Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch.
-
-Nothing carries gRPC yet. GRPCRoutes attach all the same, and keep their hosts and methods: their requests are answered
-with 500, and fall through to nothing that was not meant for them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from egressproxy.config.resources.route_matches import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
 from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
 
-__all__ = ["MAX_PATTERNS", "NO_GRPC", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]
+__all__ = ["MAX_PATTERNS", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]
 
 #: Different regular expressions of one route: each may take 64 KiB.
 MAX_PATTERNS = 256
 
-NO_GRPC = "gRPC is not supported yet"
+_METHOD = "POST"
 
 
 def http_match(match: HttpMatch) -> MatchIR:
@@ -37,22 +33,24 @@ def http_patterns(match: HttpMatch) -> Iterator[tuple[str, str]]:
 
 
 def grpc_match(match: GrpcMatch) -> MatchIR:
-    """What a GRPCRouteMatch asks of a request: gRPC is a POST to /service/method (GRPCRouteMatch, GRPCMethodMatch)."""
-    path, path_type = "/", PathMatchType.PREFIX
-    wanted = match.method
-    if wanted is not None:
-        service, method = (wanted.service or "").removeprefix("."), wanted.method or ""
-        if wanted.type is MatchType.REGEX or not service:
-            exactly = wanted.type is not MatchType.REGEX
-            path = "/" + "/".join(
-                (re.escape(part) if exactly else f"(?:{part})") if part else "[^/]+" for part in (service, method)
-            )
-            path_type = PathMatchType.REGEX
-        elif method:
-            path, path_type = f"/{service}/{method}", PathMatchType.EXACT
-        else:
-            path = f"/{service}"
-    return MatchIR(path, path_type, "POST", _of_headers(match.headers))
+    """What a GRPCRouteMatch asks of a request: gRPC is a POST to /service/method (GRPCRouteMatch, GRPCMethodMatch).
+
+    The precedence is that of GRPCRouteRule.matches: more of the service before more of the method. Expressions are
+    between both named and the service alone.
+    """
+    headers, wanted = _of_headers(match.headers), match.method
+    if wanted is None:
+        return MatchIR("/", PathMatchType.PREFIX, _METHOD, headers)
+    service, method = wanted.service or "", wanted.method or ""
+    if wanted.type is MatchType.REGEX:
+        path = "/" + "/".join(f"(?:{part})" if part else "[^/]+" for part in (service, method))
+        return MatchIR(path, PathMatchType.REGEX, _METHOD, headers)
+    service = service.removeprefix(".")
+    if not service:
+        return MatchIR(f"/{method}", PathMatchType.PREFIX, _METHOD, headers, any_service=True)
+    if not method:
+        return MatchIR(f"/{service}", PathMatchType.PREFIX, _METHOD, headers)
+    return MatchIR(f"/{service}/{method}", PathMatchType.EXACT, _METHOD, headers)
 
 
 def _of_headers(headers: Sequence[HeaderMatch]) -> tuple[ValueMatch, ...]:

@@ -28,7 +28,8 @@ from egressproxy.config.compile.policies.policy_attachment import PolicyAttachme
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.retries import rule_retry
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes
-from egressproxy.config.compile.routes.matches import NO_GRPC, grpc_match, http_match
+from egressproxy.config.compile.routes.grpc_rules import as_http_rule
+from egressproxy.config.compile.routes.matches import grpc_match, http_match
 from egressproxy.config.compile.routes.mirrors import mirrors
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
@@ -76,9 +77,13 @@ class RouteCompiler:
     _denying: dict[tuple[int, ...], PolicyIR] = field(default_factory=dict)
 
     def http_route(
-        self, route: HttpRoute, attachment: Attachment, layers: tuple[Layer, ...], validation: RouteValidation
+        self,
+        route: HttpRoute | GrpcRoute,
+        attachment: Attachment,
+        layers: tuple[Layer, ...],
+        validation: RouteValidation,
     ) -> HttpRouteIR:
-        """An HTTPRoute on one listener. `layers` are those of the listener."""
+        """An HTTPRoute or GRPCRoute on one listener. `layers` are those of the listener."""
         rules = [
             self._http_rule(route, index, attachment.listener, layers, validation.closed.get(index, ""))
             for index in range(len(route.spec.rules))
@@ -86,24 +91,7 @@ class RouteCompiler:
         ]
         created = route.metadata.creation_timestamp or "~"
         named = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
-        return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, named=named)
-
-    def grpc_route(
-        self, route: GrpcRoute, attachment: Attachment, layers: tuple[Layer, ...], validation: RouteValidation
-    ) -> HttpRouteIR:
-        """A GRPCRoute on one listener. Its rules keep their matches and answer 500: gRPC is not carried yet."""
-        rules = [
-            HttpRuleIR(
-                matches=tuple(map(grpc_match, rule.matches)),
-                backends=(WeightedBackend(None, error=NO_GRPC),),
-                policy=self.policies.merge(self._rule_layers(route, rule, layers), is_routed=True).policy,
-                name=rule.name or "",
-            )
-            for index, rule in enumerate(route.spec.rules)
-            if index not in validation.dropped
-        ]
-        created = route.metadata.creation_timestamp or "~"
-        return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, route.KIND)
+        return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, route.KIND, named)
 
     def stream_route(
         self, route: TlsRoute | TcpRoute, attachment: Attachment, layers: tuple[Layer, ...]
@@ -143,9 +131,15 @@ class RouteCompiler:
         return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default
 
     def _http_rule(
-        self, route: HttpRoute, index: int, listener: ListenerPlan, layers: tuple[Layer, ...], error: str
+        self,
+        route: HttpRoute | GrpcRoute,
+        index: int,
+        listener: ListenerPlan,
+        layers: tuple[Layer, ...],
+        error: str,
     ) -> HttpRuleIR:
-        rule = route.spec.rules[index]
+        written = route.spec.rules[index]
+        rule = as_http_rule(written)
         session = session_ir(route.full_name, index, rule)
         layers = self._rule_layers(route, rule, layers)
         scopes = LimitScopes(str(listener.gateway), str(route))
@@ -176,7 +170,7 @@ class RouteCompiler:
         request = timeouts.request if timeouts is not None else None
         attempt = timeouts.backend_request if timeouts is not None else None
         return HttpRuleIR(
-            matches=self._matched(rule),
+            matches=self._matched(written),
             backends=found.backends,
             policy=self._with_denials(merged.policy, found.backends),
             extensions=ordered([*placed, *found.filters]),
@@ -191,14 +185,14 @@ class RouteCompiler:
         )
 
     def _rule_layers(
-        self, route: AnyRoute, rule: HttpRule | GrpcRule | StreamRule, layers: tuple[Layer, ...]
+        self, route: AnyRoute, rule: HttpRule | StreamRule, layers: tuple[Layer, ...]
     ) -> tuple[Layer, ...]:
         """What holds for a rule: the layers of the listener, those of the route, and its own where it has a name."""
         layers += self.policies.layer(Level.ROUTE, route.key)
         return layers + (self.policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
 
     def _external_auth(
-        self, route: HttpRoute, rule: HttpRule, layers: tuple[Layer, ...], scopes: LimitScopes
+        self, route: HttpRoute | GrpcRoute, rule: HttpRule, layers: tuple[Layer, ...], scopes: LimitScopes
     ) -> ExternalAuthIR | None:
         """The authorization server of a rule, if it has one; a server that cannot be used refuses everything."""
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
@@ -219,8 +213,10 @@ class RouteCompiler:
             max_body=written.forward_body.max_size if written.forward_body is not None else 0,
         )
 
-    def _matched(self, rule: HttpRule) -> tuple[MatchIR, ...]:
+    def _matched(self, rule: HttpRule | GrpcRule) -> tuple[MatchIR, ...]:
         """What the rule matches; with CORS also the preflight requests (OPTIONS) for the methods that it matches."""
+        if isinstance(rule, GrpcRule):
+            return tuple(map(grpc_match, rule.matches))
         made = tuple(map(self._http_match, rule.matches))
         if not any(entry.cors is not None for _, entry in rule_filters(0, rule)):
             return made

@@ -18,14 +18,15 @@ from egressproxy.config.compile.extensions.route_filters import route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment, Rejection
 from egressproxy.config.compile.policies.retries import retry_problem
 from egressproxy.config.compile.references import UnresolvedRef
-from egressproxy.config.compile.routes.matches import MAX_PATTERNS, NO_GRPC, grpc_patterns, http_patterns
+from egressproxy.config.compile.routes.grpc_rules import as_http_rule
+from egressproxy.config.compile.routes.matches import MAX_PATTERNS, grpc_patterns, http_patterns
 from egressproxy.config.compile.routes.session_persistence import session_problem
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.route_filters import ExternalAuthFilter
-from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, HttpRule
+from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, GrpcRule, HttpRoute, HttpRule
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.route import WeightedBackend
@@ -118,10 +119,8 @@ class RouteValidator:
 
     def validate(self, route: AnyRoute) -> RouteValidation:
         """Everything that is wrong with a route, independent of where it is attached."""
-        if isinstance(route, HttpRoute):
+        if isinstance(route, HttpRoute | GrpcRoute):
             return self._validate_http(route)
-        if isinstance(route, GrpcRoute):
-            return self._validate_grpc(route)
         validation = RouteValidation(rules=len(route.spec.rules))
         if len(route.spec.rules) > 1:
             validation.notes.append("only the first rule is served: the others match the same.")
@@ -131,9 +130,18 @@ class RouteValidator:
             validation.notes.append("useDefaultGateways is not supported and does nothing.")
         return validation
 
-    def _validate_http(self, route: HttpRoute) -> RouteValidation:
+    def _validate_http(self, route: HttpRoute | GrpcRoute) -> RouteValidation:
         validation = RouteValidation(rules=len(route.spec.rules))
-        for index, rule in enumerate(route.spec.rules):
+        rules: tuple[HttpRule | GrpcRule, ...] = route.spec.rules
+        for index, written in enumerate(rules):
+            rule = as_http_rule(written)
+            self._validate_patterns(
+                index,
+                map(grpc_patterns, written.matches)
+                if isinstance(written, GrpcRule)
+                else map(http_patterns, written.matches),
+                validation,
+            )
             self._validate_rule(route, index, rule, validation)
             if rule.retry is not None and (problem := retry_problem(rule.retry)):
                 validation.notes.append(f"rules[{index}].retry: {problem}.")
@@ -145,8 +153,9 @@ class RouteValidator:
             validation.notes.append("useDefaultGateways is not supported yet and does nothing.")
         return validation
 
-    def _validate_rule(self, route: HttpRoute, index: int, rule: HttpRule, validation: RouteValidation) -> None:
-        self._validate_patterns(index, map(http_patterns, rule.matches), validation)
+    def _validate_rule(
+        self, route: HttpRoute | GrpcRoute, index: int, rule: HttpRule, validation: RouteValidation
+    ) -> None:
         compiled = partial(route_filters, self.extensions, route, port=80, protocol=ListenerProtocol.HTTP)
         try:
             compiled(rule.filters, on_backend=False)
@@ -166,22 +175,6 @@ class RouteValidator:
             except FilterNotSupported as error:
                 validation.closed[index] = f"backendRefs[{number}]: {error}"
                 validation.places[index] = f"spec.rules[{index}].backendRefs[{number}]: "
-
-    def _validate_grpc(self, route: GrpcRoute) -> RouteValidation:
-        validation = RouteValidation(rules=len(route.spec.rules))
-        for index, rule in enumerate(route.spec.rules):
-            self._validate_patterns(index, map(grpc_patterns, rule.matches), validation)
-            mirrors = [
-                (where, entry.request_mirror.backend_ref)
-                for where, entry in rule_filters(index, rule)
-                if entry.request_mirror is not None
-            ]
-            refs = (*rule_refs(index, rule), *mirrors)
-            self._validate_refs(route, refs, validation, supported_features.GRPC_PROTOCOLS)
-        if route.spec.use_default_gateways != "None":
-            validation.notes.append("useDefaultGateways is not supported and does nothing.")
-        validation.notes.append(f"{NO_GRPC}: its requests are answered with 500.")
-        return validation
 
     def _validate_patterns(
         self, index: int, patterns: Iterable[Iterable[tuple[str, str]]], validation: RouteValidation
@@ -221,7 +214,7 @@ class RouteValidator:
                 validation.unresolved.append((unresolved.reason, f"{where}: {unresolved.with_hint}"))
         return problem
 
-    def _with_parents_named(self, route: HttpRoute, rule: HttpRule) -> str:
+    def _with_parents_named(self, route: Resource, rule: HttpRule) -> str:
         """The backends of a rule that are reached through a parent, which has retries of its own."""
         behind: dict[str, None] = {}
         for ref in rule.backend_refs:

@@ -60,7 +60,7 @@ class ServedRoutes:
         self, route: AnyRoute, attachment: Attachment, validation: RouteValidation, compiler: RouteCompiler
     ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
         """Compile a route for this listener; returns the backends of all its rules, and those of its mirrors."""
-        if isinstance(route, HttpRoute):
+        if isinstance(route, HttpRoute | GrpcRoute):
             http = compiler.http_route(route, attachment, self.layers, validation)
             if http.rules:
                 self.http.append(http)
@@ -68,9 +68,6 @@ class ServedRoutes:
             asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
-        if isinstance(route, GrpcRoute):
-            self.http.append(compiler.grpc_route(route, attachment, self.layers, validation))
-            return [], []
         stream = compiler.stream_route(route, attachment, self.layers)
         (self.tls if isinstance(route, TlsRoute) else self.tcp).append(stream)
         return list(stream.backends), []

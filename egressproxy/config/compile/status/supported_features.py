@@ -16,7 +16,7 @@ __all__ = ["GRPC_PROTOCOLS", "ROUTE_FEATURES", "UNSERVED", "UPSTREAM_PROTOCOLS"]
 #: Backend `protocol`: what a route, or an authorization server that is asked in HTTP, may speak.
 UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset(Protocol)
 
-#: The same for an authorization server that is asked in gRPC.
+#: The same for backends of GRPCRoutes, and for an authorization server that is asked in gRPC.
 GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
 
 #: Fields of our own kinds that are read and not served, by model and field: what happens instead. The published schema

@@ -14,7 +14,7 @@ from egressproxy.routing.patterns import PatternError, compile_pattern
         ({"service": "a.B", "method": "Get"}, "/a.B/Get", PathMatchType.EXACT),
         ({"service": ".a.B", "method": "Get"}, "/a.B/Get", PathMatchType.EXACT),
         ({"service": "a.B"}, "/a.B", PathMatchType.PREFIX),
-        ({"method": "Get"}, "/[^/]+/Get", PathMatchType.REGEX),
+        ({"type": "RegularExpression", "method": "G.t"}, "/[^/]+/(?:G.t)", PathMatchType.REGEX),
         ({"type": "RegularExpression", "service": "a[.]B", "method": "G.t"}, "/(?:a[.]B)/(?:G.t)", PathMatchType.REGEX),
         ({"type": "RegularExpression", "service": "a|b"}, "/(?:a|b)/[^/]+", PathMatchType.REGEX),
         (None, "/", PathMatchType.PREFIX),
@@ -25,6 +25,11 @@ def test_a_method_match_is_a_match_of_the_path(method: dict[str, str] | None, pa
     assert (made.path, made.path_type, made.method) == (path, path_type, "POST")
 
 
+def test_a_method_of_any_service_is_no_expression():
+    made = grpc_match(GrpcMatch.model_validate({"method": {"method": "Get"}}))
+    assert (made.path, made.path_type, made.any_service) == ("/Get", PathMatchType.PREFIX, True)
+
+
 def test_headers_are_matched_by_name_in_lower_case_and_the_first_of_equal_ones_counts():
     headers = [{"name": "X-A", "value": "1"}, {"name": "x-a", "value": "2"}]
     made = grpc_match(GrpcMatch.model_validate({"headers": headers}))
@@ -33,10 +38,14 @@ def test_headers_are_matched_by_name_in_lower_case_and_the_first_of_equal_ones_c
 
 def test_the_expressions_of_a_match_are_those_that_the_data_plane_takes():
     match = GrpcMatch.model_validate(
-        {"method": {"method": "Get"}, "headers": [{"name": "a", "value": "x+", "type": "RegularExpression"}]}
+        {
+            "method": {"method": "Get", "type": "RegularExpression"},
+            "headers": [{"name": "a", "value": "x+", "type": "RegularExpression"}],
+        }
     )
-    assert list(grpc_patterns(match)) == [("method", "/[^/]+/Get"), ("headers[0].value", "x+")]
-    assert compile_pattern("/[^/]+/Get").matches(b"/a.B/Get")
+    found = [("method.method", "Get"), ("method", "/[^/]+/(?:Get)"), ("headers[0].value", "x+")]
+    assert list(grpc_patterns(match)) == found
+    assert compile_pattern("/[^/]+/(?:Get)").matches(b"/a.B/Get")
 
 
 def test_the_expressions_of_service_and_method_have_to_be_ones_by_themselves():

@@ -5,7 +5,7 @@ import pytest
 from egressproxy.config.compile import Defaults, compile_config
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
-from egressproxy.ir.backend import Destination
+from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.routing.patterns import compile_pattern
 from tests.config.compile.kit import (
@@ -175,18 +175,81 @@ def test_a_tls_listener_takes_tls_routes_below_its_hostname():
     assert listener(made).tls_routes[0].hostnames == ("a.example",)
 
 
-def test_a_grpc_route_is_attached_and_its_rules_are_closed_until_grpc_is_carried():
-    made = compiled(REVERSE, PLAIN, stream("GRPCRoute", "{group: egressproxy.io, kind: Backend, name: plain}"))
+GRPC_RULE = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{name: gw}]
+  rules:
+  - name: echo
+    matches: [{method: {service: a.B, method: Echo}, headers: [{name: X-A, value: "1"}]}]
+    filters: FILTERS
+    backendRefs: [{group: egressproxy.io, kind: Backend, name: plain, weight: 3}]
+    sessionPersistence: {type: Header, sessionName: x-session}
+"""
+TAGGED = "{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-tag, value: b}]}}"
+COPIED = "{type: RequestMirror, requestMirror: {backendRef: {group: egressproxy.io, kind: Backend, name: plain}}}"
+
+
+def test_a_grpc_route_has_what_an_http_route_has():
+    made = compiled(REVERSE, PLAIN, GRPC_RULE.replace("FILTERS", f"[{TAGGED}, {COPIED}]"))
     assert of_route(made, "Accepted", kind="GRPCRoute")[:2] == ("True", "Accepted")
-    assert (
-        "gRPC is not supported yet: its requests are answered with 500"
-        in of_route(made, "Accepted", kind="GRPCRoute")[2]
-    )
     assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[0] == "True"
     assert status(made, "Gateway", "default/gw")["listeners"][0]["attachedRoutes"] == 1
-    (rule,) = route(made).rules
-    assert rule.matches[0].method == "POST"
-    assert [backend.error for backend in rule.backends] == ["gRPC is not supported yet"]
+    found = rule(made)
+    assert found.matches == (MatchIR("/a.B/Echo", PathMatchType.EXACT, "POST", (ValueMatch("x-a", "1"),)),)
+    assert (found.name, route(made).kind) == ("echo", "GRPCRoute")
+    assert [each.type for each in found.extensions] == ["egressproxy.io/HeaderPolicy:v1"]
+    assert found.session is not None
+    assert (found.session.name, found.session.is_header) == ("x-session", True)
+    assert [backend.weight for backend in found.backends] == [3]
+    for backend in (found.backends[0], found.mirrors[0].backend):
+        assert backend.backend is not None
+        assert backend.backend.protocol is Protocol.GRPC  # it does not say, and nothing else carries gRPC
+
+
+def test_filters_of_a_backend_of_a_grpc_route_run_there():
+    text = GRPC_RULE.replace("FILTERS", "[]").replace("weight: 3", f"filters: [{TAGGED}]")
+    (backend,) = rule(compiled(REVERSE, PLAIN, text)).backends
+    assert [(each.type, each.phase) for each in backend.extensions] == [
+        ("egressproxy.io/HeaderPolicy:v1", "backend-request")
+    ]
+
+
+def test_a_grpc_rule_with_an_unknown_filter_is_closed():
+    unknown = "{type: ExtensionRef, extensionRef: {group: example.com, kind: Thing, name: one}}"
+    made = compiled(REVERSE, PLAIN, GRPC_RULE.replace("FILTERS", f"[{unknown}]"))
+    assert of_route(made, "Accepted", kind="GRPCRoute")[:2] == ("False", "UnsupportedValue")
+    (backend,) = rule(made).backends
+    assert backend.backend is None
+    assert "ExtensionRef" in backend.error
+
+
+@pytest.mark.parametrize(("protocol", "carries_grpc"), [("HTTP11", False), ("MCP", False), ("H2C", True)])
+def test_the_protocol_of_a_backend_of_a_grpc_route_carries_grpc(protocol: str, carries_grpc: bool):
+    plain = PLAIN.replace("number: 80", f"number: 80, protocol: {protocol}")
+    assert plain != PLAIN
+    made = compiled(REVERSE, plain, GRPC_RULE.replace("FILTERS", "[]"))
+    verdict = of_route(made, "ResolvedRefs", kind="GRPCRoute")
+    assert verdict[0] == str(carries_grpc)
+    (backend,) = rule(made).backends
+    if carries_grpc:
+        assert backend.backend is not None
+        assert backend.backend.protocol is Protocol.H2C
+    else:
+        assert verdict[1] == "UnsupportedProtocol"
+        assert backend.error == f"protocol {protocol} of default/plain carries no gRPC: write GRPC"
+
+
+def test_one_backend_is_reached_in_two_ways_by_two_kinds_of_routes():
+    grpc = GRPC_RULE.replace("FILTERS", "[]").replace("  rules:", "  hostnames: [grpc.example]\n  rules:")
+    http = ROUTE.replace("  rules:", "  hostnames: [http.example]\n  rules:")
+    made = compiled(REVERSE, PLAIN, http, grpc)
+    spoken = {each.kind: each.rules[0].backends[0].backend for each in listener(made).http_routes}
+    assert {kind: backend and backend.protocol for kind, backend in spoken.items()} == {
+        "HTTPRoute": Protocol.HTTP, "GRPCRoute": Protocol.GRPC,
+    }  # fmt: skip
 
 
 def test_a_grpc_route_says_which_backends_are_not_there():
@@ -194,7 +257,7 @@ def test_a_grpc_route_says_which_backends_are_not_there():
     assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[:2] == ("False", "BackendNotFound")
 
 
-def test_the_protocol_of_a_service_does_not_count_against_a_grpc_route():
+def test_a_service_of_h2c_serves_a_grpc_route():
     service = """
 apiVersion: v1
 kind: Service
