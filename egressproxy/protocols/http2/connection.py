@@ -206,6 +206,11 @@ class Http2Stream:
         self.connection.send_waiting(self)
         self._look_whether_blocked()
 
+    def send_last(self, data: bytes) -> None:
+        """The whole body, never empty, and the end behind it."""
+        self._is_ending = not self.is_over
+        self.send_body(data)
+
     def end(self, trailers: FieldList | None) -> None:
         """Nothing more is said on this stream."""
         if self.is_over:

@@ -38,7 +38,7 @@ from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
-from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import MAX_STREAMS, Http2Connection, Http2Stream
 from egressproxy.protocols.http2.field_coding import FieldList
@@ -84,6 +84,7 @@ class DownstreamStream(Http2Stream):
     __slots__ = (
         "_left",
         "_pieces",
+        "_reads_on_until",
         "_request_trailers",
         "_reset_code",
         "_state",
@@ -124,6 +125,7 @@ class DownstreamStream(Http2Stream):
         self._request_trailers = b""
         self._reset_code: ErrorCodes | None = None  # goes out behind our last word
         self._unsent_before = 0
+        self._reads_on_until = NEVER
         self._state = _RECEIVING
 
     # --- the request ---------------------------------------------------------------------------------------------
@@ -165,6 +167,10 @@ class DownstreamStream(Http2Stream):
                 self._break("content, and a Content-Length of 0")
             else:
                 self._pieces.append(data)  # behind a CONNECT: the tunnel's
+        elif state is _FINISHING:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._look_whether_over()
         elif state is _RECEIVING:
             self.body_size += len(data)
             if self._left >= 0:
@@ -322,16 +328,14 @@ class DownstreamStream(Http2Stream):
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
         self.send_fields(response_fields(head, pseudonym, has_body=has_body), is_last=body == b"")
         if body:
-            self.send_body(body)
-            self.end(None)
+            self.send_last(body)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """A whole response of our own. `with_body` false: its head alone, as for HEAD."""
         body = answer.body if with_body and answer.status not in (204, 304) else b""
         self.send_fields(answer_fields(answer), is_last=not body)
         if body:
-            self.send_body(body)
-            self.end(None)
+            self.send_last(body)
 
     def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
         """An interim response."""
@@ -383,9 +387,14 @@ class DownstreamStream(Http2Stream):
         self._state = _LOST
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over: what is unsent goes out as the windows allow, and what is unheard is not wanted."""
+        """The exchange is over: what is unsent goes out as the windows allow, and what is unheard is not wanted.
+
+        A body that is still coming is read for a moment, so that the client reads our answer and no reset: curl before
+        8.0, for one, looks for nothing behind one. So does HTTP/1.
+        """
         if self._state is _DETACHED or self._state is _LOST:
             return
+        self._left = LINGER_SIZE if self._state is _RECEIVING and self._reset_code is None else 0
         self.sink = None
         self.feeder = None
         self._pieces.clear()
@@ -413,6 +422,12 @@ class DownstreamStream(Http2Stream):
         code = self._reset_code
         if code is None and not self.is_whole:
             code = ErrorCodes.NO_ERROR
+            if self._left > 0:
+                if self._reads_on_until == NEVER:
+                    self._reads_on_until = self.wheel.now + LINGER_S
+                    self.deadline.set(self._reads_on_until)
+                    super().resume_reading()
+                return
         self._over(code)
 
     def _over(self, code: ErrorCodes | None) -> None:
@@ -458,6 +473,9 @@ class DownstreamStream(Http2Stream):
     def _deadline_passed(self) -> None:
         if self._state is not _FINISHING:
             self.connection.handler.on_deadline(self)
+        elif self.has_said_all:
+            self._left = 0
+            self._look_whether_over()
         elif self.unsent_size < self._unsent_before:
             self._unsent_before = self.unsent_size
             self.deadline.after(REST_S)

@@ -9,6 +9,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.net.flow_control import HIGH_WATER
+from egressproxy.protocols.http1.downstream import LINGER_SIZE
 from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.flood_guard import BURST
 from tests.gateway.h2 import Http2Peer, speak_http2
@@ -210,7 +211,9 @@ def test_a_denial_is_answered_and_the_rest_of_the_request_is_not_wanted(start: S
     client = speak_http2(talk)
     stream = client.ask(b"POST", b"/", b"b.example", body=b"abc", ends=False)
     answer = client.answer(stream)
-    assert (answer.status, answer.is_whole, answer.reset) == (403, True, ErrorCodes.NO_ERROR)
+    assert (answer.status, answer.is_whole, answer.reset) == (403, True, None)
+    talk.after(2.2)
+    assert client.answer(stream).reset == ErrorCodes.NO_ERROR
     assert answer[b"content-type"] == b"application/json"
 
 
@@ -222,7 +225,23 @@ def test_an_answer_that_comes_before_the_request_is_whole(start: Start):
     talk.origin.take(rb"POST .*abc\r\n")
     talk.origin >> OK
     answer = client.answer(stream)
-    assert (answer.status, answer.is_whole, answer.reset) == (200, True, ErrorCodes.NO_ERROR)
+    assert (answer.status, answer.is_whole, answer.reset) == (200, True, None)
+    sent = 0
+    while (room := min(client.h2.local_flow_control_window(stream), 16384)) and client.of(stream).reset is None:
+        client.says(stream, bytes(room))
+        sent += room
+    assert sent >= LINGER_SIZE, "so much is still read"
+    assert client.of(stream).reset == ErrorCodes.NO_ERROR
+
+
+def test_a_small_rest_of_a_request_is_read_behind_its_answer(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/", b"b.example", body=b"abc", ends=False)
+    assert client.answer(stream).status == 403
+    client.says(stream, b"def", ends=True)
+    talk.after(3)
+    assert client.answer(stream).reset is None
 
 
 def test_a_body_beyond_its_limit_is_answered_413(start: Start):
@@ -232,7 +251,7 @@ def test_a_body_beyond_its_limit_is_answered_413(start: Start):
     talk.dialled("a.example", 80)
     client.says(stream, b"def")
     answer = client.answer(stream)
-    assert (answer.status, answer.reset) == (413, ErrorCodes.NO_ERROR)
+    assert (answer.status, answer.is_whole) == (413, True)
 
 
 def test_interim_responses_pass(start: Start):
