@@ -39,6 +39,7 @@ class Protocol(str, Enum):
     GRPC = "GRPC"
     MCP = "MCP"
     TCP = "TCP"
+    SOCKS5 = "SOCKS5"  # a parent's
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ class BackendTlsIR:
 
 @dataclass(frozen=True, slots=True)
 class ParentCredentials:
-    """What a parent is shown: the value of Proxy-Authorization (RFC 9110 section 11.7.2). `source` names the Secret it
-    comes from, for people.
+    """What a parent is shown: the value of Proxy-Authorization (RFC 9110 section 11.7.2), or for a SOCKS5 proxy the
+    message with username and password (RFC 1929). `source` names the Secret it comes from, for people.
     """
 
     authorization: SecretBytes
@@ -88,7 +89,7 @@ class BackendIR:
     `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
     says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
     that a route to it permits by itself, or 0 for every one.
-    `parent` is the upstream gateway through which it is reached (by CONNECT), `parent_credentials` what that is shown,
+    `parent` is the upstream gateway through which it is reached, `parent_credentials` what that is shown,
     and `parent_dns` how its name is looked up; None: as that of the backend.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.

@@ -18,7 +18,7 @@ from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Target
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
-from egressproxy.gateway.backends.parent_connect import proxy_authorization
+from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.ir.policy import AddressAllowance
 from egressproxy.model.exchange import Exchange
@@ -77,6 +77,7 @@ class Connector:
         self._max_requests = spec.kept.max_requests
         # A parent is asked in HTTP/1.
         self.speaks_http2_alone = spec.backend.protocol in HTTP_2_PROTOCOLS and not is_parent
+        self._tunnels_only = self.speaks_http2_alone or is_socks(spec.backend.parent)
         self._alpn: tuple[str, ...] = HTTP_1_1
         if self.speaks_http2_alone:
             self._alpn = ONLY_HTTP_2
@@ -119,12 +120,13 @@ class Connector:
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """The connector and target whose connection carries a request to this target: the parent's for plain http
-        (absolute-form), else our own. Raises Denied for a target that no parent may be asked for.
+        (absolute-form; a SOCKS5 proxy has none), else our own. Raises Denied for a target that no parent may be asked
+        for.
 
         An upgrade goes through a tunnel (RFC 6455 section 4.1): after a 101 on a connection to the parent, the client
         could ask a parent that reads on for anything.
         """
-        if self.parent is None or target.is_secure or x.request.upgrade or self.speaks_http2_alone:
+        if self.parent is None or self._tunnels_only or target.is_secure or x.request.upgrade:
             return self, target
         self.opener.judge_for_parent(target)
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one

@@ -1,7 +1,7 @@
 """Opener: opens connections to one backend.
 
 The way of a connection: name → addresses → address policy → connect filters → one of *these* addresses → (the parent's
-CONNECT) → TLS.
+CONNECT, or SOCKS5) → TLS.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.backends.parent_connect import ParentHandshake, fault_at_parent
+from egressproxy.gateway.backends.parent_connect import ConnectHandshake, ParentHandshake, fault_at_parent, is_socks
+from egressproxy.gateway.backends.parent_socks import SocksHandshake
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol
 from egressproxy.model.authority import Authority, IPAddress
@@ -26,12 +27,14 @@ from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream, tls_fault
 from egressproxy.net.tls_contexts import HTTP_1_1, client_tls
+from egressproxy.protocols.http1.writer import via_line
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
 
 __all__ = ["OPERATOR", "ConnectionOpener", "Parent", "is_http2", "named_address"]
 
-#: A stream's protocol is not ours to name.
+#: Their protocol is not ours to name, or has no name.
+NOT_HTTP = (BackendProtocol.TCP, BackendProtocol.SOCKS5)
 NO_ALPN: tuple[str, ...] = ()
 #: Backends whose addresses the configuration names.
 OPERATOR = (Destination.IP, Destination.SERVICE)
@@ -140,11 +143,11 @@ class ConnectionOpener:
         return [(address, target.port) for address in addresses]
 
     async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
-        """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6)."""
+        """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6, RFC 1928)."""
         assert self._parent is not None
         self.judge_for_parent(target)
         parent_target = self._parent.target(x)
-        handshake = ParentHandshake(Authority(target.host, target.port), self._network.pseudonym, self._spec.backend)
+        handshake = self._parent_handshake(x, target)
         transport = await self._parent.opener.open(x, parent_target, connect, handshake)
         timer = self._network.loop.call_later(self._spec.connect_s or 60.0, handshake.timed_out)
         try:
@@ -154,6 +157,15 @@ class ConnectionOpener:
             raise
         finally:
             timer.cancel()
+
+    def _parent_handshake(self, x: Exchange, target: DialTarget) -> ParentHandshake:
+        backend = self._spec.backend
+        if is_socks(backend.parent):
+            return SocksHandshake(Authority(target.host, target.port, _literal(target.host)), backend)
+        # Of a tunnel that a client asked for. Other connections outlive the request that they are opened for.
+        received = x.request.via if x.is_tunnel else b""
+        via = via_line(received, x.request.http_1_0 and bool(received), self._network.pseudonym)
+        return ConnectHandshake(Authority(target.host, target.port), via, backend)
 
     async def _handshake(
         self, parked: PendingProtocol, tls: BackendTlsIR, host: str, protocol: asyncio.Protocol, alpn: tuple[str, ...]
@@ -170,7 +182,7 @@ class ConnectionOpener:
                 waiting[0].set_exception(tls_fault(error, RetrySafety.SAFE))
 
         try:
-            client = client_tls(tls, host, NO_ALPN if self._spec.backend.protocol is BackendProtocol.TCP else alpn)
+            client = client_tls(tls, host, NO_ALPN if self._spec.backend.protocol in NOT_HTTP else alpn)
         except (ssl.SSLError, ValueError) as error:
             parked.transport.abort()
             message = f"the TLS settings of backend {self._spec.backend.name} cannot be used"
@@ -217,8 +229,8 @@ class ConnectionOpener:
             policy.check(host, LOOPBACK, target.port)
             for address in LOOPBACK:  # which of them the parent takes is its choice
                 policy.check_operator(address, target.port)
-        elif ":" in host or host.rpartition(".")[2].isdigit():  # no name is read so (`model.authority`)
-            policy.check(host, (ip_address(host),), target.port)
+        elif (literal := _literal(host)) is not None:
+            policy.check(host, (literal,), target.port)
         elif (
             self._network.own.has_admin_port(target.port)
             and self._parent is not None
@@ -236,6 +248,11 @@ class ConnectionOpener:
         else:
             addresses = self.resolver.known(backend.hostname)
         return addresses is None or self._network.own.are_on_this_machine(addresses)
+
+
+def _literal(host: str) -> IPAddress | None:
+    """The address that a host is, None for a name: no name is read so (`model.authority`)."""
+    return ip_address(host) if ":" in host or host.rpartition(".")[2].isdigit() else None
 
 
 def named_address(x: Exchange, target: DialTarget) -> IPAddress | None:

@@ -1,4 +1,4 @@
-"""What is said to an upstream gateway: `ParentHandshake` asks it for a tunnel and waits for its 2xx (RFC 9110 section
+"""What is said to an upstream gateway: `ConnectHandshake` asks it for a tunnel and waits for its 2xx (RFC 9110 section
 9.3.6), `absolute_form` is the target of a plain request, `proxy_authorization` what either shows to be let in.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 from typing import cast
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.ir.backend import BackendIR
+from egressproxy.ir.backend import BackendIR, Protocol
 from egressproxy.model.authority import Authority
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.secret import SecretBytes
@@ -16,9 +16,11 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
 
 __all__ = [
+    "ConnectHandshake",
     "ParentHandshake",
     "absolute_form",
     "fault_at_parent",
+    "is_socks",
     "proxy_authorization",
     "refused_credentials",
 ]
@@ -33,6 +35,11 @@ def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
     if credentials is None:
         return None
     return SecretBytes(b"\r\nProxy-Authorization: " + credentials.authorization.reveal())
+
+
+def is_socks(backend: BackendIR | None) -> bool:
+    """Whether this parent is a SOCKS5 proxy."""
+    return backend is not None and backend.protocol is Protocol.SOCKS5
 
 
 def parent_name(backend: BackendIR) -> str:
@@ -67,8 +74,9 @@ def refused_credentials(backend: BackendIR) -> UpstreamFault:
         detail = "it was shown no credentials"
     else:
         message = f"the parent proxy {parent} does not accept the credentials of parent.credentialsRef"
-        remedy = f"correct username and password in {credentials.source}, or have that proxy take Basic"
-        detail = f"it was shown those of {credentials.source} (Basic, the only scheme there is here)"
+        scheme = "the method of RFC 1929" if is_socks(backend.parent) else "Basic"
+        remedy = f"correct username and password in {credentials.source}, or have that proxy take {scheme}"
+        detail = f"it was shown those of {credentials.source} ({scheme}, the only scheme there is here)"
     return UpstreamFault(Reason.PARENT_AUTH, message, remedy=remedy, detail=detail)
 
 
@@ -85,21 +93,62 @@ def absolute_form(authority: bytes, path: bytes) -> bytes:
 
 
 class ParentHandshake(asyncio.Protocol):
-    """Sends CONNECT when the transport is there. `established` gives the transport after the 2xx head, parked: it
-    keeps what comes, and its end, until it is handed over.
-
-    Content-Length and Transfer-Encoding of that head mean nothing. A 407, or 401, is for our configuration, and never
-    reaches a client.
+    """Asks a parent for a tunnel when the transport is there. `established` gives the transport once the parent has
+    connected us, parked: it keeps what comes, and its end, until it is handed over.
     """
 
-    def __init__(self, authority: Authority, pseudonym: bytes, backend: BackendIR) -> None:
+    _transport: asyncio.Transport
+
+    def __init__(self, backend: BackendIR) -> None:
         """`backend` is reached through the parent, and has the credentials for it."""
-        self._authority = authority
         self._backend = backend
-        self._pseudonym = pseudonym
+        self.established: asyncio.Future[PendingProtocol] = asyncio.get_running_loop().create_future()
+
+    def eof_received(self) -> bool:
+        """asyncio.Protocol: the parent has closed before it answered. Returns False: close our side, too."""
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """asyncio.Protocol: as `eof_received`."""
+        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
+
+    def timed_out(self) -> None:
+        """The time for the answer is over: fail with CONNECT_TIMEOUT (504)."""
+        self._fail(UpstreamFault(Reason.CONNECT_TIMEOUT, f"{self._named()} did not answer in time", status=504))
+
+    def _succeed(self, rest: bytes) -> None:
+        """The tunnel is there, and `rest` is what has come through it already."""
+        parked = PendingProtocol()
+        parked.connection_made(self._transport)
+        self._transport.set_protocol(parked)
+        if rest:
+            parked.data_received(rest)
+        self.established.set_result(parked)
+
+    def _named(self) -> str:
+        return f"the parent proxy {parent_name(self._backend)}"
+
+    def _fail(self, error: GatewayError) -> None:
+        if not self.established.done():
+            self.established.set_exception(error)
+            self.established.exception()  # seen by the waiter, where there still is one: asyncio need not tell of it
+
+
+class ConnectHandshake(ParentHandshake):
+    """Sends CONNECT. Content-Length and Transfer-Encoding of the 2xx head mean nothing. A 407, or 401, is for our
+    configuration, and never reaches a client.
+    """
+
+    def __init__(self, authority: Authority, via: bytes, backend: BackendIR) -> None:
+        """`via` is our line of Via (`protocols.http1.writer.via_line`). That of a tunnel that a client asked for begins
+        with the client's, so that a gateway on the way sees that it was asked before (RFC 9110 section 7.6.3).
+        """
+        super().__init__(backend)
+        self._authority = authority
+        self._via = via
         self._reader = ResponseReader(HeadLimits())
         self._reader.expect(b"CONNECT")
-        self.established: asyncio.Future[PendingProtocol] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio.Protocol: send CONNECT, with the credentials that the backend has for its parent."""
@@ -107,9 +156,7 @@ class ParentHandshake(asyncio.Protocol):
         shown = proxy_authorization(self._backend)
         line = shown.reveal() if shown is not None else b""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(
-            b"CONNECT %b HTTP/1.1\r\nHost: %b\r\nVia: 1.1 %b%b\r\n\r\n" % (target, target, self._pseudonym, line)
-        )
+        self._transport.write(b"CONNECT %b HTTP/1.1\r\nHost: %b%b%b\r\n\r\n" % (target, target, self._via, line))
 
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol: read the answer, past interim ones; `established` has the outcome."""
@@ -125,37 +172,10 @@ class ParentHandshake(asyncio.Protocol):
         except GatewayError as error:
             self._fail(error)
 
-    def eof_received(self) -> bool:
-        """asyncio.Protocol: the parent has closed before it answered. Returns False: close our side, too."""
-        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """asyncio.Protocol: as `eof_received`."""
-        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
-
-    def timed_out(self) -> None:
-        """The time for the answer is over: fail with CONNECT_TIMEOUT (504)."""
-        self._fail(UpstreamFault(Reason.CONNECT_TIMEOUT, f"{self._named()} did not answer in time", status=504))
-
     def _answered(self, head: ResponseHead) -> None:
         if 200 <= head.status < 300:
-            parked = PendingProtocol()
-            parked.connection_made(self._transport)
-            self._transport.set_protocol(parked)
-            rest = self._reader.take_rest()
-            if rest:
-                parked.data_received(rest)
-            self.established.set_result(parked)
+            self._succeed(self._reader.take_rest())
         elif head.status in (401, 407):  # tinyproxy says 401 of a password that is wrong
             self._fail(refused_credentials(self._backend))
         else:
             self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} answered {head.status}"))
-
-    def _named(self) -> str:
-        return f"the parent proxy {parent_name(self._backend)}"
-
-    def _fail(self, error: GatewayError) -> None:
-        if not self.established.done():
-            self.established.set_exception(error)
-            self.established.exception()  # seen by the waiter, where there still is one: asyncio need not tell of it

@@ -248,6 +248,14 @@ def test_a_tunnel_goes_through_a_parent_by_connect(converse_on: Start):
     talk.client << ESTABLISHED + b"banner"
 
 
+def test_a_tunnel_carries_the_via_of_the_client_to_the_parent(converse: Start):
+    """So that two gateways which are each other's parents do not ask each other for ever."""
+    talk = converse(through_parent(22, "TCP"))
+    talk.client >> b"CONNECT a.example:22 HTTP/1.1\r\nHost: a.example:22\r\nVia: 1.1 other\r\n\r\n"
+    talk.dialled("parent.example", 3128)
+    talk.origin << PARENT_CONNECT.replace(b"Via: 1.1 gw", b"Via: 1.1 other, 1.1 gw")
+
+
 def test_what_comes_right_behind_a_parents_answer_is_not_lost(converse: Start):
     """Several reads may happen in the turn of the loop in which the parent has answered."""
     talk = converse(through_parent(22, "TCP"))

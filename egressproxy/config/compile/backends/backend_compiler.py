@@ -144,7 +144,7 @@ class BackendCompiler:
 
     def resolve_port(self, backend: Resource, port: int | None) -> ResolvedBackend:
         """A port of a Backend object; None: its only one. Raises UnresolvedRef."""
-        return self._resolved(backend.key, port, supported_features.UPSTREAM_PROTOCOLS)
+        return self._resolved(backend.key, port, frozenset(Protocol))
 
     def _resolved(
         self,
@@ -166,6 +166,9 @@ class BackendCompiler:
         if isinstance(found, UnresolvedRef):
             raise found.copy()
         spec = found.spec
+        if spec.protocol is Protocol.SOCKS5 and spec.protocol not in protocols:
+            remedy = f"name {spec.name} as the parent of a Backend or policy"
+            raise UnresolvedRef("UnsupportedProtocol", f"{spec.name} is a SOCKS5 proxy, and not a backend", remedy)
         if spec.protocol not in protocols:
             raise UnresolvedRef("UnsupportedProtocol", f"protocol {spec.protocol.value} of {spec.name} {problem}")
         return found
@@ -349,7 +352,7 @@ class BackendCompiler:
             raise UnresolvedRef("InvalidParent", f"{source} is its own parent, by way of others")
         self._busy.append(source.key)
         try:
-            parent = self.resolve(source, ref)
+            parent = self.resolve(source, ref, supported_features.PARENT_PROTOCOLS)
         except UnresolvedRef as unresolved:
             message = f"the parent of {source} cannot be used: {unresolved.message}"
             raise UnresolvedRef("InvalidParent", message, unresolved.hint) from None

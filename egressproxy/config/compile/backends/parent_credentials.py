@@ -1,6 +1,7 @@
-"""What a parent is shown: the Secret of `parent.credentialsRef`, made into the value of Proxy-Authorization.
+"""What a parent is shown: the Secret of `parent.credentialsRef`, made into the value of Proxy-Authorization, or into
+what a SOCKS5 proxy is sent.
 
-Sources: RFC 7617 (Basic), Kubernetes' Secrets of type kubernetes.io/basic-auth.
+Sources: RFC 7617 (Basic), RFC 1929 (SOCKS5), Kubernetes' Secrets of type kubernetes.io/basic-auth.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import re
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.parent import BackendParent
-from egressproxy.ir.backend import BackendIR, ParentCredentials
+from egressproxy.ir.backend import BackendIR, ParentCredentials, Protocol
 from egressproxy.model.secret import SecretBytes
 
 __all__ = ["parent_credentials"]
 
 #: RFC 7617 section 2: neither part may hold a control character.
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_MAX_COUNTED = 255
 
 
 def parent_credentials(
@@ -36,7 +38,7 @@ def parent_credentials(
         raise UnresolvedRef("InvalidKind", f"parent.credentialsRef of {source}: {name} is not a Secret")
     user = _part(references.data(source, secret, "username"), name, "username")
     password = _part(references.data(source, secret, "password"), name, "password")
-    if b":" in user:
+    if b":" in user and parent.protocol is not Protocol.SOCKS5:
         raise UnresolvedRef(
             "InvalidCredentials", f"{name}: username holds a colon, which Basic cannot carry (RFC 7617)"
         )
@@ -46,7 +48,19 @@ def parent_credentials(
             f"the credentials of {source} for its parent {parent.name} would go there in plain text: give the parent's "
             "port tls, or write allowPlaintext: true beside parent.credentialsRef",
         )
+    if parent.protocol is Protocol.SOCKS5:
+        return ParentCredentials(
+            SecretBytes(b"\x01" + _counted(user, name, "username") + _counted(password, name, "password")), name
+        )
     return ParentCredentials(SecretBytes(b"Basic " + base64.b64encode(user + b":" + password)), name)
+
+
+def _counted(value: bytes, name: str, key: str) -> bytes:
+    """With its length in front. Source: RFC 1929 section 2."""
+    if not 0 < len(value) <= _MAX_COUNTED:
+        message = f"{name}: {key} has {len(value)} bytes, and SOCKS5 takes 1 to {_MAX_COUNTED} (RFC 1929)"
+        raise UnresolvedRef("InvalidCredentials", message)
+    return b"%c%b" % (len(value), value)
 
 
 def _part(value: bytes, name: str, key: str) -> bytes:

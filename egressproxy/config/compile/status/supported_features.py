@@ -11,10 +11,13 @@ from typing import Final
 
 from egressproxy.ir.backend import Protocol
 
-__all__ = ["GRPC_PROTOCOLS", "ROUTE_FEATURES", "UNSERVED", "UPSTREAM_PROTOCOLS"]
+__all__ = ["GRPC_PROTOCOLS", "PARENT_PROTOCOLS", "ROUTE_FEATURES", "UNSERVED", "UPSTREAM_PROTOCOLS"]
 
 #: Backend `protocol`: what a route, or an authorization server that is asked in HTTP, may speak.
-UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset(Protocol)
+UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset(Protocol) - {Protocol.SOCKS5}
+
+#: The same for a parent, which is asked in HTTP/1 or in SOCKS5.
+PARENT_PROTOCOLS: Final = frozenset({Protocol.HTTP, Protocol.HTTP11, Protocol.MCP, Protocol.TCP, Protocol.SOCKS5})
 
 #: The same for backends of GRPCRoutes, and for an authorization server that is asked in gRPC.
 GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})

@@ -109,6 +109,30 @@ def test_a_secret_that_cannot_be_shown_closes_what_is_behind_the_parent(
         )
 
 
+def test_a_socks_proxy_is_sent_both_with_their_lengths():
+    backend, condition = with_policy(corp(f"protocol: SOCKS5, {PLAIN}"), secret(b"ro:bot", b"word"))
+    assert backend is not None
+    assert backend.parent_credentials is not None
+    assert backend.parent_credentials.authorization.reveal() == b"\x01\x06ro:bot\x04word"
+    assert condition == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("username", "password", "named"),
+    [
+        (b"", b"word", "username has 0 bytes"),
+        (b"robot", b"", "password has 0 bytes"),
+        (b"r" * 256, b"word", "username has 256 bytes"),
+        (b"robot", b"w" * 256, "password has 256 bytes"),
+    ],
+)
+def test_what_a_socks_proxy_cannot_be_sent_closes_it(username: bytes, password: bytes, named: str):
+    backend, (status, _, message) = with_policy(corp(f"protocol: SOCKS5, {PLAIN}"), secret(username, password))
+    assert backend is None
+    assert status == "False"
+    assert named in message
+
+
 def test_a_secret_that_is_not_there_closes_it():
     backend, (status, _, message) = with_policy(corp())
     assert (backend, status) == (None, "False")
