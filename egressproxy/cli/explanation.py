@@ -114,6 +114,10 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     destination = f" {backend['destination']}" if "destination" in backend else ""
     place = f" {backend['host']}:{backend['port']}" if "host" in backend else ""
     share = f", {backend['share']:.1%} of the requests" if backend["share"] < 1 else ""
+    failover = backend.get("failover")
+    if failover is not None:
+        aside = f", put aside for {failover['asideFor']}" if "asideFor" in failover else ""
+        share = f", priority {failover['priority']} of Failover {failover['name']}{share}{aside}"
     kind = backend.get("kind", _OURS)
     of = f" ({kind})" if kind not in (_OURS, "Service") else ""  # another group may have a Backend of the same name
     yield "backend", f"{backend['name']}{of}{destination}{place}{share}", "cyan"

@@ -8,7 +8,7 @@ with their counts. Makes no socket and changes nothing of what is in service.
 from __future__ import annotations
 
 import ssl
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ from time import monotonic
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
@@ -33,7 +34,15 @@ from egressproxy.ir.backend import Destination
 from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR
-from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRouteIR, HttpRuleIR, MirrorIR, WeightedBackend
+from egressproxy.ir.route import (
+    AuthProtocol,
+    ExternalAuthIR,
+    FailoverIR,
+    HttpRouteIR,
+    HttpRuleIR,
+    MirrorIR,
+    WeightedBackend,
+)
 from egressproxy.model.authority import Authority
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
@@ -185,12 +194,13 @@ class SnapshotBuilder:
             extensions = (*extensions, self.parts.place_asking(name, rule.auth.place, auth, self.metrics.notices))
         copied = self.mirrors(attached, rule.mirrors)  # for all backends: a request counts once
         backends = [self.backend(attached, rule, each, extensions, copied) for each in rule.backends]
+        choices, failovers = with_failovers(rule.backends, backends)
         request_s = policy.timeouts.request_s if rule.request_s is None else rule.request_s
         times = (request_s, *(backend.backend_request_s for backend in backends))
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in times)
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
         retries = None
-        if rule.session is not None or rule.retry is not None or is_short or notes:
+        if rule.session is not None or rule.retry is not None or failovers or is_short or notes:
             key = self.session_key
             sessions = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic)
@@ -209,6 +219,8 @@ class SnapshotBuilder:
             permission=self.permission(attached, policy, rule.backends),
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
             and not self.parts.destination_policy(listener.policy).is_firm,
+            choices=choices,
+            failovers=failovers or None,
         )
         yield None
         return made
@@ -253,6 +265,7 @@ class SnapshotBuilder:
             denied=denied,
             unknown_extension=weighted.unknown_extension,
             parent_by=weighted.parent_by,
+            priority=weighted.priority,
         )
 
     def mirrors(self, attached: _Attachment, specs: Sequence[MirrorIR]) -> tuple[Mirror, ...]:
@@ -299,6 +312,32 @@ class SnapshotBuilder:
             self.parts.destination_policy(own),
             strictest(own.mode, policy.mode),
         )
+
+
+def with_failovers(
+    specs: Sequence[WeightedBackend], backends: Sequence[RouteBackend]
+) -> tuple[tuple[RouteBackend, ...], dict[RouteBackend, FailoverGroup]]:
+    """What a rule chooses among by weight, and its Failovers: see Route. `backends` are made of these `specs`.
+
+    One of its endpoints stands for a Failover, with the weight of the reference to it. An endpoint that cannot be used
+    is left out; where none can, requests get the error of the first.
+    """
+    choices, endpoints = [], defaultdict[FailoverIR, list[RouteBackend]](list)
+    for spec, backend in zip(specs, backends, strict=True):
+        if spec.failover is not None:
+            endpoints[spec.failover].append(backend)
+        elif backend.weight > 0:
+            choices.append(backend)
+    failovers: dict[RouteBackend, FailoverGroup] = {}
+    for failover, members in endpoints.items():
+        usable = [backend for backend in members if backend.connector is not None]
+        leader = replace((usable or members)[0], weight=failover.weight)
+        if failover.weight > 0:
+            choices.append(leader)
+        if usable:
+            made = FailoverGroup(failover, usable)
+            failovers |= dict.fromkeys((leader, *members), made)
+    return tuple(choices), failovers
 
 
 def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:

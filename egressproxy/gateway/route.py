@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.chain import Chain
+from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
@@ -30,7 +31,7 @@ class Route:
 
     name: str
     chain: Chain
-    backends: tuple[RouteBackend, ...]  # but for those of weight 0
+    backends: tuple[RouteBackend, ...]  # but for those of weight 0; those of Failovers, too
     series: Series
     policy: InitVar[PolicyIR]
     destinations: DestinationPolicy
@@ -42,6 +43,8 @@ class Route:
     kind: str = ""
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
+    choices: tuple[RouteBackend, ...] = ()  # where it has Failovers: one backend stands for each of them
+    failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
     buffers_request: bool = field(init=False)
     is_judged: bool = field(init=False)  # else whatever it matches may go
@@ -53,7 +56,8 @@ class Route:
     _turn: float = field(init=False)
 
     def __post_init__(self, policy: PolicyIR) -> None:
-        self.total = sum(backend.weight for backend in self.backends)
+        self.choices = self.choices or self.backends
+        self.total = sum(backend.weight for backend in self.choices)
         body = self.chain.request_body
         self.buffers_request = (self.auth is not None and self.auth.spec.max_body > 0) or (
             body is not None and any(step.buffers for step in body.steps)
@@ -83,10 +87,11 @@ class Route:
     def choose(self) -> RouteBackend:
         """Choose a backend by weight; each few requests in a row are shared out as the weights say.
 
+        It may stand for a Failover (`failovers`), which then chooses one of its own.
         Raises GatewayFault (500) where there is none (Gateway API, HTTPRouteRule.backendRefs), Denied (403) where a
         policy denies its destination.
         """
-        backends = self.backends
+        backends = self.choices
         if len(backends) == 1:
             backend = backends[0]
         elif not backends:
@@ -106,8 +111,12 @@ class Route:
         """A copy whose traffic is counted in this series. Pools, filters and retry budgets are shared."""
         made = copy(self)
         made.series = series
-        made.backends = tuple(backend.counted_in(series) for backend in self.backends)
+        made.backends = made.choices = tuple(backend.counted_in(series) for backend in self.backends)
         return made
+
+    def failover_of(self, backend: RouteBackend) -> FailoverGroup | None:
+        """The Failover that a backend stands for, or is an endpoint of."""
+        return self.failovers.get(backend) if self.failovers is not None else None
 
     @property
     def is_default(self) -> bool:

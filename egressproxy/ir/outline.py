@@ -87,12 +87,14 @@ def _rule(made: Outline, rule: HttpRuleIR, common: Mapping[str, Any], place: str
 
 def _backends(made: Outline, backends: Sequence[WeightedBackend], common: Mapping[str, Any], place: str) -> Values:
     """The references of one rule; the backends themselves are objects of their own."""
-    refs = [
-        f"{each.backend.name}, weight {each.weight}"
-        if each.backend is not None
-        else f"cannot be used, weight {each.weight}: {each.error}"
-        for each in backends
-    ]
+    refs = []
+    for each in backends:
+        share = f"weight {each.weight}"
+        if each.failover is not None:
+            share += f", priority {each.priority} of Failover {_text(each.failover)}"
+        refs.append(
+            f"{each.backend.name}, {share}" if each.backend is not None else f"cannot be used, {share}: {each.error}"
+        )
     return {"backendRefs": refs, **_own(made, backends, common, place)} if refs else {}
 
 

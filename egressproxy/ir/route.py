@@ -11,6 +11,7 @@ from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR, RetryIR
 __all__ = [
     "AuthProtocol",
     "ExternalAuthIR",
+    "FailoverIR",
     "HttpRouteIR",
     "HttpRuleIR",
     "MatchIR",
@@ -66,6 +67,26 @@ class MatchIR:
 
 
 @dataclass(frozen=True, slots=True)
+class FailoverIR:
+    """A Backend of type Failover, where the backendRef `ref` (from 0) of a rule names it with this weight.
+
+    `codes` are statuses after which a request goes on to another backend. `first_byte_s`: the time for an attempt to
+    bring the first byte of a body; 0: nobody waits for it. `only_idempotent`: what a backend may have seen goes on only
+    if its method is idempotent. `max_replay_bytes` of a request body are kept. `shows_attempts`: the response says who
+    was asked.
+    """
+
+    name: str
+    ref: int
+    weight: int
+    codes: tuple[int, ...]
+    first_byte_s: float = 0.0
+    only_idempotent: bool = False
+    max_replay_bytes: int = 0
+    shows_attempts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WeightedBackend:
     """One backendRef. `backend` None: the reference is invalid, its share answers 500 with `error` as the message.
 
@@ -73,6 +94,7 @@ class WeightedBackend:
     policies that run in the connect, backend-request and backend-response phases. `mirrors` are those of the ref.
     `unknown_extension` names the extensions of unknown types that close it, in words for clients; "" for none.
     `parent_by` is the EgressPolicy that names its parent; "" if the backend itself does, or has none.
+    An endpoint of a `failover` has the weight and the `priority` (lower goes first) that it has there.
     """
 
     backend: BackendIR | None
@@ -83,6 +105,8 @@ class WeightedBackend:
     mirrors: tuple[MirrorIR, ...] = ()
     unknown_extension: str = ""
     parent_by: str = ""
+    failover: FailoverIR | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

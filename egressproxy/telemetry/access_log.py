@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from egressproxy.errors import Reason
+from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -226,6 +227,9 @@ class AccessLog:
             values["detail"] = x.detail[:MAX_TEXT]
         if x.attempts > 1:
             values["attempts"] = x.attempts
+            trail = AttemptTrail.of(x)
+            if trail is not None:
+                values["attempts_detail"] = trail.values
         if x.would_deny:
             values["would_deny"] = [reason.value for reason in x.would_deny]
         return _dumps(values)

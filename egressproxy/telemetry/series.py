@@ -35,7 +35,7 @@ _NO_STATUS: Final[dict[int, int]] = {}
 _NO_WORD: Final[dict[str, int]] = {}
 _NO_BUCKETS: Final = [0] * (len(BUCKETS_S) + 1)
 #: The attributes of a series that count by status, reason or result.
-_BY_KEY: Final = ("requests", "denied", "would_deny", "failures", "attempts", "mirrored")
+_BY_KEY: Final = ("requests", "denied", "would_deny", "failures", "attempts", "failovers", "mirrored")
 
 _K = TypeVar("_K")
 
@@ -64,6 +64,7 @@ class Series:
         "bytes_out",
         "denied",
         "duration_sum_s",
+        "failovers",
         "failures",
         "labels",
         "mirrored",
@@ -79,7 +80,7 @@ class Series:
         self.duration_sum_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
-        self.denied = self.would_deny = self.failures = self.attempts = self.mirrored = _NO_WORD
+        self.denied = self.would_deny = self.failures = self.attempts = self.failovers = self.mirrored = _NO_WORD
         self.tunnels_active = 0
 
     def observe(self, x: Exchange) -> None:
@@ -113,6 +114,10 @@ class Series:
             self.attempts[result] += 1
         except KeyError:
             self.attempts = {**self.attempts, result: 1}
+
+    def failover(self, outcome: str) -> None:
+        """A request has left the backend for another one, after this status or Reason."""
+        self.failovers = _with_one(self.failovers, outcome)
 
     def mirror(self, result: str) -> None:
         """A copy of a request for this backend ended: "ok", "dropped" (not sent) or the Reason's value."""

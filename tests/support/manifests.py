@@ -14,6 +14,7 @@ __all__ = [
     "backend",
     "config_map",
     "dynamic",
+    "failover",
     "forward_listener",
     "gateway",
     "http_listener",
@@ -99,6 +100,20 @@ def backend(
         "ports": [{"number": port, "protocol": protocol, "tls": origination}],
     }
     return manifest(f"{OURS}/v1alpha1", "Backend", name, namespace, spec={"destination": destination, **more})
+
+
+def failover(name: str, *endpoints: str | Manifest, namespace: str = "agents", **more: Any) -> Manifest:
+    """A Backend of type Failover. An endpoint is the name of a Backend, whose priority is its place here, or all of it.
+    `more` goes beside the endpoints.
+    """
+    refs = [
+        {"backendRef": {"group": OURS, "kind": "Backend", "name": each}, "priority": number}
+        if isinstance(each, str)
+        else each
+        for number, each in enumerate(endpoints)
+    ]
+    spec = {"destination": {"type": "Failover", "failover": {"endpoints": refs, **more}}}
+    return manifest(f"{OURS}/v1alpha1", "Backend", name, namespace, spec=spec)
 
 
 def dynamic(name: str = "any", namespace: str = "agents", **more: Any) -> Manifest:

@@ -267,6 +267,8 @@ class _Run:
             backends, mirrored = served.add(route, attachment, validation, self._routes)
             for error in validation.unreported(backends):
                 conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
+            for error in validation.idle_endpoints(backends):
+                conditions.add_note("Accepted", f"Listener {listener.name} does not use an endpoint of {error}.")
             for error in validation.unreported(mirrored):
                 conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
             if not hostnames and self._permits_nothing(backends, listener):

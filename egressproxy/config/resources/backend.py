@@ -72,7 +72,15 @@ class DestinationSpec(Model):
     """Filters that run for what goes to this backend and comes back."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue where what holds for all ports stands at more than one of its places."""
+        """Raises RefusedValue where what holds for all ports stands at more than one of its places, and for what a
+        Failover leaves to the backends of its endpoints.
+        """
+        if self.destination.type == "Failover":
+            for name in ("tls", "extensions", "region", "resolver", "parent"):
+                if getattr(self, name, None):
+                    raise RefusedValue(
+                        f"{name} does not belong to a Backend of type Failover", "write it at the endpoints' backends"
+                    )
         fqdn = self.destination.fqdn
         places = {
             "spec.tls": self.tls,

@@ -23,10 +23,19 @@ from egressproxy.config.resources.object_references import (
     SecretObjectReference,
 )
 from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
-from egressproxy.config.resources.values import Address, Bool, Label, Name, Pin, Port, RefusedValue
+from egressproxy.config.resources.values import Address, Bool, Duration, Label, Name, Pin, Port, RefusedValue
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
 
-__all__ = ["PUBLISHED", "BackendDestination", "BackendPort", "BackendTls", "FqdnTls", "McpOptions"]
+__all__ = [
+    "PUBLISHED",
+    "BackendDestination",
+    "BackendPort",
+    "BackendTls",
+    "Failover",
+    "FailoverEndpoint",
+    "FqdnTls",
+    "McpOptions",
+]
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
@@ -193,7 +202,7 @@ class FailoverEndpoint(Model):
     """The lowest priority number with a healthy endpoint serves; the rest wait."""
 
     backend_ref: BackendObjectReference
-    """The Backend or Service that serves."""
+    """The Backend or Service that serves. No Dynamic one, and none of type Failover."""
     priority: Annotated[int, Field(strict=True, ge=0)] = 0
     """Lower goes first."""
     weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
@@ -203,6 +212,22 @@ class FailoverEndpoint(Model):
 class Failover(Model):
     endpoints: Annotated[tuple[FailoverEndpoint, ...], Field(min_length=1, max_length=64)]
     """Where requests go, by priority."""
+    codes: Annotated[tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...], Field(max_length=32)] = (
+        429, 500, 502, 503, 529,
+    )  # fmt: skip
+    """Statuses of an endpoint after which the request goes to the next one. Connections that fail are without being
+    named.
+    """
+    first_byte: Duration | None = None
+    """The time for an attempt to bring the first byte of a response body; then the next endpoint is asked. The head is
+    held until then. Default: none, and the head is sent on as it comes.
+    """
+    replay: Literal["All", "Idempotent"] = "All"
+    """What goes on to the next endpoint when one may have seen it: every request, or those with idempotent methods."""
+    max_replay_bytes: Annotated[int, Field(strict=True, ge=0, le=64 * 1024 * 1024)] = 1024 * 1024
+    """The longest request body that is kept for further endpoints, in bytes."""
+    attempts_header: Bool = False
+    """Whether the response says in X-Egress-Attempts which endpoints were asked, and how each attempt ended."""
 
 
 class McpOptions(Model):
@@ -284,10 +309,11 @@ class BackendDestination(Model):
             raise RefusedValue(f"a destination of type {self.type} needs {own[0]}", f"add {own[0]}")
         if len(written) > 1:
             raise RefusedValue("service and kubernetesService are the same", "keep service alone")
-        if self.type == "Failover" and self.ports:
-            raise RefusedValue(
-                "ports does not belong to a destination of type Failover", "ports are those of the endpoints' backends"
-            )
+        for field, value in (("ports", self.ports), ("tls", self.tls)):
+            if self.type == "Failover" and value:
+                raise RefusedValue(
+                    f"{field} does not belong to a destination of type Failover", f"{field} is that of its backends"
+                )
         if self.ports and self.fqdn is not None and self.fqdn.port is not None:
             raise RefusedValue("fqdn.port says again what ports says", "keep ports alone")
         if len({port.value for port in self.ports}) != len(self.ports):

@@ -19,6 +19,7 @@ from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
+from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.ir.policy import AddressAllowance
 from egressproxy.model.exchange import Exchange
@@ -84,6 +85,7 @@ class Connector:
         elif spec.backend.protocol is Protocol.HTTP and not is_parent:
             self._alpn = ANY_HTTP
         self.channel: UpstreamChannel | None = None
+        self.health = PassiveHealth()  # of attempts that could go elsewhere
         backend = spec.backend
         policy = self.opener.address_policy()
         self.endpoints = policy.open_endpoints(backend.endpoints)  # but for those that a deny closes

@@ -113,10 +113,14 @@ class ReplayableBody:
         if self._target is not None:
             self._target.end_body(trailers)
 
+    def forget(self) -> None:
+        """There is no further attempt: what was kept is let go."""
+        self.is_kept = False
+        self._kept = Pieces()
+
     def _forget_if_long(self) -> None:
         if self._bytes > self._limit:
-            self.is_kept = False
-            self._kept = Pieces()
+            self.forget()
 
     def __repr__(self) -> str:
         return f"ReplayableBody({self._bytes} bytes, {'kept' if self.is_kept else 'not kept'})"

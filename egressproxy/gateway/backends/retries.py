@@ -77,6 +77,10 @@ class RetryPolicy:
         """Whether the rule, its budget and the body allow another retry after so many; if so the budget counts it."""
         if retries >= self._retry.attempts or not (body is None or body.is_kept):
             return False
+        return self.may_spend()
+
+    def may_spend(self) -> bool:
+        """Whether the budget allows another attempt, at another backend of a Failover; if so it counts it."""
         return self._budget is None or self._budget.take()
 
     def pause_s(self, retries: int) -> float:

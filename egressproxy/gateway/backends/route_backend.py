@@ -28,7 +28,8 @@ class RouteBackend:
 
     `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
     is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
-    `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`: see WeightedBackend.
+    `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`, `priority`: see
+    WeightedBackend.
     """
 
     name: str
@@ -43,6 +44,7 @@ class RouteBackend:
     denied: Denial | None = None
     unknown_extension: str = ""
     parent_by: str = ""
+    priority: int = 0
     clock_s: float = field(init=False)
 
     def __post_init__(self) -> None:

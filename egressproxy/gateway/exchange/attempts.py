@@ -2,26 +2,28 @@
 
 Where a rule has none, the conductor makes its one attempt itself, and nothing here is asked. With one each attempt
 chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
-credentials and no other's.
+credentials and no other's. Where the rule's choice is a Failover, its `Course` says where the request goes next.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 
-from egressproxy.errors import RetrySafety, UpstreamFault
+from egressproxy.errors import GatewayError, LimitExceeded, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve
 from egressproxy.gateway.backends.mirror_copy import copies_of
-from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
-from egressproxy.gateway.backends.upstream_call import call_upstream
+from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.route import Route
+from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.flow_control import BodySink, Reads
@@ -58,15 +60,27 @@ async def _reach(
     head, resources, sessions = x.request, client.resources, policy.sessions
     block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
     expects_continue = head.expect_continue
-    body = kept_body(x, client, route, collected) if policy.attempts or sessions is not None else None
     shown = session = sessions.find(x) if sessions is not None else None
+    backend = session.backend if session is not None else route.choose()
+    failover = route.failover_of(backend)
+    course, codes, repeat, limit = None, policy.codes, policy.repeat, REPLAY_LIMIT
+    if failover is not None:
+        course, codes, repeat = Course(failover), policy.codes | failover.codes, Repeat.NEVER
+        limit = failover.spec.max_replay_bytes
+        if failover.spec.shows_attempts:
+            AttemptTrail.kept_by(x).is_shown = True
+        if session is None or not may_serve(backend, client.wheel.now):
+            session, backend = None, course.first(client.wheel.now)
+    body = None
+    if course is not None or policy.attempts or sessions is not None:
+        body = kept_body(x, client, route, collected, limit)
     tried: set[Target] = set()
     down: set[Target] = set()  # those of them that could not be connected to
     failures: list[str] = []
     retries = 0
     policy.count_request()
     while True:
-        backend = resources.backend = session.backend if session is not None else route.choose()
+        resources.backend = backend
         chosen.append(backend)
         if backend.denied is not None:
             backend.note_denied(x)
@@ -74,12 +88,15 @@ async def _reach(
         x.series = backend.series
         if backend.mirrors is not None and not failures:
             resources.copies = copies_of(backend.mirrors, x)
-        timer = None
+        began = monotonic()
+        following, wait_s = None, -1.0  # below 0: as the rule says
+        target: Target | None = None
+        if course is not None:
+            course.begin(backend, client.wheel.now)
+        timer = attempt_timer(client, backend, failover)
         try:
             target = session.target(x) if session is not None else untried(backend, x, tried, down)
             tried.add(target)
-            if 0 < backend.backend_request_s < EXACT_BELOW_S:  # the wheel of timers may be late by all of it
-                timer = asyncio.get_running_loop().call_later(backend.backend_request_s, client.end_late_attempt)
             upstream = await call_upstream(
                 client,
                 x,
@@ -87,46 +104,118 @@ async def _reach(
                 target,
                 backend.chain,
                 body or collected,
-                policy.repeat,
+                repeat,
             )
             if isinstance(upstream, LocalResponse):
                 return upstream
             status = x.response.status
-            if status not in policy.codes or backend.has_parent or not policy.has_another(retries, body):
+            if status not in codes:
+                if course is not None and failover is not None:
+                    if failover.spec.first_byte_s:
+                        await upstream.first_byte()
+                    course.succeeded(backend)
+                break
+            outcome = str(status)
+            if course is not None:
+                course.answered(backend, x.response, client.wheel.now)
+                following = next_backend(course, policy, x, client, backend, None, tried, body)
+            if following is None and (
+                status not in policy.codes or backend.has_parent or not policy.has_another(retries, body)
+            ):
                 break
             failures.append(f"status {status}")
             discard(client, upstream)
-            is_stale = False
-        except UpstreamFault as error:
-            # The endpoint of a session is gone: it moves, whether or not the rule has retries.
-            moves = session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
-            if moves and not policy.attempts:
-                retries -= 1
-            elif not (moves or may_go_again(x, error, route.backends, backend)) or not policy.has_another(
-                retries, body
-            ):
-                raise
-            failures.append(error.reason.value)
-            is_stale = error.retry is RetrySafety.IF_REUSED
-            if error.retry is RetrySafety.SAFE:
+        except (UpstreamFault, LimitExceeded) as error:
+            resources.release(reusable=False)  # of an answer without a first byte
+            outcome = error.reason.value
+            if course is not None:
+                following = next_backend(course, policy, x, client, backend, error, tried, body)
+            if following is None:
+                # The endpoint of a session is gone: it moves, whether or not the rule has retries.
+                moves = session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
+                if moves and not policy.attempts:
+                    retries -= 1
+                elif (
+                    not isinstance(error, UpstreamFault)
+                    or not (moves or may_go_again(x, error, route.backends, backend))
+                    or not policy.has_another(retries, body)
+                ):
+                    note_attempt(x, backend, outcome, began)
+                    raise
+            failures.append(outcome)
+            if error.retry is RetrySafety.IF_REUSED:
+                wait_s = 0.0
+            elif error.retry is RetrySafety.SAFE and target is not None:
                 down.add(target)
         finally:
             if timer is not None:
                 timer.cancel()
+        note_attempt(x, backend, outcome, began)
         session = None
-        retries += 1
+        if following is not None:
+            wait_s = 0.0
+            if following is not backend:
+                backend.series.failover(outcome)
+        else:
+            retries += 1
         if body is not None:
             body.detach()
-        await pause(client, 0.0 if is_stale else policy.pause_s(retries))
+        await pause(client, policy.pause_s(retries) if wait_s < 0 else wait_s)
         head.fields.block, head.path, x.upstream_host, head.body = block, path, host, length
         if expects_continue and body is not None and body.has_begun:
             head.expect_continue = False
             head.fields.remove(b"expect")
+        if following is not None:
+            backend = following
+        else:
+            backend = course.first(client.wheel.now) if course is not None else route.choose()
+    trail = AttemptTrail.of(x)
+    if trail is not None:
+        note_attempt(x, backend, str(status), began)
+        if trail.is_shown:
+            x.response.fields.set(ATTEMPTS_FIELD, trail.field)
     if failures:
         x.detail = f"retried after {', '.join(dict.fromkeys(failures))}"
+    if body is not None:
+        body.forget()
     if sessions is not None:
+        assert target is not None
         sessions.keep(x, shown, backend, target)
     return upstream
+
+
+def next_backend(
+    course: Course,
+    policy: RetryPolicy,
+    x: Exchange,
+    client: Client,
+    backend: RouteBackend,
+    error: GatewayError | None,
+    tried: Collection[Target],
+    body: ReplayableBody | None,
+) -> RouteBackend | None:
+    """Where a Failover sends the request after this failure (None: a code); None where it has nobody left to ask, where
+    the body was not kept, or where the budget of the rule is used up.
+    """
+    following = course.next(x, backend, error, tried, client.wheel.now)
+    if following is None or not (body is None or body.is_kept):
+        return None
+    return following if policy.may_spend() else None
+
+
+def attempt_timer(client: Client, backend: RouteBackend, failover: FailoverGroup | None) -> asyncio.TimerHandle | None:
+    """The timer of an attempt until its answer begins, where one is needed: the wheel of timers may be late by all of a
+    short time, and knows no first byte.
+    """
+    limits = [backend.backend_request_s] if 0 < backend.backend_request_s < EXACT_BELOW_S else []
+    if failover is not None and failover.spec.first_byte_s:
+        limits.append(failover.spec.first_byte_s)
+    return asyncio.get_running_loop().call_later(min(limits), client.end_late_attempt) if limits else None
+
+
+def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
+    """Add an attempt to the trail of this exchange. `began`: monotonic seconds."""
+    AttemptTrail.kept_by(x).add(backend.name, outcome, monotonic() - began)
 
 
 def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
@@ -138,8 +227,8 @@ def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) ->
             finish([each for each in backend.chain.complete if each.mark not in later], x)
 
 
-def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None) -> ReplayableBody | None:
-    """The request's body in a form that can be sent more than once; None where it has none."""
+def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None, limit: int) -> ReplayableBody | None:
+    """The request's body in a form that can be sent more than once; None where it has none. `limit` in bytes."""
     length, plan = x.request.body, route.chain.request_body
     if collected is not None:
         return ReplayableBody.whole(collected)
@@ -154,7 +243,7 @@ def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None
         client.send_request_body_to(body_filter)
         return body_filter
 
-    return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start)
+    return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start, limit)
 
 
 def discard(client: Client, upstream: Upstream) -> None:

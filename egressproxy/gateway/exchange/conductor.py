@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import run
@@ -27,6 +28,7 @@ from egressproxy.gateway.exchange.error_responses import ALLOW, answer_for
 from egressproxy.gateway.exchange.phases import answer_of, dressed
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.route import Route
+from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.model.shares import Shares
@@ -239,7 +241,11 @@ class Conductor:
             client.abort()
             return
         resources.close = resources.close or error.close or x.request is None or not client.is_request_read
-        self.answer(x, client, answer_for(error, x.request_id))
+        answer = answer_for(error, x.request_id)
+        trail = AttemptTrail.of(x)
+        if trail is not None and trail.is_shown:
+            answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
+        self.answer(x, client, answer)
 
     def complete(self, x: Exchange, client: Client) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""

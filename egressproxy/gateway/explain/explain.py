@@ -219,7 +219,7 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
 async def _backend(decided: Decision, route: Route, backend: RouteBackend, filters: FilterInstances) -> dict[str, Any]:
     """One backend: how it is reached, and `error` where it would not be."""
     x = decided.x
-    made = backend_values(backend, route.total)
+    made = backend_values(backend, route)
     made["filters"] = filter_values(backend.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
     made["timeouts"] = timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
     if backend.connector is not None and not x.is_tunnel and (kept := kept_values(backend.connector.spec.kept)):
@@ -329,6 +329,6 @@ def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:
     errors: list[dict[str, Any] | None] = [each.get("error") for each in made["backends"]]
     if None not in errors:
         return errors[0]
-    if any(errors):
+    if any(each.get("error") for each in made["backends"] if "failover" not in each):
         made["notes"].append("some of the backends cannot serve: their share of the requests ends with an error")
     return None

@@ -9,6 +9,7 @@ from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import Chain
 from egressproxy.filters.filter_step import Step
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.backends.failover import aside_s
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.error_responses import is_denial
@@ -84,12 +85,18 @@ def error_values(error: GatewayError) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value not in ("", "-")}
 
 
-def backend_values(backend: RouteBackend, total: int) -> dict[str, Any]:
-    """One backend of a rule, as plain values."""
+def backend_values(backend: RouteBackend, route: Route) -> dict[str, Any]:
+    """One backend of a rule, as plain values. The share of an endpoint of a Failover is that of the Failover."""
+    total, failover = route.total, route.failover_of(backend)
+    weight = backend.weight if failover is None else failover.spec.weight
     spec = backend.connector.spec if backend.connector is not None else None
     made: dict[str, Any] = {
-        "name": backend.name, "weight": backend.weight, "share": round(backend.weight / total, 4) if total else 0.0,
+        "name": backend.name, "weight": backend.weight, "share": round(weight / total, 4) if total else 0.0,
     }  # fmt: skip
+    if failover is not None:
+        made["failover"] = {"name": failover.spec.name, "priority": backend.priority}
+        if backend.connector is not None and (seconds := aside_s(backend, backend.connector.network.wheel.now)):
+            made["failover"]["asideFor"] = f"{seconds:.1f}s"
     if spec is not None:
         made["name"] = spec.backend.name
         made["destination"] = spec.backend.destination.value

@@ -211,6 +211,22 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
             raise self._fault()
         return event
 
+    def has_begun_body(self) -> bool:
+        """Behind a final head: whether the buffer holds a byte of the body, or its end.
+
+        Raises UpstreamFault where the upstream has ended before.
+        """
+        buffer, at = self._buffer, self._at
+        if self._chunks is not None:
+            at = buffer.find(b"\n", at) + 1 or len(buffer)  # behind the line with the size of the first chunk
+        if at < len(buffer) or (self._state is _UNTIL_CLOSE and self._eof):
+            return True
+        if self._eof is not None:
+            self._break_off()
+        if self._fault is not None:
+            raise self._fault()
+        return False
+
     def take_whole_body(self) -> bytes | None:
         """The body that a length announced, if the buffer holds it and nothing else: no end follows. Else None."""
         buffer, at = self._buffer, self._at

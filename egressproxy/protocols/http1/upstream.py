@@ -196,6 +196,18 @@ class UpstreamConnection(FlowControl):
             self.has_ended = True
         return head
 
+    async def first_byte(self) -> None:
+        """Wait until a byte of the body is here, or its end. Raises UpstreamFault where the response breaks off before.
+
+        What is here is kept for `send_response_body_to`.
+        """
+        while not self.has_ended:
+            if self.error is not None:
+                raise self.error
+            if self.reader.has_begun_body():
+                return
+            await pause()
+
     def whole_body(self) -> bytes | None:
         """The body, if the buffer holds all of it and nothing behind it: that ends the response. Else None."""
         body = self.reader.take_whole_body()

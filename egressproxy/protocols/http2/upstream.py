@@ -154,6 +154,13 @@ class UpstreamStream(Http2Stream):
             raise unseen(_CLOSED) if self.number == 0 else self.connection.loss_fault()
         return None
 
+    async def first_byte(self) -> None:
+        """As of `UpstreamConnection`."""
+        while not (self._pieces or self._is_complete or self.has_ended):
+            if self.error is not None:
+                raise self.error
+            await pause()
+
     def whole_body(self) -> bytes | None:
         """The body, if all of it is here and no trailers follow: that ends the response. Else None.
 
@@ -245,6 +252,7 @@ class UpstreamStream(Http2Stream):
             self._break(Malformed(Reason.BAD_FRAMING, "more content than its head has announced"))
         elif self.sink is None:
             self._pieces.append(data)
+            self.connection.wake_later(self)  # the first byte may be waited for
         else:
             try:
                 self.sink.send_body(data)

@@ -498,6 +498,23 @@ def test_a_failover_backend_is_read() -> None:
     spec = made(Backend, {"destination": {"type": "Failover", "failover": {"endpoints": endpoints}}}).spec
     assert spec.destination.failover is not None
     assert spec.destination.failover.endpoints[0].weight == 1
+    assert spec.destination.failover.codes == (429, 500, 502, 503, 529)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"extensions": [{"name": "a", "type": "egressproxy.io/HeaderPolicy:v1"}]}, "extensions does not belong"),
+        ({"region": "us-east"}, "region does not belong"),
+        ({"resolver": {"servers": ["127.0.0.1"]}}, "resolver does not belong"),
+        ({"parent": {"name": "proxy"}}, "parent does not belong"),
+        ({"tls": {"mode": "Simple"}}, "tls does not belong"),
+    ],
+)
+def test_a_failover_leaves_to_its_endpoints_what_is_theirs(more: dict[str, Any], message: str) -> None:
+    endpoints = [{"backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "b"}}]
+    with pytest.raises(ValidationError, match=message):
+        made(Backend, {"destination": {"type": "Failover", "failover": {"endpoints": endpoints}}, **more})
 
 
 @pytest.mark.parametrize(

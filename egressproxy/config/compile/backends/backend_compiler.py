@@ -1,7 +1,7 @@
-"""Every shape of Backend, compiled to one: BackendIR.
+"""Every shape of Backend, compiled to one: BackendIR. A Failover is none of its own: its endpoints are.
 
 Ours, the working group's Backend and XBackendDestination, XBackend, and core Services. A backend that asks for
-something which is not served (a protocol, fail-over) is not used at all: what refers to it answers 500.
+something which is not served (a protocol) is not used at all: what refers to it answers 500.
 Sources: the AI Gateway working group's egress proposal, GEP-4488, Gateway API v1 BackendRef.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from egressproxy.config.compile.backends.backend_references import backend_refs
+from egressproxy.config.compile.backends.backend_references import backend_refs, endpoint_refs
 from egressproxy.config.compile.backends.kinds import (
     BACKEND_KINDS,
     KNOWN_KINDS,
@@ -92,6 +92,7 @@ class BackendCompiler:
     __slots__ = (
         "_busy",
         "_extensions",
+        "_failovers",
         "_found",
         "_placed",
         "_references",
@@ -113,8 +114,11 @@ class BackendCompiler:
         self._placed: dict[Key, tuple[RankedExtension, ...]] = {}
         self._busy: list[Key] = []
         named: dict[tuple[str, str], list[Key]] = defaultdict(list)
+        self._failovers: dict[Key, DestinationBackend] = {}
         for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
             named[backend.namespace, backend.name].append(backend.key)
+            if not isinstance(backend, XBackend) and backend.spec.destination.failover is not None:
+                self._failovers[backend.key] = backend
         #: By (namespace, name): the backends of several kinds or groups that share it.
         self.same_names = {name: keys for name, keys in named.items() if len(keys) > 1}
 
@@ -177,6 +181,37 @@ class BackendCompiler:
         """The object that a reference means, whether it is there or not."""
         return object_key(self._resources, ref, self._references.namespace_of(source, ref))
 
+    def failover(self, source: Resource, ref: Reference) -> DestinationBackend | None:
+        """The Backend of type Failover that a reference names; None where it names another object, or none.
+
+        Raises UnresolvedRef where the reference is not permitted.
+        """
+        if not self._failovers:
+            return None
+        key = self.target_key(source, ref)
+        found = self._failovers.get(key)
+        if found is not None:
+            self._references.check_permitted(source, ref, key[1])
+        return found
+
+    def endpoint(self, failover: DestinationBackend, ref: Reference) -> ResolvedBackend:
+        """The backend of an endpoint of a Failover: a fixed place. Raises UnresolvedRef."""
+        found = self.resolve(failover, ref)
+        if found.spec.destination is Destination.DYNAMIC:
+            message = f"{found.spec.name} is Dynamic: an endpoint of {failover} has to be a fixed place"
+            raise UnresolvedRef("UnsupportedValue", message)
+        return found
+
+    def endpoint_problems(self, failover: DestinationBackend) -> list[UnresolvedRef]:
+        """Why endpoints of a Failover cannot be used, each with its field."""
+        problems = []
+        for field, endpoint in endpoint_refs(failover):
+            try:
+                self.endpoint(failover, endpoint.backend_ref)
+            except UnresolvedRef as unresolved:
+                problems.append(unresolved.copy(field))
+        return problems
+
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:
         """Why streams whose TLS ends here must not go on to these backends, "" if they may: one of them speaks TLS."""
         for ref in refs:
@@ -188,12 +223,15 @@ class BackendCompiler:
     def services(self, route: Resource) -> set[tuple[str, str]]:
         """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
         found: set[tuple[str, str]] = set()
-        for _, ref in backend_refs(route):
-            key = self.target_key(route, ref)
+        refs: list[tuple[Resource, Reference]] = [(route, ref) for _, ref in backend_refs(route)]
+        for source, ref in refs:
+            key = self.target_key(source, ref)
             try:
-                self._references.check_permitted(route, ref, key[1])
+                self._references.check_permitted(source, ref, key[1])
             except UnresolvedRef:
                 continue
+            failover = self._resources.get(*key) if source is route else None  # none leads to another
+            refs += ((failover, each.backend_ref) for _, each in endpoint_refs(failover) if failover is not None)
             if key[:2] == ("", "Service"):
                 found.add(key[2:])
                 continue
@@ -251,7 +289,11 @@ class BackendCompiler:
         destination = backend.spec.destination
         if not isinstance(backend, Backend) and backend.spec.filters:
             raise UnresolvedRef("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
-        if destination.type in ("Failover", "EndpointSelector"):
+        if destination.type == "Failover":
+            message = f"{backend} is of type Failover, which only backendRefs of HTTPRoutes may name"
+            remedy = "no other Failover, mirror, authorization server, parent or stream leads there"
+            raise UnresolvedRef("UnsupportedValue", message, remedy)
+        if destination.type == "EndpointSelector":
             message = f"{backend}: a destination of type {destination.type} is not supported yet"
             raise UnresolvedRef("UnsupportedValue", message)
         form = _port_form(backend, port_forms(backend.spec), port)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from egressproxy.config.compile.backends.kinds import DestinationBackend
 from egressproxy.config.compile.interface import Key, Reference
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.destination import FailoverEndpoint
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import (
@@ -22,7 +24,7 @@ from egressproxy.config.resources.routes import (
     TlsRoute,
 )
 
-__all__ = ["backend_refs", "only_parents", "rule_filters", "rule_refs", "stream_carriers"]
+__all__ = ["backend_refs", "endpoint_refs", "only_parents", "rule_filters", "rule_refs", "stream_carriers"]
 
 AnyRule = HttpRule | GrpcRule | StreamRule
 #: Says which object a reference means.
@@ -53,6 +55,13 @@ def backend_refs(route: Resource) -> Iterator[tuple[str, Reference]]:
                 yield f"{field}.externalAuth.backendRef", entry.external_auth.backend_ref
 
 
+def endpoint_refs(backend: Resource | None) -> Iterator[tuple[str, FailoverEndpoint]]:
+    """The endpoints of a Backend of type Failover, each with the field of its reference; none of another object."""
+    if isinstance(backend, DestinationBackend) and backend.spec.destination.failover is not None:
+        for number, endpoint in enumerate(backend.spec.destination.failover.endpoints):
+            yield f"spec.destination.failover.endpoints[{number}].backendRef", endpoint
+
+
 def only_parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
     """Backends that others are reached through, and that no route leads to."""
     found = _parents(resources, key_of)
@@ -75,5 +84,9 @@ def _parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
 
 
 def _targets(resources: ResourceSet, key_of: KeyOf, *kinds: type[AnyRoute]) -> set[Key]:
-    """What routes of these kinds lead to."""
-    return {key_of(route, ref) for kind in kinds for route in resources.of(kind) for _, ref in backend_refs(route)}
+    """What routes of these kinds lead to, by way of Failovers, too."""
+    found = {key_of(route, ref) for kind in kinds for route in resources.of(kind) for _, ref in backend_refs(route)}
+    for key in tuple(found):
+        named = resources.get(*key)
+        found |= {key_of(named, each.backend_ref) for _, each in endpoint_refs(named) if named is not None}
+    return found

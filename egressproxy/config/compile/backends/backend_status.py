@@ -63,6 +63,9 @@ def _set_conditions(
     conditions.set("Accepted", True, "Accepted", message)
     conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
     failed = 0
+    if not isinstance(backend, XBackend) and backend.spec.destination.failover is not None:
+        _set_endpoints(conditions, backends, backend)
+        return
     ports: Sequence[int | None] = [None]
     if not isinstance(backend, XBackend) and len(backend.spec.destination.ports) > 1:
         ports = [port.value for port in backend.spec.destination.ports]
@@ -80,6 +83,22 @@ def _set_conditions(
     faults[backend.key].set_conditions(conditions)
     if 0 < failed < len(ports):
         conditions.report("Degraded", "PortsNotUsable", f"{failed} of {len(ports)} ports cannot be used")
+
+
+def _set_endpoints(conditions: Conditions, backends: BackendCompiler, backend: DestinationBackend) -> None:
+    """The conditions of a Failover: it can be used while one of its endpoints can."""
+    problems = backends.endpoint_problems(backend)
+    for problem in problems:
+        conditions.fail("ResolvedRefs", problem.reason, f"{problem.field}: {problem.with_hint}")
+    failover = backend.spec.destination.failover
+    assert failover is not None
+    total = len(failover.endpoints)
+    if len(problems) == total:
+        conditions.fail("Accepted", "UnsupportedValue", "none of its endpoints can be used")
+    elif problems:
+        conditions.report("Degraded", "EndpointsNotUsable", f"{len(problems)} of {total} endpoints cannot be used")
+    if not any(endpoint.weight for endpoint in failover.endpoints):
+        conditions.fail("Accepted", "UnsupportedValue", "every endpoint has weight 0")
 
 
 def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: bool) -> None:

@@ -231,6 +231,9 @@ def destination_summary(spec: DestinationSpec) -> str:
         host = f"[{destination.ip.address}]" if destination.ip.address.version == 6 else str(destination.ip.address)
     elif service is not None:
         host = f"Service {service.namespace + '/' if service.namespace else ''}{service.name}"
+    elif destination.failover is not None:
+        endpoints = sorted(destination.failover.endpoints, key=lambda endpoint: endpoint.priority)
+        return f"the first that serves of {', '.join(endpoint.backend_ref.name for endpoint in endpoints)}"
     else:
         is_dynamic = destination.type == "Dynamic"
         return (

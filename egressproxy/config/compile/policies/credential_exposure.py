@@ -52,9 +52,9 @@ class CredentialDns:
         self, policy: PolicyIR, resolved: ResolvedBackend, layers: tuple[Layer, ...], filters: Iterable[RankedExtension]
     ) -> PolicyIR:
         """What holds for a backend that these filters send a credential to: its name is looked up as its own namespace
-        and Gateways say, and not as a route of another namespace does, which may use it.
+        and Gateways say, and not as a route or a Failover of another namespace does, which may use it.
         """
-        own = tuple(each for each in layers if each.level < Level.ROUTE or each.target[2] == resolved.target[2])
+        own = tuple(each for each in layers if each.level < Level.BACKEND or each.target[2] == resolved.target[2])
         if own == layers or exposed_sender(resolved, filters) is None:
             return policy
         dns = self._policies.merge(own, is_routed=True).policy.dns

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 from egressproxy.config.compile.backends.backend_compiler import ANY_DESTINATION, BackendCompiler, ResolvedBackend
+from egressproxy.config.compile.backends.kinds import DestinationBackend
 from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
@@ -25,9 +27,9 @@ from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.routes import BackendRef
+from egressproxy.config.resources.routes import BackendRef, HttpRoute
 from egressproxy.ir.backend import BackendIR, Destination, Protocol
-from egressproxy.ir.route import MirrorIR, WeightedBackend
+from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
 
 __all__ = ["BackendRefCompiler", "RuleBackends", "default_scopes"]
 
@@ -92,12 +94,60 @@ class BackendRefCompiler:
             more.extend(self.policy_filters.body_limits(behind))
             return found
 
-        for ref in refs:
-            if ref.weight or keeps_weight_0:
-                choice = self._of_ref(route, ref, layers, scopes, partial(filters_of, ref), error)
-                copies = mirrors(ref) if choice.backend is not None else ()
-                made.append(replace(choice, weight=ref.weight, mirrors=copies) if copies or ref.weight != 1 else choice)
+        for number, ref in enumerate(refs):
+            if not ref.weight and not keeps_weight_0:
+                continue
+            asked = partial(filters_of, ref)
+            try:
+                failover = self.backends.failover(route, ref) if isinstance(route, HttpRoute) else None
+            except UnresolvedRef as unresolved:
+                made.append(WeightedBackend(None, ref.weight, error=unresolved.message))
+                continue
+            if failover is not None:
+                found = self._of_failover(failover, number, ref.weight, layers, scopes, asked, error)
+                copies = mirrors(ref) if any(each.backend is not None for each in found) else ()
+                made += (replace(each, mirrors=copies) for each in found)
+                continue
+            choice = self._of_ref(route, ref, layers, scopes, asked, error)
+            copies = mirrors(ref) if choice.backend is not None else ()
+            made.append(replace(choice, weight=ref.weight, mirrors=copies) if copies or ref.weight != 1 else choice)
         return RuleBackends(tuple(made), tuple(more))
+
+    def _of_failover(
+        self,
+        failover: DestinationBackend,
+        number: int,
+        weight: int,
+        layers: tuple[Layer, ...],
+        scopes: LimitScopes,
+        filters: Callable[[tuple[Layer, ...]], Iterable[RankedExtension]],
+        error: str,
+    ) -> list[WeightedBackend]:
+        """The endpoints of a Failover, which the backendRef `number` of a rule names with this weight.
+
+        Each is under all that holds for it as a backend of its own, and under the policies of the Failover.
+        """
+        layers += self.policies.layer(Level.BACKEND, failover.key)
+        spec = failover.spec.destination.failover
+        assert spec is not None
+        made = FailoverIR(
+            failover.full_name,
+            number,
+            weight,
+            tuple(sorted(set(spec.codes))),
+            spec.first_byte.seconds if spec.first_byte is not None else 0.0,
+            spec.replay == "Idempotent",
+            spec.max_replay_bytes,
+            spec.attempts_header,
+        )
+        found = []
+        for endpoint in spec.endpoints:
+            if endpoint.weight:
+                one = self._of_ref(
+                    failover, endpoint.backend_ref, layers, scopes, filters, error, resolve=self.backends.endpoint
+                )
+                found.append(replace(one, weight=endpoint.weight, failover=made, priority=endpoint.priority))
+        return found or [WeightedBackend(None, weight, error=f"every endpoint of {failover} has weight 0")]
 
     def of_default(
         self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str
@@ -151,7 +201,8 @@ class BackendRefCompiler:
         `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no
         other backend's); limits of bodies are among them, since the filter's request is not the rule's.
         """
-        return self._of_ref(route, ref, layers, scopes, self.policy_filters.body_limits, protocols=protocols)
+        resolve = partial(self.backends.resolve, protocols=protocols)
+        return self._of_ref(route, ref, layers, scopes, self.policy_filters.body_limits, resolve=resolve)
 
     def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
         """A backend that answers every request with this error, where these layers hold."""
@@ -165,11 +216,14 @@ class BackendRefCompiler:
         scopes: LimitScopes,
         filters: Callable[[tuple[Layer, ...]], Iterable[RankedExtension]],
         error: str = "",
-        protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
+        resolve: Callable[[Any, BackendObjectReference], ResolvedBackend] | None = None,
     ) -> WeightedBackend:
-        """`filters` returns those that are asked for beside the backend's own, given all layers that hold for it."""
+        """`filters` returns those that are asked for beside the backend's own, given all layers that hold for it.
+
+        `resolve` finds the backend that the reference of `route` names; None: any that serves requests.
+        """
         try:
-            resolved = self.backends.resolve(route, ref, protocols)
+            resolved = (resolve or self.backends.resolve)(route, ref)
         except UnresolvedRef as unresolved:
             return WeightedBackend(None, error=unresolved.message)
         resolved, layers = self._with_layers(resolved, layers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
-from egressproxy.config.compile.backends.backend_references import rule_filters, rule_refs
+from egressproxy.config.compile.backends.backend_references import endpoint_refs, rule_filters, rule_refs
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.route_filters import route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment, Rejection
@@ -26,7 +26,7 @@ from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.route_filters import ExternalAuthFilter
-from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, GrpcRule, HttpRoute, HttpRule
+from egressproxy.config.resources.routes import AnyRoute, BackendRef, GrpcRoute, GrpcRule, HttpRoute, HttpRule
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.route import WeightedBackend
@@ -66,10 +66,22 @@ class RouteValidation:
         ]
 
     def unreported(self, backends: Iterable[WeightedBackend]) -> list[str]:
-        """Why backends cannot be used at a listener, as far as nothing here says it: policies close them."""
+        """Why backends cannot be used at a listener, as far as nothing here says it: policies close them.
+
+        Of endpoints of a Failover only where none of them can: see `idle_endpoints`.
+        """
+        backends = tuple(backends)
         known = {*self.errors, *self.closed.values()}
-        errors = dict.fromkeys(b.error for b in backends if b.backend is None)
+        served = {b.failover for b in backends if b.backend is not None and b.failover is not None}
+        errors = dict.fromkeys(b.error for b in backends if b.backend is None and b.failover not in served)
         return [error for error in errors if error not in known]
+
+    def idle_endpoints(self, backends: Iterable[WeightedBackend]) -> list[str]:
+        """Why endpoints of Failovers are not used at a listener where others of theirs are."""
+        backends = tuple(backends)
+        served = {b.failover for b in backends if b.backend is not None and b.failover is not None}
+        idle = (b for b in backends if b.backend is None and b.failover in served)
+        return list(dict.fromkeys(f"{b.failover.name}: {b.error}" for b in idle if b.failover is not None))
 
     @property
     def is_served(self) -> bool:
@@ -207,12 +219,23 @@ class RouteValidator:
         problem = ""
         for where, ref in refs:
             try:
-                self.backends.resolve(route, ref, protocols)
+                self._resolve(route, ref, protocols)
             except UnresolvedRef as unresolved:
                 problem = unresolved.message
                 validation.errors.add(problem)
                 validation.unresolved.append((unresolved.reason, f"{where}: {unresolved.with_hint}"))
         return problem
+
+    def _resolve(self, route: Resource, ref: BackendObjectReference, protocols: Container[Protocol]) -> None:
+        """Raise UnresolvedRef where nothing can serve what goes to this reference."""
+        is_of_rule = isinstance(route, HttpRoute) and isinstance(ref, BackendRef)
+        failover = self.backends.failover(route, ref) if is_of_rule else None
+        if failover is None:
+            self.backends.resolve(route, ref, protocols)
+            return
+        problems = self.backends.endpoint_problems(failover)
+        if len(problems) == len(list(endpoint_refs(failover))):
+            raise problems[0].copy()
 
     def _with_parents_named(self, route: Resource, rule: HttpRule) -> str:
         """The backends of a rule that are reached through a parent, which has retries of its own."""

@@ -56,6 +56,7 @@ _LESS: Final[tuple[str, ...]] = (
     "the most that there are",
     "of ports one entry counts",
     "these listeners are not served",
+    "does not use an endpoint",
 )
 #: What the notes of a condition say of a field that has no meaning here: nothing is missing.
 _NO_EFFECT: Final = "has nothing to be applied to"

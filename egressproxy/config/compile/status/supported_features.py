@@ -25,7 +25,6 @@ GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.
 #: Fields of our own kinds that are read and not served, by model and field: what happens instead. The published schema
 #: (`kubectl explain`) and docs/fields.md say it, as status does where one is used. What is served is taken out here.
 UNSERVED: Final[Mapping[str, str]] = {
-    "BackendDestination.failover": "what refers to the Backend answers 500",
     "BackendDestination.endpointSelector": "what refers to the Backend answers 500",
     "EgressPolicySpec.subjects": "what the policy denies or limits holds for everybody, the rest for nobody",
     "EgressPolicySpec.intercept": "the names that it lists are denied",

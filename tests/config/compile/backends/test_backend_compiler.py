@@ -163,15 +163,6 @@ def test_a_backend_that_is_not_verified_is_marked_as_insecure():
         assert "not verified" in message
 
 
-def test_fail_over_is_not_served_yet():
-    text = ours(
-        "type: Failover, failover: {endpoints: [{backendRef: {group: egressproxy.io, kind: Backend, name: other}}]}"
-    )
-    assert "Failover" in refused(text)
-    made = compiled(REVERSE, ROUTE, text)
-    assert of_object(made, "Backend", "default/plain", "Accepted")[:2] == ("False", "UnsupportedValue")
-
-
 @pytest.mark.parametrize("protocol", sorted(set(Protocol) - {Protocol.SOCKS5}))
 def test_every_protocol_is_served(protocol: Protocol):
     made = compiled(REVERSE, ROUTE, fqdn("mode: None", f"number: 80, protocol: {protocol.value}"))

@@ -12,15 +12,6 @@ from tests.config.compile.kit import FORWARD, PLAIN, compiled, policy
 
 RATE = "[{per: Gateway, limit: 1}]"
 WRITTEN = {
-    "BackendDestination.failover": """
-apiVersion: egressproxy.io/v1alpha1
-kind: Backend
-metadata: {name: other}
-spec:
-  destination:
-    type: Failover
-    failover: {endpoints: [{backendRef: {group: egressproxy.io, kind: Backend, name: plain}}]}
-""",
     "BackendDestination.endpointSelector": """
 apiVersion: egressproxy.io/v1alpha1
 kind: Backend

@@ -1,0 +1,169 @@
+"""Failover: the endpoints of a Backend of that type in one rule, and where a request goes when one of them fails.
+
+A request goes to the lowest priority number that has a backend which serves, there by weight. After a failure it goes
+to the next backend that it has not asked yet; those that are put aside come last, the one that is to be tried soonest
+first. The whole request goes again, as the client sent it, to a backend with filters, credentials, TLS and region rules
+of its own. It goes on:
+
+* always, where nothing of it was sent;
+* where a backend may have seen it, unless the Failover says `replay: Idempotent`;
+* after the Failover's codes;
+
+and never without the whole body, after the request's own time, nor when the client has the head of an answer. Where
+every backend was asked, the retries of the rule begin from the start. A denial is no failure: it ends the request.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from time import time
+from typing import Final
+
+from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.passive_health import PassiveHealth
+from egressproxy.gateway.backends.retry_hints import asked_pause_s
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_call import IDEMPOTENT
+from egressproxy.ir.route import FailoverIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.message import ResponseHead
+
+__all__ = ["Course", "FailoverGroup", "aside_s", "may_serve"]
+
+#: Attempts for one request, whatever the endpoints.
+MAX_ATTEMPTS: Final = 16
+#: Idle connections that had died, and are replaced before the backend counts as failed.
+MAX_STALE: Final = 2
+#: Our own limits of connections to one backend: another one has its own.
+_BUSY: Final = frozenset((Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT))
+#: Known of its endpoints already, which are looked at by themselves.
+_KNOWN: Final = frozenset((Reason.NO_ENDPOINT,))
+#: One broken connection says little of the next one.
+_UNCERTAIN: Final = frozenset(
+    (Reason.UPSTREAM_RESET, Reason.UPSTREAM_CLOSED, Reason.UPSTREAM_INCOMPLETE, Reason.BAD_RESPONSE)
+)
+#: The request was not sent.
+_UNSENT: Final = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPOINT, Reason.TLS_CERTIFICATE))
+
+
+def may_serve(backend: RouteBackend, now: float) -> bool:
+    """Whether requests should go to this backend at all, as far as is known. The one place that asks for its health."""
+    return not _health(backend).is_aside(now)
+
+
+def aside_s(backend: RouteBackend, now: float) -> float:
+    """Seconds for which the backend is put aside from now on; 0.0 for one that is not."""
+    return max(0.0, _health(backend).aside_until - now)
+
+
+def _health(backend: RouteBackend) -> PassiveHealth:
+    assert backend.connector is not None
+    return backend.connector.health
+
+
+class FailoverGroup:
+    """The endpoints that can be used, by priority. Keeps nothing of a request."""
+
+    __slots__ = ("codes", "endpoints", "spec")
+
+    def __init__(self, spec: FailoverIR, endpoints: Sequence[RouteBackend]) -> None:
+        """Each of the `endpoints` has a connector."""
+        self.spec = spec
+        self.codes = frozenset(spec.codes)
+        self.endpoints = tuple(sorted(endpoints, key=lambda endpoint: endpoint.priority))
+
+    def choose(self, asked: Collection[RouteBackend], now: float) -> RouteBackend | None:
+        """The backend to ask next; None if all were asked."""
+        left = [endpoint for endpoint in self.endpoints if endpoint not in asked]
+        serving = [endpoint for endpoint in left if may_serve(endpoint, now)]
+        if serving:
+            equals = [endpoint for endpoint in serving if endpoint.priority == serving[0].priority]
+            return random.choices(equals, [endpoint.weight for endpoint in equals])[0]  # noqa: S311
+        return min(left, key=lambda endpoint: _health(endpoint).aside_until, default=None)
+
+    def __repr__(self) -> str:
+        return f"FailoverGroup({self.spec.name}, {len(self.endpoints)} endpoints)"
+
+
+class Course:
+    """The way of one request through a Failover."""
+
+    __slots__ = ("_asked", "_attempts", "_failover", "_stale")
+
+    def __init__(self, failover: FailoverGroup) -> None:
+        self._failover = failover
+        self._asked: list[RouteBackend] = []  # in this round
+        self._attempts = 0
+        self._stale = 0
+
+    def first(self, now: float) -> RouteBackend:
+        """The backend to ask first, or at the beginning of another round."""
+        self._asked.clear()
+        found = self._failover.choose((), now)
+        assert found is not None
+        return found
+
+    def begin(self, backend: RouteBackend, now: float) -> None:
+        """An attempt at this backend begins."""
+        self._attempts += 1
+        self._asked.append(backend)
+        _health(backend).begin(now)
+
+    def succeeded(self, backend: RouteBackend) -> None:
+        """The backend has answered, as well as was asked for."""
+        _health(backend).succeeded()
+
+    def answered(self, backend: RouteBackend, head: ResponseHead, now: float) -> None:
+        """The backend has answered with one of the codes."""
+        _health(backend).failed(now, is_certain=False, asked_s=asked_pause_s(head.fields, time()))
+
+    def next(
+        self, x: Exchange, backend: RouteBackend, error: GatewayError | None, tried: Collection[Target], now: float
+    ) -> RouteBackend | None:
+        """Where the request goes after this failure (None: a code) of a backend; None: nowhere.
+
+        `tried` are the targets that were tried for it.
+        """
+        if error is not None:
+            if self._goes_to_same(backend, error, tried):
+                self._asked.remove(backend)
+                return backend if self._attempts < MAX_ATTEMPTS else None
+            if error.reason not in _BUSY and not is_over(error):
+                _health(backend).failed(now, is_certain=error.reason not in _UNCERTAIN)
+            if not self.goes_on(x, error):
+                return None
+        return self._failover.choose(self._asked, now) if self._attempts < MAX_ATTEMPTS else None
+
+    def goes_on(self, x: Exchange, error: GatewayError) -> bool:
+        """Whether a request that has failed like this may be sent to another backend."""
+        if error.reason in _BUSY:
+            return True
+        if not isinstance(error, UpstreamFault) or is_over(error):
+            return False
+        is_unsent = error.retry is RetrySafety.SAFE or error.reason in _UNSENT
+        return is_unsent or not self._failover.spec.only_idempotent or x.method in IDEMPOTENT
+
+    def _goes_to_same(self, backend: RouteBackend, error: GatewayError, tried: Collection[Target]) -> bool:
+        """Whether it is not the backend that has failed: an idle connection had died, or one of several endpoints is
+        down.
+        """
+        if error.retry is RetrySafety.IF_REUSED:
+            self._stale += 1
+            return self._stale <= MAX_STALE
+        connector = backend.connector
+        assert connector is not None
+        if error.retry is not RetrySafety.SAFE or error.reason in _KNOWN or len(connector.endpoints) < 2:
+            return False
+        return any(connector.endpoint_target(each) not in tried for each in connector.endpoints)
+
+    def __repr__(self) -> str:
+        return f"Course({self._failover}, {self._attempts} attempts)"
+
+
+def is_over(error: GatewayError) -> bool:
+    """Whether the time of the whole request is over, or nothing has moved on either side for too long."""
+    if error.reason is Reason.REQUEST_TIMEOUT:
+        return True
+    return error.reason is Reason.RESPONSE_TIMEOUT and error.retry is RetrySafety.NEVER

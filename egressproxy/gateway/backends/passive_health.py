@@ -1,0 +1,76 @@
+"""PassiveHealth: what a connector remembers of the attempts at its backend, for those that could go elsewhere.
+
+A backend is put aside when it cannot be reached or does not answer in time, when it has answered with a code of failure
+several times in a row, and when it asks for a pause. The hold-off begins at one second and doubles with each failed
+trial. When it is over, one request tries the backend; meanwhile, the others still go elsewhere. So a backend that is
+down costs one attempt for each hold-off, and no request more than one. A success ends it at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["FAILURES", "MAX_ASIDE_S", "MAX_HOLD_OFF_S", "MIN_HOLD_OFF_S", "PassiveHealth"]
+
+#: The first hold-off, and the longest that failures alone lead to.
+MIN_HOLD_OFF_S: Final = 1.0
+MAX_HOLD_OFF_S: Final = 60.0
+#: The longest pause that a backend may ask for: a limit that is back in a day is looked at again before.
+MAX_ASIDE_S: Final = 300.0
+#: Answers with a code of failure in a row. One alone says little of the next request.
+FAILURES: Final = 3
+
+
+class PassiveHealth:
+    """The memory of one backend. Times are monotonic seconds."""
+
+    __slots__ = ("_asked_until", "_failures", "_hold_off_s", "_is_on_trial", "aside_until")
+
+    def __init__(self) -> None:
+        self.aside_until = 0.0
+        self._asked_until = 0.0  # the end of the pause that the backend asked for
+        self._failures = 0  # in a row
+        self._hold_off_s = 0.0  # the last one; 0.0 after a success
+        self._is_on_trial = False  # one request tries the backend; a hold-off keeps the others away
+
+    def is_aside(self, now: float) -> bool:
+        """Whether requests should go elsewhere. Changes nothing."""
+        return now < self.aside_until
+
+    def begin(self, now: float) -> None:
+        """An attempt begins. After a hold-off it is a trial: others stay away until it has ended, or for as long."""
+        if self._hold_off_s and now >= self.aside_until:
+            self._is_on_trial = True
+            self.aside_until = now + self._hold_off_s
+
+    def succeeded(self) -> None:
+        """An attempt has ended well: the backend is as good as any, after the pause that it may have asked for."""
+        if self._failures:
+            self._failures = 0
+            self._hold_off_s = 0.0
+            self.aside_until = self._asked_until
+            self._is_on_trial = False
+
+    def failed(self, now: float, *, is_certain: bool, asked_s: float = 0.0) -> None:
+        """An attempt has failed. `is_certain`: the next one would fail as well, as far as one can know.
+
+        `asked_s`: the pause that the backend asks for, 0.0 for none. Of failures that end together, one counts.
+        """
+        self._failures += 1
+        if asked_s > 0:
+            self._failures = max(self._failures, FAILURES)
+            self._hold_off_s = max(self._hold_off_s, MIN_HOLD_OFF_S)
+            self._is_on_trial = False
+            self._asked_until = max(self._asked_until, now + min(asked_s, MAX_ASIDE_S))
+            self.aside_until = max(self.aside_until, self._asked_until)
+            return
+        if not (is_certain or self._failures >= FAILURES or self._hold_off_s):
+            return
+        if now < self.aside_until and not self._is_on_trial:
+            return
+        self._is_on_trial = False
+        self._hold_off_s = min(max(self._hold_off_s * 2, MIN_HOLD_OFF_S), MAX_HOLD_OFF_S)
+        self.aside_until = now + self._hold_off_s
+
+    def __repr__(self) -> str:
+        return f"PassiveHealth({self._failures} failures in a row, hold-off {self._hold_off_s:g} s)"

@@ -1,0 +1,452 @@
+"""Backends of type Failover: where a request goes when a backend fails, and what it takes along."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
+from tests.gateway.backends.test_retries import pods
+from tests.gateway.conftest import Start
+from tests.gateway.kit import OK, OK_PASSED
+from tests.support import manifests as m
+from tests.support.conversation import Conversation
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde"
+NAMES = ("a", "b", "c")
+
+
+def config(*endpoints: str | m.Manifest, rule: dict[str, Any] | None = None, **failover: Any) -> list[m.Manifest]:
+    """One route to the Failover `any`, with these endpoints of a, b and c (a.example:80 …)."""
+    return [
+        m.gateway(m.http_listener(8080)),
+        *(m.backend(name, f"{name}.example", 80) for name in NAMES),
+        m.failover("any", *(endpoints or NAMES), **failover),
+        m.http_route("route", m.prefix_rule("/", "any", **(rule or {}))),
+    ]
+
+
+def refuse(talk: Conversation, name: str) -> None:
+    fault = UpstreamFault(Reason.CONNECT_REFUSED, "the upstream refused", status=503, retry=RetrySafety.SAFE)
+    talk.refused(f"{name}.example", 80, fault)
+
+
+def asked(talk: Conversation, name: str, method: bytes = b"GET", *, is_new: bool = True) -> bytes:
+    """The backend of this name has the request; gives its head."""
+    if is_new:
+        talk.dialled(f"{name}.example", 80)
+    return talk.origin.take(method + rb" .*?\r\n\r\n")[0]
+
+
+def answer(talk: Conversation, status: int, *fields: bytes) -> None:
+    talk.origin >> b"HTTP/1.1 %d Said\r\n%bContent-Length: 2\r\n\r\nno" % (
+        status,
+        b"".join(f + b"\r\n" for f in fields),
+    )
+
+
+def served_by(talk: Conversation, name: str, *, is_new: bool = True) -> None:
+    """A request from its head to its end, by this backend alone."""
+    talk.client >> GET
+    asked(talk, name, is_new=is_new)
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def passed(talk: Conversation, status: int) -> dict[str, str]:
+    """The client has an answer with this status and a body of two bytes, or none; gives its fields."""
+    head = talk.client.take(rb"HTTP/1.1 %d .*?\r\n\r\n(no|hi)?" % status)[0].decode()
+    return {name.lower(): value for name, _, value in (line.partition(": ") for line in head.split("\r\n"))}
+
+
+# --- which one -------------------------------------------------------------------------------------------------------
+def test_the_lowest_priority_number_serves(converse: Start):
+    talk = converse(config())
+    served_by(talk, "a")
+    assert talk.record()["backend"] == "agents/a"
+    assert "attempts" not in talk.record()
+
+
+def test_equal_priorities_share_the_requests_by_weight(converse: Start):
+    def endpoint(name: str, weight: int) -> m.Manifest:
+        return {"backendRef": {"group": m.OURS, "kind": "Backend", "name": name}, "priority": 1, "weight": weight}
+
+    talk = converse(config(endpoint("a", 3), endpoint("b", 1), endpoint("c", 0)))
+    route = next(iter(talk.snapshot.ports.values())).first.http.matches("x", b"GET", b"/", None)  # type: ignore[arg-type]
+    group = next(iter(route)).payload.failovers
+    assert group is not None
+    made = next(iter(group.values()))
+    chosen = [made.choose((), 0.0).name for _ in range(4000)]
+    assert set(chosen) == {"agents/a", "agents/b"}
+    assert 2700 < chosen.count("agents/a") < 3300
+
+
+def test_a_refused_connection_goes_to_the_next_priority_with_its_own_host(converse: Start):
+    talk = converse(config())
+    talk.client >> POST
+    refuse(talk, "a")
+    head = asked(talk, "b", b"POST")
+    assert b"\r\nHost: b.example\r\n" in head
+    talk.origin << b"abcde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    record = talk.record()
+    assert (record["backend"], record["status"], record["attempts"]) == ("agents/b", 200, 2)
+    assert [(each["backend"], each["outcome"]) for each in record["attempts_detail"]] == [
+        ("agents/a", "upstream_refused"), ("agents/b", "200"),
+    ]  # fmt: skip
+    assert talk.series("failovers") == 1
+
+
+def test_a_backend_that_is_down_costs_one_attempt_and_is_then_left_alone(converse: Start):
+    talk = converse(config())
+    talk.client >> GET
+    refuse(talk, "a")
+    asked(talk, "b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    for _ in range(5):
+        served_by(talk, "b", is_new=False)
+    talk.no_dial()
+
+
+def test_when_all_have_failed_the_client_gets_the_last_error(converse: Start):
+    talk = converse(config())
+    talk.client >> GET
+    for name in NAMES:
+        refuse(talk, name)
+    assert talk.client.answer()[0] == 503
+    assert len(talk.record()["attempts_detail"]) == 3
+    talk.no_dial()
+
+
+def test_when_all_are_put_aside_they_are_asked_all_the_same(converse: Start):
+    talk = converse(config("a", "b"))
+    talk.client >> GET
+    refuse(talk, "a")
+    refuse(talk, "b")
+    assert talk.client.answer()[0] == 503
+    served_by(talk, "a")
+
+
+# --- codes -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 529])
+def test_a_post_that_a_code_of_failure_answers_goes_to_the_next_backend_as_the_client_sent_it(
+    converse: Start, status: int
+):
+    talk = converse(config())
+    talk.client >> POST
+    asked(talk, "a", b"POST")
+    talk.origin << b"abcde"
+    answer(talk, status)
+    asked(talk, "b", b"POST")
+    talk.origin << b"abcde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 504])
+def test_other_codes_are_the_clients(converse: Start, status: int):
+    talk = converse(config())
+    talk.client >> GET
+    asked(talk, "a")
+    answer(talk, status)
+    passed(talk, status)
+    talk.no_dial()
+
+
+def test_the_last_backends_code_reaches_the_client_with_its_fields(converse: Start):
+    talk = converse(config("a", "b"))
+    talk.client >> GET
+    asked(talk, "a")
+    answer(talk, 503)
+    asked(talk, "b")
+    answer(talk, 429, b"Retry-After: 9")
+    assert passed(talk, 429)["retry-after"] == "9"
+
+
+def test_a_backend_that_asks_for_a_pause_gets_it(converse: Start):
+    talk = converse(config())
+    talk.client >> GET
+    asked(talk, "a")
+    answer(talk, 429, b"Retry-After: 30")
+    asked(talk, "b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    served_by(talk, "b", is_new=False)
+
+
+def test_one_code_of_failure_does_not_put_a_backend_aside(converse: Start):
+    talk = converse(config())
+    talk.client >> GET
+    asked(talk, "a")
+    first = talk.origin
+    answer(talk, 500)
+    asked(talk, "b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.origin = first
+    served_by(talk, "a", is_new=False)
+
+
+# --- broken answers --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 O", b"SSH-2.0-x\r\n"])
+def test_a_head_that_does_not_come_whole_goes_to_the_next_backend(converse: Start, said: bytes):
+    talk = converse(config())
+    talk.client >> POST
+    asked(talk, "a", b"POST")
+    if said:
+        talk.origin >> said
+    talk.origin.resets()
+    asked(talk, "b", b"POST")
+    talk.origin << b"abcde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_replay_idempotent_keeps_a_post_that_a_backend_may_have_seen(converse: Start):
+    talk = converse(config(replay="Idempotent"))
+    talk.client >> POST
+    asked(talk, "a", b"POST")
+    talk.origin.resets()
+    assert talk.client.answer()[0] == 502
+    talk.no_dial()
+
+
+# --- the first byte --------------------------------------------------------------------------------------------------
+def wait_for_dial(talk: Conversation) -> None:
+    """The timer of an attempt is one of the loop, which conversations in memory do not wait for."""
+    for _ in range(1000):
+        if talk.dialer.dials:
+            return
+        talk.run(asyncio.sleep(0.01))
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("said", [b"", HEAD, HEAD + b"5\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"])
+def test_a_first_token_that_stalls_goes_to_the_next_backend(converse: Start, said: bytes):
+    talk = converse(config(firstByte="60ms"))
+    talk.client >> POST
+    asked(talk, "a", b"POST")
+    if said:
+        talk.origin >> said
+    wait_for_dial(talk)
+    talk.client.hears_nothing()
+    asked(talk, "b", b"POST")
+    talk.origin << b"abcde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["attempts_detail"][0]["outcome"] == "upstream_timeout"
+
+
+@pytest.mark.parametrize("said", [HEAD, HEAD + b"5\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"])
+def test_an_answer_that_ends_before_its_first_byte_goes_to_the_next_backend(converse: Start, said: bytes):
+    talk = converse(config(firstByte="5s"))
+    talk.client >> POST
+    asked(talk, "a", b"POST")
+    talk.origin >> said
+    talk.origin.resets()
+    asked(talk, "b", b"POST")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_stream_flows_from_its_first_byte_on_and_has_no_such_limit_any_more(converse: Start):
+    talk = converse(config(firstByte="50ms"))
+    talk.client >> GET
+    asked(talk, "a")
+    talk.origin >> HEAD
+    talk.client.hears_nothing()
+    talk.origin >> b"3\r\none\r\n"
+    talk.client << STREAM + b"3\r\none\r\n"
+    talk.run(asyncio.sleep(0.1))
+    talk.origin >> b"3\r\ntwo\r\n0\r\n\r\n"
+    talk.client << b"3\r\ntwo\r\n0\r\n\r\n"
+    talk.no_dial()
+
+
+@pytest.mark.parametrize(
+    ("said", "passed"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 204 No Content\r\nVia: 1.1 gw\r\n\r\n"),
+        (HEAD + b"0\r\n\r\n", STREAM + b"0\r\n\r\n"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nContent-Length: 0\r\n\r\n",
+        ),
+    ],
+)
+def test_an_answer_without_a_body_is_not_waited_for(converse: Start, said: bytes, passed: bytes):
+    talk = converse(config(firstByte="5s"))
+    talk.client >> GET
+    asked(talk, "a")
+    talk.origin >> said
+    talk.client << passed
+
+
+def test_without_first_byte_the_head_is_sent_on_as_it_comes(converse: Start):
+    talk = converse(config())
+    talk.client >> GET
+    asked(talk, "a")
+    talk.origin >> HEAD
+    talk.client << STREAM
+    talk.origin >> b"0\r\n\r\n"
+    talk.client << b"0\r\n\r\n"
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+def test_a_body_that_is_longer_than_what_is_kept_stays_with_the_backend_that_has_it(converse: Start):
+    talk = converse(config(maxReplayBytes=4))
+    talk.client >> POST
+    asked(talk, "a", b"POST")
+    talk.origin << b"abcde"
+    answer(talk, 503)
+    passed(talk, 503)
+    talk.no_dial()
+
+
+def test_a_body_longer_than_that_of_other_retries_is_kept(converse: Start):
+    talk = converse(config())
+    body = b"x" * (4 * REPLAY_LIMIT)
+    talk.client >> POST.replace(b"5\r\n\r\nabcde", b"%d\r\n\r\n" % len(body)) + body
+    for name in ("a", "b"):
+        asked(talk, name, b"POST")
+        talk.origin << body
+        if name == "a":
+            answer(talk, 529)
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_the_requests_own_time_ends_it(converse: Start):
+    talk = converse(config(rule={"timeouts": {"request": "10s"}}))
+    talk.client >> GET
+    asked(talk, "a")
+    talk.after(11)
+    assert talk.client.answer()[0] == 504
+    talk.no_dial()
+    assert talk.record()["reason"] == "request_timeout"
+
+
+def test_the_rules_retries_begin_again_when_all_were_asked(converse: Start):
+    talk = converse(config("a", "b", rule={"retry": {"attempts": 1, "backoff": "0s"}}))
+    talk.client >> GET
+    refuse(talk, "a")
+    refuse(talk, "b")
+    served = talk.pending_dial()
+    assert served is not None
+    asked(talk, "a")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["attempts"] == 3
+
+
+# --- the trail -------------------------------------------------------------------------------------------------------
+def test_the_response_names_the_attempts_where_it_was_asked_for(converse: Start):
+    talk = converse(config(attemptsHeader=True))
+    talk.client >> GET
+    refuse(talk, "a")
+    asked(talk, "b")
+    answer(talk, 429)
+    asked(talk, "c")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nX-Egress-Attempts: forged\r\nContent-Length: 0\r\n\r\n"
+    said = [each.split(";")[:2] for each in passed(talk, 200)["x-egress-attempts"].split(", ")]
+    assert said == [
+        ['"agents/a"', "outcome=upstream_refused"], ['"agents/b"', "outcome=429"], ['"agents/c"', "outcome=200"],
+    ]  # fmt: skip
+
+
+def test_an_error_names_the_attempts_too(converse: Start):
+    talk = converse(config("a", attemptsHeader=True))
+    talk.client >> GET
+    refuse(talk, "a")
+    status, _, fields, _ = talk.client.answer()
+    assert status == 503
+    assert fields["X-Egress-Attempts"].startswith('"agents/a";outcome=upstream_refused;ms=')
+
+
+def test_the_response_says_nothing_where_it_was_not_asked_for(converse: Start):
+    talk = converse(config())
+    talk.client >> GET
+    refuse(talk, "a")
+    asked(talk, "b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+# --- endpoints of one backend ---------------------------------------------------------------------------------------
+def to_pods(*addresses: str, **traffic: Any) -> list[m.Manifest]:
+    """A Failover from a Service with these endpoints, port 8080, to b; under this `traffic`."""
+    of_pods = {"backendRef": {"name": "pods", "port": 80}}
+    of_b = {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "b"}, "priority": 1}
+    return [*pods(*addresses), *config(of_pods, of_b), m.policy(traffic=traffic)]
+
+
+def refuse_pod(talk: Conversation) -> str:
+    dial = talk.pending_dial()
+    assert dial is not None
+    address = str(dial.endpoints[0][0])
+    talk.refused(address, 8080, UpstreamFault(Reason.CONNECT_REFUSED, "no", status=503, retry=RetrySafety.SAFE))
+    return address
+
+
+def test_the_other_endpoints_of_a_backend_are_asked_before_the_next_backend(converse: Start):
+    talk = converse(to_pods("10.1.0.1", "10.1.0.2"))
+    talk.client >> POST
+    assert {refuse_pod(talk), refuse_pod(talk)} == {"10.1.0.1", "10.1.0.2"}
+    asked(talk, "b", b"POST")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+# --- coming back ------------------------------------------------------------------------------------------------------
+def test_when_the_hold_off_is_over_one_request_tries_the_backend_and_the_others_follow_its_success(converse: Start):
+    talk = converse(config("a", "b"))
+    talk.client >> GET
+    refuse(talk, "a")
+    asked(talk, "b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    second = talk.origin
+    talk.after(1.2)
+    others = talk.connect()
+    talk.client >> GET
+    trial = talk.pending_dial()
+    assert trial is not None
+    others >> GET
+    second.take(rb"GET .*?\r\n\r\n")
+    second >> OK
+    others << OK_PASSED
+    asked(talk, "a")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    served_by(talk, "a", is_new=False)
+
+
+def test_a_session_moves_from_a_backend_that_is_put_aside(converse: Start):
+    rule = {"sessionPersistence": {"sessionName": "sid", "type": "Header"}}
+    talk = converse(config("a", "b", rule=rule))
+    talk.client >> GET
+    asked(talk, "a")
+    answer(talk, 200)
+    token = passed(talk, 200)["sid"].encode()
+    asks = GET.replace(b"Host: x", b"Host: x\r\nsid: " + token)
+    talk.client >> asks
+    asked(talk, "a", is_new=False)
+    answer(talk, 503, b"Retry-After: 60")
+    asked(talk, "b")
+    talk.origin >> OK
+    moved = passed(talk, 200)["sid"].encode()
+    assert moved != token
+    for shown in (token, moved):
+        talk.client >> GET.replace(b"Host: x", b"Host: x\r\nsid: " + shown)
+        asked(talk, "b", is_new=False)
+        talk.origin >> OK
+        passed(talk, 200)
