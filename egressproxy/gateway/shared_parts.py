@@ -72,7 +72,7 @@ class SharedParts:
         times = policy.timeouts
         spec = ConnectionIR(
             weighted.backend, policy.dns, self._shared(policy.addresses), times.connect_s, times.tls_handshake_s,
-            times.idle_s, policy.kept,
+            times.idle_s, policy.kept, policy.resilience,
         )  # fmt: skip
         found = self.connectors.get(spec)
         if found is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from egressproxy.ir.policy import AddressesIR, ConnectionsIR, DnsIR, ExtensionIR
+from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
 
@@ -44,10 +45,14 @@ class Protocol(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """An address that an operator wrote, dialled as written."""
+    """An address that an operator wrote, dialled as written. `zone` is where it is, `for_zones` which zones it is for
+    (EndpointSlice `zone` and `hints.forZones`).
+    """
 
     address: IPAddress
     port: int
+    zone: str = ""
+    for_zones: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +136,4 @@ class ConnectionIR:
     tls_handshake_s: float
     idle_s: float
     kept: ConnectionsIR
+    resilience: ResilienceIR = NO_RESILIENCE

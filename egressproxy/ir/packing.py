@@ -12,7 +12,7 @@ from importlib import import_module
 from itertools import chain
 from typing import Any, Final
 
-from egressproxy.ir import backend, gateway, policy, route
+from egressproxy.ir import backend, gateway, policy, resilience, route
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.pickling import ADDRESSES, Pickler, Unpickler, classes
@@ -26,7 +26,10 @@ _FILTERS: Final = "egressproxy.filters."
 #: Not what a module has imported.
 _KNOWN: Final = classes(
     each
-    for each in (*ADDRESSES, *chain(*(vars(module).values() for module in (backend, gateway, policy, route))))
+    for each in (
+        *ADDRESSES,
+        *chain(*(vars(module).values() for module in (backend, gateway, policy, resilience, route))),
+    )
     if isinstance(each, type) and each.__module__.startswith(("egressproxy.", "ipaddress"))
 )
 _KINDS_OF_ROUTE: Final = ("http_routes", "tls_routes", "tcp_routes")

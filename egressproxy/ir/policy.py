@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Network
 
+from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
 
@@ -276,6 +277,7 @@ class PolicyIR:
     kept: ConnectionsIR = ConnectionsIR()
     limits: LimitsIR = LimitsIR()
     retries: RetryIR | None = None
+    resilience: ResilienceIR = NO_RESILIENCE
     extensions: tuple[ExtensionIR, ...] = ()
     #: The policies that took part, for messages: "namespace/name".
     sources: tuple[str, ...] = ()

@@ -86,13 +86,13 @@ class OutlierDetectionIR:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheckIR:
-    """`healthCheck.active`: each endpoint is asked every `interval_s`. `statuses` are ranges, last included."""
+    """`healthCheck.active`: each endpoint is asked every `interval_s`, less up to a tenth."""
 
     type: CheckType = CheckType.HTTP
     path: str = "/"
     method: str = "GET"
     hostname: str = ""
-    statuses: tuple[tuple[int, int], ...] = ((200, 200),)
+    statuses: tuple[int, ...] = (200,)
     interval_s: float = 3.0
     timeout_s: float = 1.0
     healthy_threshold: int = 1

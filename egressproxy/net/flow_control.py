@@ -40,7 +40,12 @@ def peer_name(transport: asyncio.BaseTransport) -> str:
     name: Any = transport.get_extra_info("peername")
     if not isinstance(name, tuple) or len(name) < 2:
         return "-"
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+    return address_text(*name[:2])
+
+
+def address_text(address: str, port: int) -> str:
+    """`address:port`, an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def peer_address(transport: asyncio.BaseTransport) -> str:

@@ -14,11 +14,11 @@ from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason, RetrySafety, UpstreamFault
-from egressproxy.ir.resilience import LoadBalancerType, OutlierDetectionIR, ResilienceIR
-from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, HealthState, Why
+from egressproxy.ir.resilience import LoadBalancerType, ResilienceIR
+from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, HealthState
 from egressproxy.upstream.hash_ring import HashRing
 
-__all__ = ["Balanced", "Balancer", "Member", "may_eject"]
+__all__ = ["Balanced", "Balancer", "Member", "open_circuit"]
 
 #: What an endpoint gets at the beginning of its slow start (Envoy's min_weight_percent).
 LEAST_WEIGHT = 0.1
@@ -221,43 +221,8 @@ class Balancer(Generic[T]):
         message = f"backend {self._name} has no healthy endpoint: {' and '.join(said)} of {len(states)}"
         return UpstreamFault(Reason.NO_HEALTHY_ENDPOINT, message, status=503, retry=RetrySafety.SAFE, retry_after_s=1)
 
-    # --- what became of requests ---------------------------------------------------------------------------------
-    def answered(self, member: Member[T], status: int, now: float) -> None:
-        """The endpoint gave a final answer with this status."""
-        health = member.health
-        if status < 500:
-            if not health.is_clean:
-                health.good(now)
-            return
-        self._eject(member, health.bad_status(status), now)
-
-    def failed(self, member: Member[T], now: float) -> None:
-        """The endpoint gave no answer: no connection, one that broke, or none in time."""
-        self._eject(member, member.health.local_failure(), now)
-
-    def _eject(self, member: Member[T], why: Why | None, now: float) -> None:
-        if why is None:
-            return
-        others = [each.health for each in self.members if each is not member]
-        outliers = self._spec.outliers
-        if why is Why.TRIAL_FAILED or (outliers is not None and may_eject(others, outliers)):
-            member.health.eject(now, why)
-
     def __repr__(self) -> str:
         return f"Balancer({self._name}, {len(self._candidates)} of {len(self.members)} usable)"
-
-
-def may_eject(others: Collection[EndpointHealth], outliers: OutlierDetectionIR) -> bool:
-    """Whether one more endpoint may be ejected beside these others: at most `maxEjectionPercent` of all.
-
-    Of several endpoints one may be in any case, with a percentage above 0. A lone endpoint is ejected with 100 alone.
-    """
-    out = sum(other.state in (HealthState.EJECTED, HealthState.TRIAL) for other in others)
-    all_of_them = len(others) + 1
-    most = int(all_of_them * outliers.max_ejection_percent / 100)
-    if outliers.max_ejection_percent > 0 and all_of_them > 1:
-        most = max(1, most)
-    return out < most
 
 
 def open_circuit(name: str, field: str) -> LimitExceeded:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from enum import Enum
 from weakref import WeakValueDictionary
 
+from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 
 __all__ = ["EndpointHealth", "HealthRegistry", "HealthState", "Why"]
@@ -64,16 +65,16 @@ class HealthRegistry:
         self._known: WeakValueDictionary[object, EndpointHealth] = WeakValueDictionary()
 
     def of(
-        self, scope: object, backend: str, kind: str, address: str, outliers: OutlierDetectionIR | None,
+        self, scope: object, backend: str, owner: BackendIR, address: str, outliers: OutlierDetectionIR | None,
         check: HealthCheckIR | None, now: float,
     ) -> EndpointHealth:  # fmt: skip
         """The health of this address ("host:port") in this scope: the known one, or a new one.
 
-        `scope` is hashable: what has to be equal for two users to share it. `backend` and `kind` name its object.
+        `scope` is hashable: what has to be equal for two users to share it. `backend` is what metrics call the `owner`.
         """
         found = self._known.get((scope, address))
         if found is None:
-            found = self._known[scope, address] = EndpointHealth(self, backend, kind, address, outliers, check, now)
+            found = self._known[scope, address] = EndpointHealth(self, backend, owner, address, outliers, check, now)
         return found
 
     def changed(self, health: EndpointHealth, why: Why) -> None:
@@ -107,17 +108,18 @@ class EndpointHealth:
         "is_clean",
         "kind",
         "multiplier",
+        "name",
         "returned_at",
         "state",
     )
 
     def __init__(
-        self, registry: HealthRegistry, backend: str, kind: str, address: str, outliers: OutlierDetectionIR | None,
-        check: HealthCheckIR | None, now: float,
+        self, registry: HealthRegistry, backend: str, owner: BackendIR, address: str,
+        outliers: OutlierDetectionIR | None, check: HealthCheckIR | None, now: float,
     ) -> None:  # fmt: skip
         self._registry = registry
         self.backend = backend
-        self.kind = kind
+        self.kind, self.name = owner.kind, owner.name
         self.address = address
         self._outliers = outliers
         self._check = check

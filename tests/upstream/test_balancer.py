@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from egressproxy.errors import LimitExceeded, Reason, UpstreamFault
+from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.resilience import (
     CircuitBreakerIR,
     HealthCheckIR,
@@ -17,9 +18,12 @@ from egressproxy.ir.resilience import (
     ResilienceIR,
 )
 from egressproxy.upstream.balancer import Balancer, Member
-from egressproxy.upstream.endpoint_health import HealthRegistry, HealthState
+from egressproxy.upstream.endpoint_health import HealthRegistry
+from egressproxy.upstream.outlier_detection import OutlierDetection
 
 CHECK = HealthCheckIR(unhealthy_threshold=1)
+
+BACKEND = BackendIR("ns/b", Destination.SERVICE, kind="Service")
 
 
 class Target:
@@ -36,11 +40,15 @@ def balancer(count: int = 3, *, zone: str = "", zones: str = "", hints: str = ""
     registry, whole = HealthRegistry(), ResilienceIR(check=CHECK, **spec)
     members = []
     for index in range(count):
-        health = registry.of("s", "ns/b", "Backend", f"e{index}", whole.outliers, whole.check, 0.0)
+        health = registry.of("s", "ns/b", BACKEND, f"e{index}", whole.outliers, whole.check, 0.0)
         own = zones[index].strip("-") if zones else ""
         hinted = tuple(hints[index].strip("-")) if hints else ()
         members.append(Member(Target(f"e{index}"), health, own, hinted))
     return Balancer("ns/b", whole, members, registry, zone, Random(1))
+
+
+def detection(made: Balancer[Target], outliers: OutlierDetectionIR) -> OutlierDetection:
+    return OutlierDetection(outliers, [member.health for member in made.members])
 
 
 def chosen(made: Balancer[Target], times: int = 300, now: float = 1000.0, key: bytes | None = None) -> dict[str, int]:
@@ -104,10 +112,11 @@ def test_an_unhealthy_endpoint_is_not_chosen_and_one_that_returns_is():
 
 
 def test_with_no_healthy_endpoint_left_the_request_fails_at_once_and_says_why():
-    made = balancer(3, outliers=OutlierDetectionIR(consecutive_5xx=1, max_ejection_percent=100))
+    outliers = OutlierDetectionIR(consecutive_5xx=1, max_ejection_percent=100)
+    made = balancer(3, outliers=outliers)
     made.members[0].health.check_failed()
-    made.answered(made.members[1], 500, 0.0)
-    made.answered(made.members[2], 500, 0.0)
+    for member in made.members[1:]:
+        assert detection(made, outliers).answered(member.health, 500, 0.0)
     with pytest.raises(UpstreamFault, match="2 ejected and 1 failing their health checks of 3") as caught:
         made.choose(None, 0.0)
     assert (caught.value.reason, caught.value.status) == (Reason.NO_HEALTHY_ENDPOINT, 503)
@@ -123,42 +132,30 @@ def test_below_the_panic_threshold_all_endpoints_are_used():
     assert made.is_panicking
 
 
-def test_no_more_than_the_ceiling_is_ejected():
-    made = balancer(4, outliers=OutlierDetectionIR(consecutive_5xx=1, max_ejection_percent=50))
-    for member in made.members:
-        made.failed(member, 0.0)
-    assert [member.health.state.value for member in made.members] == ["ejected", "ejected", "healthy", "healthy"]
-
-
-@pytest.mark.parametrize(("count", "percent", "ejected"), [(3, 10, 1), (3, 0, 0), (1, 99, 0), (1, 100, 1), (2, 50, 1)])
-def test_one_of_several_may_be_ejected_and_a_lone_one_with_100_percent_alone(count, percent, ejected):
-    made = balancer(count, outliers=OutlierDetectionIR(consecutive_5xx=1, max_ejection_percent=percent))
-    for member in made.members:
-        made.failed(member, 0.0)
-    assert sum(member.health.state is HealthState.EJECTED for member in made.members) == ejected
-
-
 def test_an_endpoint_that_returns_gets_one_request_until_it_has_answered():
-    made = balancer(2, outliers=OutlierDetectionIR(consecutive_5xx=1, base_ejection_s=30))
-    bad = made.members[0]
-    made.failed(bad, 0.0)
+    outliers = OutlierDetectionIR(consecutive_5xx=1, base_ejection_s=30)
+    made = balancer(2, outliers=outliers)
+    bad, detected = made.members[0].health, detection(made, outliers)
+    assert detected.failed(bad, 0.0)
     assert chosen(made, now=29.0) == {"e1": 300}
     assert chosen(made, now=30.0) == {"e0": 1, "e1": 299}
-    made.answered(bad, 200, 30.5)
+    assert not detected.answered(bad, 200, 30.5)
     assert chosen(made, now=31.0) == {"e0": 150, "e1": 150}
 
 
 def test_while_an_endpoint_is_down_for_minutes_each_trial_costs_one_request():
-    made = balancer(3, outliers=OutlierDetectionIR(consecutive_5xx=5, base_ejection_s=30, max_ejection_s=300))
+    outliers = OutlierDetectionIR(consecutive_5xx=5, base_ejection_s=30, max_ejection_s=300)
+    made = balancer(3, outliers=outliers)
+    detected = detection(made, outliers)
     down, failures, longest = made.members[0], 0, 0
     row = 0
     for tick in range(6000):  # ten a second, for ten minutes
         member = made.choose(None, tick / 10)
         if member is down:
             failures += 1
-            made.failed(member, tick / 10)
+            detected.failed(member.health, tick / 10)
         else:
-            made.answered(member, 200, tick / 10)
+            detected.answered(member.health, 200, tick / 10)
         row = row + 1 if member is down else 0
         longest = max(longest, row)
     assert longest == 1

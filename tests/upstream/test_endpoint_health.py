@@ -6,15 +6,18 @@ import gc
 
 import pytest
 
+from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 from egressproxy.upstream.endpoint_health import TRIAL_S, EndpointHealth, HealthRegistry, HealthState, Why
 
 OUTLIERS = OutlierDetectionIR(consecutive_5xx=3, base_ejection_s=30, max_ejection_s=100, interval_s=10)
 CHECK = HealthCheckIR(healthy_threshold=2, unhealthy_threshold=3)
 
+BACKEND = BackendIR("ns/b", Destination.SERVICE, kind="Service")
+
 
 def health(outliers: OutlierDetectionIR | None = OUTLIERS, check: HealthCheckIR | None = CHECK) -> EndpointHealth:
-    return HealthRegistry().of("scope", "ns/b", "Backend", "10.0.0.1:80", outliers, check, 0.0)
+    return HealthRegistry().of("scope", "ns/b", BACKEND, "10.0.0.1:80", outliers, check, 0.0)
 
 
 def fail_and_eject(one: EndpointHealth, now: float) -> float:
@@ -132,9 +135,9 @@ def test_without_outlier_detection_nothing_is_an_outlier():
 def test_the_registry_gives_the_same_health_to_equal_scopes_and_counts_and_tells_changes():
     registry, told = HealthRegistry(), []
     registry.on_change = lambda health, why: told.append((health.address, health.state.value, why.value))
-    one = registry.of("s", "ns/b", "Backend", "10.0.0.1:80", OUTLIERS, CHECK, 0.0)
-    assert registry.of("s", "ns/b", "Backend", "10.0.0.1:80", OUTLIERS, CHECK, 9.0) is one
-    assert registry.of("other", "ns/b", "Backend", "10.0.0.1:80", OUTLIERS, CHECK, 9.0) is not one
+    one = registry.of("s", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 0.0)
+    assert registry.of("s", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 9.0) is one
+    assert registry.of("other", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 9.0) is not one
     before = registry.version
     fail_and_eject(one, 0.0)
     one.is_usable(30.0)
@@ -149,11 +152,11 @@ def test_the_registry_gives_the_same_health_to_equal_scopes_and_counts_and_tells
 
 def test_the_registry_forgets_an_endpoint_that_nobody_uses():
     registry = HealthRegistry()
-    one = registry.of("s", "ns/b", "Backend", "10.0.0.1:80", OUTLIERS, CHECK, 0.0)
+    one = registry.of("s", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 0.0)
     fail_and_eject(one, 0.0)
     del one
     gc.collect()
-    assert registry.of("s", "ns/b", "Backend", "10.0.0.1:80", OUTLIERS, CHECK, 0.0).state is HealthState.HEALTHY
+    assert registry.of("s", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 0.0).state is HealthState.HEALTHY
 
 
 @pytest.mark.parametrize("outliers", [OUTLIERS, None])

@@ -130,11 +130,20 @@ class EndpointConditions(OpenModel):
     terminating: Bool | None = None
 
 
+class ZoneHint(OpenModel):
+    name: str
+
+
+class EndpointHints(OpenModel):
+    for_zones: Annotated[tuple[ZoneHint, ...], NULL_IS_EMPTY_LIST] = ()
+
+
 class Endpoint(OpenModel):
     addresses: Annotated[tuple[str, ...], Field(min_length=1, max_length=100)]
     conditions: EndpointConditions = EndpointConditions()
     hostname: str | None = None
     zone: str | None = None
+    hints: EndpointHints | None = None
 
 
 class EndpointPort(OpenModel):

@@ -7,7 +7,7 @@ A pool lives as long as its ConnectionIR is in the configuration, whatever else 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
+from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
@@ -22,6 +23,7 @@ from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authoriz
 from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.ir.policy import AddressAllowance
+from egressproxy.ir.resilience import NO_RESILIENCE
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_address
@@ -95,6 +97,9 @@ class Connector:
             *_, first = self.parent.hops()
             first_name = first.fixed.name if first.fixed is not None else UNFOLLOWED
         self.targets = Targets(self.name, self.opener.resolver, network.wheel, first_name)
+        self.watched: Endpoints | None = endpoints_of(spec, network, self.targets, self.endpoints)
+        #: Whether its targets are neither watched nor behind a parent.
+        self.is_simple = self.parent is None and self.watched is None
         self._find = self.targets.known.get  # on the path of each request to a Dynamic backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
         self.fixed: Target | None = None
@@ -114,7 +119,13 @@ class Connector:
             tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
             found = self._find((authority.host, authority.port, tls is not None))
             return found if found is not None else self.targets.named(client_of(x), authority, tls)
-        return self.endpoint_target(self._next_endpoint())
+        return self.endpoint_target(self._next_endpoint(x))
+
+    def another_target(self, x: Exchange, avoid: Collection[Target]) -> Target:
+        """As `target`; one of `avoid` only where there is no other that may be used."""
+        if self.watched is None or self.fixed is not None or not self.endpoints:
+            return self.target(x)
+        return self.endpoint_target(self._next_endpoint(x, avoid))
 
     def endpoint_target(self, endpoint: EndpointAddress) -> Target:
         """The target of this endpoint of the backend."""
@@ -137,13 +148,16 @@ class Connector:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
         backend = self.spec.backend
         if backend.destination is Destination.FQDN:
-            return DialTarget(backend.hostname, backend.port)
+            return DialTarget(
+                backend.hostname, backend.port, watch=self.fixed.watch if self.fixed is not None else None
+            )
         if backend.destination is Destination.DYNAMIC:
             if x.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
             return DialTarget(x.authority.host, x.authority.port)
-        endpoint = self._next_endpoint()
-        return DialTarget(str(endpoint.address), endpoint.port)
+        endpoint = self._next_endpoint(x)
+        watch = self.endpoint_target(endpoint).watch if self.watched is not None else None
+        return DialTarget(str(endpoint.address), endpoint.port, watch=watch)
 
     def host_field(self, x: Exchange, target: Target) -> bytes:
         """The Host value for this backend, unless the route rewrote it."""
@@ -158,7 +172,7 @@ class Connector:
             return target.host_field
         return authority.host_field(443 if x.scheme == b"https" else 80)
 
-    def _next_endpoint(self) -> EndpointAddress:
+    def _next_endpoint(self, x: Exchange, avoid: Collection[Target] = ()) -> EndpointAddress:
         endpoints = self.endpoints
         if not endpoints:
             denied = self.opener.address_policy().explicit_deny_of(self.spec.backend.endpoints)
@@ -168,6 +182,8 @@ class Connector:
                 finally:
                     del denied  # its traceback holds this frame: no cycle
             raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
+        if self.watched is not None:
+            return self.watched.next(x, avoid)
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
 
@@ -351,4 +367,5 @@ def parent_spec(spec: ConnectionIR) -> ConnectionIR:
     if parent.destination is Destination.FQDN:
         own = AddressAllowance(hostnames=(parent.hostname,))
         addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
-    return replace(spec, backend=parent, addresses=addresses, dns=spec.backend.parent_dns or spec.dns)
+    dns = spec.backend.parent_dns or spec.dns
+    return replace(spec, backend=parent, addresses=addresses, dns=dns, resilience=NO_RESILIENCE)

@@ -5,20 +5,21 @@ forward proxy name as many as they like. A DialTarget is what is dialled, and ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.model.authority import Authority
+from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.exchange import Exchange
 from egressproxy.net.timers import Wheel
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["DialTarget", "SharedConnections", "Target", "Targets"]
+__all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets", "WatchesTargets"]
 
 #: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
 #: that one client has named first, those of them.
@@ -29,6 +30,38 @@ FREED_TARGETS = 64
 Key = tuple[str, int, bool]  # host, port, whether over TLS
 
 
+class TargetWatch(ABC):
+    """Is asked before an attempt at a target, and told what became of it (see `endpoints`). It holds no target."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def admit(self, target: Target) -> None:
+        """An attempt begins. Raises LimitExceeded, or UpstreamFault, (503) where there may be none."""
+
+    @abstractmethod
+    def answered(self, target: DialTarget, upstream: str, status: int) -> None:
+        """The endpoint at this address ("host:port") gave a final status; 0: a connection, for a tunnel."""
+
+    @abstractmethod
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+        """An attempt failed, on this connection or before there was one."""
+
+    @abstractmethod
+    def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
+        """Those of the addresses of a name that may be dialled now."""
+
+
+class WatchesTargets(ABC):
+    """Sets a watch on each target that is made."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def watch(self, target: Target) -> TargetWatch:
+        """The watch of a new target. It may change the limits of the target's pool."""
+
+
 @dataclass(slots=True, eq=False)
 class DialTarget:
     """What is dialled, and how."""
@@ -37,6 +70,8 @@ class DialTarget:
     port: int
     tls: BackendTlsIR | None = None
     name: FollowedName = UNFOLLOWED
+    watch: TargetWatch | None = None
+    only: IPAddress | None = None  # of the addresses of a name, for health checks
 
 
 class SharedConnections(ABC):
@@ -87,6 +122,12 @@ class Target(DialTarget):
     def is_secure(self) -> bool:
         """Whether connections to it are over TLS."""
         return self.tls is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are there now, and those that wait for a connection."""
+        pool = self.pool
+        return pool.open - pool.idle_count + len(pool.waiting)
 
     @property
     def key(self) -> Key:
@@ -142,7 +183,7 @@ class Targets:
     are kept to its name.
     """
 
-    __slots__ = ("_first_hop", "_name", "_of_client", "_resolver", "_wheel", "is_retired", "known")
+    __slots__ = ("_first_hop", "_name", "_of_client", "_resolver", "_wheel", "is_retired", "known", "watches")
 
     def __init__(self, name: str, resolver: Resolver, wheel: Wheel, first_hop: FollowedName | None) -> None:
         self.known: dict[Key, Target] = {}
@@ -152,6 +193,7 @@ class Targets:
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop
+        self.watches: WatchesTargets | None = None
 
     def configured(self, host: str, port: int, tls: BackendTlsIR | None, *, is_name: bool = False) -> Target:
         """The target of a destination that the configuration names. `is_name`: the host is resolved."""
@@ -196,6 +238,8 @@ class Targets:
         """A new target. Its `name` says whether connections to it may be used: behind a parent, that of the parent."""
         own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
         target = Target(host, port, tls, self._first_hop or own, pool=Pool(self._name), client=client)
+        if self.watches is not None:
+            target.watch = self.watches.watch(target)
         self.known[target.key] = target
         target.pool.is_retired = self.is_retired
         return target

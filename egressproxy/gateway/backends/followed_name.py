@@ -118,6 +118,13 @@ class FollowedName:
                 del self._connections[connection]
                 retire(connection, pool)
 
+    def leave(self, address: str) -> None:
+        """Retire the connections to this address: it is out of service for a while."""
+        for connection, (dialled, pool) in list(self._connections.items()):
+            if dialled == address:
+                del self._connections[connection]
+                retire(connection, pool)
+
     def _answered(self, policy: AddressPolicy, asked: asyncio.Future[tuple[IPAddress, ...]]) -> None:
         self._is_asked = False
         if asked.cancelled():

@@ -13,6 +13,7 @@ from egressproxy.model.shares import Shares, most_of
 from egressproxy.net.descriptors import descriptors
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
+from egressproxy.upstream.endpoint_health import HealthRegistry
 from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.resolver import Resolver
 
@@ -26,7 +27,8 @@ MAX_COPIED_BYTES = 64 * 1024 * 1024
 class Network:
     """The loop, the timers, the dialer, resolvers and address policies by their specs.
 
-    `session_key` signs the tokens of session persistence: the same in all workers of a run.
+    `session_key` signs the tokens of session persistence: the same in all workers of a run. `zone` is where this
+    process runs, as in EndpointSlices; "": not known.
     """
 
     def __init__(
@@ -36,12 +38,15 @@ class Network:
         count_dns: Callable[[str], None],
         pseudonym: bytes,
         session_key: bytes = b"",
+        zone: str = "",
     ) -> None:
         self.loop = loop
         self.wheel = wheel
         self.pseudonym = pseudonym
         self.session_key = SecretBytes(session_key or secrets.token_bytes(32))
         self.dialer = Dialer()
+        self.zone = zone
+        self.health = HealthRegistry()
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS

@@ -135,6 +135,10 @@ class ConnectionOpener:
             assert resolved is not None
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
+            if target.only is not None:
+                addresses = tuple(address for address in addresses if address == target.only)
+            elif target.watch is not None:
+                addresses = tuple(target.watch.order(target, addresses))
         if policy.reports and not is_named and policy.would_deny(addresses, target.port):
             x.note_denials(Reason.ADDRESS_DENIED)
         x.addresses = addresses

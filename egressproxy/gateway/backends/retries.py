@@ -145,6 +145,9 @@ def untried(backend: RouteBackend, x: Exchange, tried: Collection[Target], down:
     """The next endpoint that was not tried for this request; if all were tried, one that was not found down."""
     connector = backend.connector
     assert connector is not None
+    if connector.watched is not None:
+        target = connector.another_target(x, tried)
+        return target if target not in down else connector.another_target(x, down)
     target = connector.target(x)
     for avoided in (tried, down):
         for _ in connector.endpoints:
@@ -156,6 +159,8 @@ def untried(backend: RouteBackend, x: Exchange, tried: Collection[Target], down:
 
 def may_go_again(x: Exchange, error: UpstreamFault, backends: Sequence[RouteBackend], backend: RouteBackend) -> bool:
     """Whether another attempt could succeed after this failure, and would do no harm."""
+    if error.reason is Reason.NO_HEALTHY_ENDPOINT:
+        return len(backends) > 1
     if error.reason in SETTLED:
         has_others = backend.connector is not None and len(backend.connector.endpoints) > 1
         return has_others or len(backends) > 1

@@ -49,10 +49,16 @@ class Session:
     endpoint: EndpointAddress | None
 
     def target(self, x: Exchange) -> Target:
-        """The target of the session's requests: its endpoint, or the backend's next target. Raises GatewayError."""
+        """The target of the session's requests: its endpoint while that may be used, or the backend's next target.
+
+        Raises GatewayError.
+        """
         connector = self.backend.connector
         assert connector is not None
-        return connector.target(x) if self.endpoint is None else connector.endpoint_target(self.endpoint)
+        if self.endpoint is None:
+            return connector.target(x)
+        target = connector.endpoint_target(self.endpoint)
+        return target if connector.watched is None or connector.watched.is_usable(target) else connector.target(x)
 
 
 class PersistentSessions:

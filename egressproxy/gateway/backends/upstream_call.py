@@ -127,7 +127,9 @@ async def call_upstream(
         if not host:
             x.upstream_host = connector.host_field(x, target)
         via, way = connector, target
-        if connector.parent is not None:
+        if not connector.is_simple:
+            if target.watch is not None:
+                target.watch.admit(target)
             via, way = connector.way(x, target)
             if via is not connector:
                 x.upstream_host = target.host_field  # filters see what will be sent
@@ -161,6 +163,8 @@ async def call_upstream(
         except GatewayError as error:
             caller.count_attempt(error.reason.value)
             failed = held.upstream
+            if target.watch is not None:
+                target.watch.failed(target, error, x, failed)
             held.release(reusable=False)
             was_reused = failed is not None and failed.was_reused
             if failed is not None and not was_reused and error.retry is RetrySafety.IF_REUSED:
@@ -174,6 +178,8 @@ async def call_upstream(
                 target = connector.target(x)
             continue
         caller.count_attempt("ok")
+        if connector.watched is not None:
+            target.watch.answered(target, upstream.address, response.status)  # type: ignore[union-attr]  # it has one
         return upstream
 
 

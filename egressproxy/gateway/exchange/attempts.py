@@ -14,6 +14,7 @@ from time import monotonic
 from egressproxy.errors import GatewayError, LimitExceeded, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
@@ -44,9 +45,12 @@ async def reach_with_retries(
         left_s = max(0.0, x.started_at + route.request_s - monotonic())
         timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
     chosen: list[RouteBackend] = []
+    counted: list[Endpoints] = []  # those that count a retry of this request
     try:
-        return await _reach(policy, x, client, route, collected, chosen)
+        return await _reach(policy, x, client, route, collected, chosen, counted)
     finally:
+        for endpoints in counted:
+            endpoints.end_retry()
         if timer is not None:
             timer.cancel()
         if len(chosen) > 1 and x.notes is not None:
@@ -55,7 +59,7 @@ async def reach_with_retries(
 
 async def _reach(
     policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None,
-    chosen: list[RouteBackend],
+    chosen: list[RouteBackend], counted: list[Endpoints],
 ) -> Upstream | LocalResponse:  # fmt: skip
     head, resources, sessions = x.request, client.resources, policy.sessions
     block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
@@ -120,7 +124,10 @@ async def _reach(
                 course.answered(backend, x.response, client.wheel.now)
                 following = next_backend(course, policy, x, client, backend, None, tried, body)
             if following is None and (
-                status not in policy.codes or backend.has_parent or not policy.has_another(retries, body)
+                status not in policy.codes
+                or backend.has_parent
+                or not policy.has_another(retries, body)
+                or not may_retry(backend, counted)
             ):
                 break
             failures.append(f"status {status}")
@@ -139,6 +146,7 @@ async def _reach(
                     not isinstance(error, UpstreamFault)
                     or not (moves or may_go_again(x, error, route.backends, backend))
                     or not policy.has_another(retries, body)
+                    or not may_retry(backend, counted)
                 ):
                     note_attempt(x, backend, outcome, began)
                     raise
@@ -216,6 +224,17 @@ def attempt_timer(client: Client, backend: RouteBackend, failover: FailoverGroup
 def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
     """Add an attempt to the trail of this exchange. `began`: monotonic seconds."""
     AttemptTrail.kept_by(x).add(backend.name, outcome, monotonic() - began)
+
+
+def may_retry(backend: RouteBackend, counted: list[Endpoints]) -> bool:
+    """Whether the circuit breaker of this backend allows one more retry, which is added to `counted` then."""
+    endpoints = backend.connector.watched if backend.connector is not None else None
+    if endpoints is None or endpoints in counted:
+        return True
+    if not endpoints.take_retry():
+        return False
+    counted.append(endpoints)
+    return True
 
 
 def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
+from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
@@ -171,16 +172,23 @@ async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) 
     connector = backend.connector
     assert connector is not None
     x.attempts += 1
+    target: DialTarget | None = None
     try:
         if terminated:
+            target = connector.target(x)
             parked = PendingProtocol()
-            await connector.opener.open(x, connector.target(x), backend.chain.connect, parked)
+            await connector.opener.open(x, target, backend.chain.connect, parked)
         else:
-            parked = await connector.opener.park(x, connector.tunnel_target(x), backend.chain.connect)
+            target = connector.tunnel_target(x)
+            parked = await connector.opener.park(x, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
+        if target is not None and target.watch is not None:
+            target.watch.failed(target, error, x, None)
         raise
     backend.series.attempt("ok")
+    if target.watch is not None:
+        target.watch.answered(target, x.upstream, 0)
     return parked
 
 

@@ -13,6 +13,7 @@ from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import EndpointSlice, Service, ServicePort
 from egressproxy.ir.backend import BackendIR, Destination, EndpointAddress, Protocol
+from egressproxy.model.authority import IPAddress
 
 __all__ = ["Services"]
 
@@ -88,7 +89,7 @@ class Services:
 
     def _endpoints(self, service: Service, entry: ServicePort) -> tuple[EndpointAddress, ...]:
         """The ready addresses, with the port that each slice has under the Service port's name."""
-        found: dict[EndpointAddress, None] = {}
+        found: dict[tuple[IPAddress, int], EndpointAddress] = {}
         for piece in self._by_service.get((service.namespace, service.name), ()):
             port = next((p.port for p in piece.ports if p.name == entry.name and p.protocol == "TCP"), None)
             if port is None or piece.address_type == "FQDN":
@@ -98,7 +99,10 @@ class Services:
                     continue
                 for address in endpoint.addresses[:1]:  # further ones are unused (discovery.k8s.io/v1)
                     try:
-                        found[EndpointAddress(ip_address(address), port)] = None
+                        known = ip_address(address)
                     except ValueError:
                         continue
-        return tuple(sorted(found, key=lambda e: (e.address.version, int(e.address), e.port)))
+                    hints = endpoint.hints.for_zones if endpoint.hints is not None else ()
+                    zones = tuple(sorted(hint.name for hint in hints))
+                    found.setdefault((known, port), EndpointAddress(known, port, endpoint.zone or "", zones))
+        return tuple(sorted(found.values(), key=lambda e: (e.address.version, int(e.address), e.port)))

@@ -29,7 +29,7 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.limits import Limits
 from egressproxy.config.resources.policy import Dns, EgressPolicy
-from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
+from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
 
 __all__ = ["PolicyAttachments"]
@@ -214,10 +214,6 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
             yield "traffic.retries is for Gateways and routes, and does nothing on a backend."
         elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
             yield f"traffic.retries: {problem}."
-        for name in ("circuit_breaker", "outlier_detection", "load_balancing", "health_check"):
-            if getattr(spec.traffic, name) is not None:
-                alias = Traffic.model_fields[name].alias
-                yield f"traffic.{alias} is not supported yet and does nothing."
 
 
 def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]:

@@ -28,6 +28,12 @@ from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
 from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.resilience import (
+    circuit_breaker,
+    health_check,
+    load_balancer,
+    outlier_detection,
+)
 from egressproxy.config.compile.policies.restrictions import (
     intersect,
     merge_addresses,
@@ -41,6 +47,7 @@ from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.config.resources.values import Duration
 from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, TimeoutsIR
+from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 
 __all__ = ["ChosenParent", "Merged", "Merger", "Overridden"]
 
@@ -129,6 +136,7 @@ class Merger:
             kept=self._connections(ordered),
             limits=merge_limits(ordered),
             retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
+            resilience=self._resilience(ordered),
             sources=tuple(policy.full_name for policy in policies),
             mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),
         )
@@ -225,6 +233,32 @@ class Merger:
         age_s = self._traffic_winner(ordered, "connections.maxAge", attrgetter("connections.max_age"))
         requests = self._traffic_winner(ordered, "connections.maxRequests", attrgetter("connections.max_requests"))
         return ConnectionsIR(age_s or 0.0, requests or 0)
+
+    def _resilience(self, ordered: Sequence[Layer]) -> ResilienceIR:
+        """Each section as the most specific policy writes it that has it; their fields are not mixed."""
+
+        def of_health(name: str) -> Any:
+            found = attrgetter(name)
+            return self._traffic_winner(
+                ordered,
+                f"healthCheck.{name}",
+                lambda traffic: found(traffic.health_check) if traffic.health_check is not None else None,
+            )
+
+        made = ResilienceIR(
+            load_balancer(self._traffic_winner(ordered, "loadBalancer", attrgetter("load_balancer"))),
+            outlier_detection(of_health("passive")),
+            health_check(of_health("active")),
+            circuit_breaker(self._traffic_winner(ordered, "circuitBreaker", attrgetter("circuit_breaker"))),
+            self._panic_percent(ordered),
+        )
+        return NO_RESILIENCE if made == NO_RESILIENCE else made
+
+    def _panic_percent(self, ordered: Sequence[Layer]) -> float:
+        def said(traffic: Traffic) -> float | None:
+            return traffic.health_check.panic_threshold if traffic.health_check is not None else None
+
+        return self._traffic_winner(ordered, "healthCheck.panicThreshold", said) or 0.0
 
     def _traffic_winner(self, ordered: Sequence[Layer], name: str, read: Callable[[Traffic], Any]) -> Any:
         """The value of a setting below `traffic`, a duration in seconds; None where no policy sets it."""

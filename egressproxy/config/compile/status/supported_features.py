@@ -35,10 +35,6 @@ UNSERVED: Final[Mapping[str, str]] = {
     "Limits.tokens": "it does nothing",
     "Limits.bytes": "it does nothing",
     "Limits.store": "the processes of one gateway count for themselves",
-    "Traffic.circuitBreaker": "it does nothing",
-    "Traffic.outlierDetection": "it does nothing",
-    "Traffic.loadBalancing": "it does nothing",
-    "Traffic.healthCheck": "it does nothing",
     "PayloadProcessingPipeline.spec": "no pipeline is accepted, and a rule that names one answers 500",
 }
 

@@ -62,10 +62,6 @@ def test_places_without_policies_of_their_own_share_one_value():
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ("traffic: {circuitBreaker: {maxRequests: 2}}", "traffic.circuitBreaker"),
-        ("traffic: {outlierDetection: {}}", "traffic.outlierDetection"),
-        ("traffic: {loadBalancing: {type: Random}}", "traffic.loadBalancing"),
-        ("traffic: {healthCheck: {path: /ok}}", "traffic.healthCheck"),
         ("limits: {tokens: [{per: Route, limit: 5}]}", "limits.tokens"),
         ("limits: {bytes: [{per: Route, limit: 5}]}", "limits.bytes"),
         ("limits: {requests: [{per: Identity, limit: 5}]}", "limits per Identity"),

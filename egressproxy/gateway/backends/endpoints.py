@@ -1,0 +1,364 @@
+"""Endpoints of one connector under `loadBalancer`, `healthCheck` and `circuitBreaker`: which one is next, what each
+outcome of a request says about it, and how many requests it may have.
+
+Ip and Service: each address is an endpoint with a pool of its own. Fqdn: the name is one endpoint for balancing and for
+the circuit breaker; its addresses have a health each, and those that are out are not dialled, nor are connections to
+them used. Dynamic: each destination that clients name has the circuit breaker alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets, TargetWatch, WatchesTargets
+from egressproxy.gateway.backends.network import Network
+from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
+from egressproxy.ir.resilience import NO_RESILIENCE, CircuitBreakerIR, HashSource, LoadBalancerIR, LoadBalancerType
+from egressproxy.model.authority import IPAddress
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.shares import client_of
+from egressproxy.net.flow_control import address_text
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.upstream.balancer import Balancer, Member, open_circuit
+from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState
+from egressproxy.upstream.outlier_detection import OutlierDetection
+
+__all__ = ["Endpoints", "endpoints_of"]
+
+#: Addresses of one name whose health is kept; of further ones nothing is known.
+MAX_ADDRESSES = 64
+#: What says something about the endpoint. What a client can bring about (a body that does not come) does not.
+FAILURES = frozenset(
+    (
+        Reason.CONNECT_REFUSED,
+        Reason.CONNECT_TIMEOUT,
+        Reason.CONNECT_FAILED,
+        Reason.TLS_CERTIFICATE,
+        Reason.TLS_PROTOCOL,
+        Reason.TLS_TIMEOUT,
+        Reason.UPSTREAM_RESET,
+        Reason.UPSTREAM_CLOSED,
+        Reason.UPSTREAM_INCOMPLETE,
+        Reason.BAD_RESPONSE,
+    )
+)
+
+
+def endpoints_of(
+    spec: ConnectionIR, network: Network, targets: Targets, open_to: Sequence[EndpointAddress]
+) -> Endpoints | None:
+    """The endpoints of a connector; None where nothing but taking turns is asked for. `open_to`: those not denied."""
+    is_hinted = bool(network.zone) and any(endpoint.for_zones for endpoint in open_to)
+    return Endpoints(spec, network, targets, open_to) if spec.resilience != NO_RESILIENCE or is_hinted else None
+
+
+class Endpoints:
+    """The endpoints of one connector. Their health is in the registry of the network, and outlives a reload."""
+
+    __slots__ = ("_by_member", "_guard", "_key", "_wheel", "balancer", "breaker", "name", "retries", "targets")
+
+    def __init__(
+        self, spec: ConnectionIR, network: Network, targets: Targets, open_to: Sequence[EndpointAddress]
+    ) -> None:
+        backend, resilience = spec.backend, spec.resilience
+        self.name = backend.label
+        self.targets = targets
+        self.retries = 0  # that are in progress
+        self._wheel = network.wheel
+        self._guard = targets.watches = TargetGuard(spec, network)
+        self.breaker = self._guard.breaker
+        self._key = hash_key(resilience.load_balancer)
+        self._by_member: dict[Member[Target], EndpointAddress] = {}
+        self.balancer: Balancer[Target] | None = None
+        if backend.destination in (Destination.IP, Destination.SERVICE):
+            healths = {each: self._guard.health(address_text(str(each.address), each.port)) for each in open_to}
+            detection = OutlierDetection(resilience.outliers, tuple(healths.values()))
+            for endpoint, health in healths.items():
+                target = targets.configured(str(endpoint.address), endpoint.port, backend.tls)
+                target.watch = EndpointWatch(self._guard, detection, health)
+                self._by_member[Member(target, health, endpoint.zone, endpoint.for_zones)] = endpoint
+            members = tuple(self._by_member)
+            self.balancer = Balancer(self.name, resilience, members, network.health, network.zone)
+
+    def next(self, x: Exchange, avoid: Collection[Target] = ()) -> EndpointAddress:
+        """The endpoint that this exchange goes to. Raises UpstreamFault, LimitExceeded (503)."""
+        assert self.balancer is not None
+        key = self._key(x) if self._key is not None else None
+        return self._by_member[self.balancer.choose(key, self._wheel.now, avoid)]
+
+    def is_usable(self, target: Target) -> bool:
+        """Whether a request that wants this endpoint may go there now."""
+        return not isinstance(target.watch, EndpointWatch) or target.watch.is_usable
+
+    # --- retries -------------------------------------------------------------------------------------------------
+    def take_retry(self) -> bool:
+        """Whether one more retry may be in progress (`maxParallelRetries`). If so it is counted: `end_retry` it."""
+        most = self.breaker.max_retries
+        if most is not None and self.retries >= most:
+            return False
+        self.retries += 1
+        return True
+
+    def end_retry(self) -> None:
+        """A retry is over."""
+        self.retries -= 1
+
+    # --- for people ----------------------------------------------------------------------------------------------
+    def healths(self) -> Iterator[EndpointHealth]:
+        """The health of each endpoint that is known."""
+        if self.balancer is not None:
+            yield from (member.health for member in self.balancer.members)
+            return
+        for target in self.targets.known.values():
+            if isinstance(target.watch, NameWatch):
+                yield from target.watch.known.values()
+
+    def open_circuits(self) -> Iterator[str]:
+        """The name of each limit of `circuitBreaker` that is reached, once for each endpoint."""
+        breaker = self.breaker
+        if breaker.max_retries is not None and self.retries >= breaker.max_retries:
+            yield "maxParallelRetries"
+        for target in self.targets.known.values():
+            pool = target.pool
+            if breaker.max_connections is not None and pool.open - pool.idle_count >= breaker.max_connections:
+                yield "maxConnections"
+            if breaker.max_pending and len(pool.waiting) >= breaker.max_pending:
+                yield "maxPendingRequests"
+            if breaker.max_requests is not None and target.in_flight >= breaker.max_requests:
+                yield "maxParallelRequests"
+
+    def __repr__(self) -> str:
+        return f"Endpoints({self.name}, {self.balancer})"
+
+
+class TargetGuard(TargetWatch, WatchesTargets):
+    """The circuit breaker of every target of a connector. As a watch it knows no health.
+
+    Nothing here holds a target: what a reload retires has to be free of circles.
+    """
+
+    __slots__ = ("_name", "_network", "_scope", "_spec", "breaker")
+
+    def __init__(self, spec: ConnectionIR, network: Network) -> None:
+        self._spec = spec
+        self._name = spec.backend.label
+        self._network = network
+        self._scope = replace(spec, backend=replace(spec.backend, endpoints=()))
+        self.breaker = spec.resilience.breaker or CircuitBreakerIR()
+
+    def watch(self, target: Target) -> TargetWatch:
+        """See WatchesTargets."""
+        breaker, pool = self.breaker, target.pool
+        if breaker.max_connections is not None:
+            pool.limit = breaker.max_connections
+            pool.share = min(pool.share, breaker.max_connections)
+        if breaker.max_pending is not None:
+            pool.waiting.limit = breaker.max_pending
+            pool.waiting.share = min(pool.waiting.share, breaker.max_pending)
+        if self._spec.backend.destination is Destination.FQDN and self._spec.backend.parent is None:
+            return NameWatch(self)
+        return self
+
+    def health(self, address: str) -> EndpointHealth:
+        """The health of this address ("host:port")."""
+        backend, resilience, network = self._spec.backend, self._spec.resilience, self._network
+        return network.health.of(
+            self._scope, self._name, backend, address, resilience.outliers, resilience.check, network.wheel.now
+        )
+
+    def is_failure(self, target: DialTarget, error: GatewayError, upstream: UpstreamConnection | None) -> bool:
+        """Whether an attempt that failed like this says something about the endpoint. A failure on the way through a
+        parent does not: the parent may be at fault.
+        """
+        if self._spec.backend.parent is not None or not isinstance(error, UpstreamFault):
+            return False
+        if error.reason is Reason.RESPONSE_TIMEOUT:
+            if upstream is None:  # it has waited for the connection, or for other requests
+                return not (isinstance(target, Target) and target.pool.waiting)
+            return upstream.has_sent_all and not upstream.is_write_blocked and upstream.head is None
+        if upstream is not None and upstream.was_reused and error.retry is RetrySafety.IF_REUSED:
+            return False  # an idle connection that the server has closed
+        return error.reason in FAILURES
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds, as exact as the wheel of timers."""
+        return self._network.wheel.now
+
+    @property
+    def version(self) -> int:
+        """Changes whenever the health of an endpoint does."""
+        return self._network.health.version
+
+    @property
+    def outliers(self) -> OutlierDetection:
+        """The outlier detection of a name, whose addresses are not known yet."""
+        return OutlierDetection(self._spec.resilience.outliers, ())
+
+    def none_left(self, count: int) -> UpstreamFault:
+        """The error where all of so many addresses are out."""
+        message = f"backend {self._name} has no healthy endpoint: all {count} addresses are out"
+        return UpstreamFault(Reason.NO_HEALTHY_ENDPOINT, message, status=503, retry=RetrySafety.SAFE, retry_after_s=1)
+
+    @property
+    def may_panic(self) -> bool:
+        """Whether endpoints that are out are used where no other is left."""
+        return self._spec.resilience.panic_percent > 0
+
+    def admit(self, target: Target) -> None:
+        """See TargetWatch."""
+        most = self.breaker.max_requests
+        if most is not None and target.in_flight >= most:
+            raise open_circuit(self._name, "maxParallelRequests")
+
+    def answered(self, target: DialTarget, upstream: str, status: int) -> None:
+        """See TargetWatch."""
+
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+        """See TargetWatch."""
+
+    def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
+        """See TargetWatch."""
+        return addresses
+
+    def __repr__(self) -> str:
+        return f"TargetGuard({self._name})"
+
+
+class EndpointWatch(TargetWatch):
+    """The watch of a target that is one endpoint."""
+
+    __slots__ = ("_detection", "_guard", "health")
+
+    def __init__(self, guard: TargetGuard, detection: OutlierDetection, health: EndpointHealth) -> None:
+        self._guard = guard
+        self._detection = detection
+        self.health = health
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may go there now: for sessions, which ask for one endpoint."""
+        return self.health.is_usable(self._guard.now)
+
+    def admit(self, target: Target) -> None:
+        """See TargetWatch."""
+        self._guard.admit(target)
+
+    def answered(self, target: DialTarget, upstream: str, status: int) -> None:
+        """See TargetWatch."""
+        if status >= 500 or not self.health.is_clean:
+            self._detection.answered(self.health, status, self._guard.now)
+
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+        """See TargetWatch."""
+        if self._guard.is_failure(target, error, upstream):
+            self._detection.failed(self.health, self._guard.now)
+        elif self.health.state is HealthState.TRIAL:
+            self.health.end_trial()
+
+    def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
+        """See TargetWatch."""
+        return addresses
+
+    def __repr__(self) -> str:
+        return f"EndpointWatch({self.health})"
+
+
+class NameWatch(TargetWatch):
+    """The watch of a name, whose addresses have a health each. `known` is by "address:port"."""
+
+    __slots__ = ("_detection", "_due", "_guard", "_is_out", "_version", "known")
+
+    def __init__(self, guard: TargetGuard) -> None:
+        self._guard = guard
+        self.known: dict[str, EndpointHealth] = {}
+        self._detection = guard.outliers
+        self._detection.healths = self.known.values()
+        self._is_out = False  # all of the addresses are
+        self._version = -1
+        self._due = 0.0
+
+    def admit(self, target: Target) -> None:
+        """See TargetWatch. Where all known addresses are out, there is nothing to dial."""
+        guard = self._guard
+        guard.admit(target)
+        if self._version != guard.version or guard.now >= self._due:
+            now, healths = guard.now, self.known.values()
+            self._is_out = bool(healths) and not (guard.may_panic or any(each.is_usable(now) for each in healths))
+            self._due = min((each.next_change(now) for each in healths), default=float("inf"))
+            self._version = guard.version
+        if self._is_out:
+            raise guard.none_left(len(self.known))
+
+    def answered(self, target: DialTarget, upstream: str, status: int) -> None:
+        """See TargetWatch."""
+        health = self.known.get(upstream)
+        if health is not None and (status >= 500 or not health.is_clean):
+            self._settle(target, health, self._detection.answered(health, status, self._guard.now))
+
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+        """See TargetWatch. A dial that fails has failed at each address that it tried."""
+        if upstream is not None:
+            tried = [upstream.address]
+        else:
+            tried = [address_text(str(address), target.port) for address in x.addresses]
+        counts = self._guard.is_failure(target, error, upstream)
+        for health in filter(None, map(self.known.get, tried)):
+            if counts:
+                self._settle(target, health, self._detection.failed(health, self._guard.now))
+            elif health.state is HealthState.TRIAL:
+                health.end_trial()
+
+    def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
+        """See TargetWatch. These are all addresses of the name: the health of others is forgotten."""
+        now = self._guard.now
+        texts = {address_text(str(address), target.port): address for address in addresses[:MAX_ADDRESSES]}
+        if texts.keys() != self.known.keys():
+            kept = {text: self.known.get(text) or self._guard.health(text) for text in texts}
+            self.known.clear()  # in place: the outlier detection looks at it
+            self.known.update(kept)
+            self._version = -1
+        usable = [texts[text] for text, health in self.known.items() if health.is_usable(now)]
+        for health in self.known.values():
+            if health.state is HealthState.TRIAL and health.is_usable(now):
+                health.begin_trial(now)
+        return usable or addresses
+
+    def _settle(self, target: DialTarget, health: EndpointHealth, is_ejected: bool) -> None:
+        if is_ejected:
+            target.name.leave(health.address.rpartition(":")[0].strip("[]"))
+
+    def __repr__(self) -> str:
+        return f"NameWatch({len(self.known)} addresses)"
+
+
+def hash_key(spec: LoadBalancerIR) -> Callable[[Exchange], bytes | None] | None:
+    """How the key for ConsistentHash is read from an exchange; None where there is none to read."""
+    if spec.type is not LoadBalancerType.CONSISTENT_HASH:
+        return None
+    if spec.hash_source is HashSource.HEADER:
+        return partial(_of_header, spec.hash_name.encode())
+    if spec.hash_source is HashSource.COOKIE:
+        return partial(_of_cookie, re.compile(rb"(?:^|[;,])[ \t]*%b=([^;,]*)" % re.escape(spec.hash_name.encode())))
+    return _of_client
+
+
+def _of_client(x: Exchange) -> bytes:
+    return client_of(x).encode()
+
+
+def _of_header(name: bytes, x: Exchange) -> bytes | None:
+    return x.request.fields.get(name) if x.request is not None else None
+
+
+def _of_cookie(pattern: re.Pattern[bytes], x: Exchange) -> bytes | None:
+    lines: Iterable[bytes] = x.request.fields.get_all(b"cookie") if x.request is not None else ()
+    for line in lines:
+        found = pattern.search(line)
+        if found is not None:
+            return found[1].strip()
+    return None
