@@ -33,10 +33,6 @@ spec: {processors: [{name: one, type: egressproxy.io/HeaderPolicy:v1}]}
     "Limits.tokens": policy(f"limits: {{tokens: {RATE}}}"),
     "Limits.bytes": policy(f"limits: {{bytes: {RATE}}}"),
     "Limits.store": policy("limits: {store: {type: Redis, backendRef: {name: redis, port: 6379}}}"),
-    "Traffic.circuitBreaker": policy("traffic: {circuitBreaker: {maxRequests: 1}}"),
-    "Traffic.outlierDetection": policy("traffic: {outlierDetection: {}}"),
-    "Traffic.loadBalancing": policy("traffic: {loadBalancing: {type: Random}}"),
-    "Traffic.healthCheck": policy("traffic: {healthCheck: {}}"),
 }
 
 
