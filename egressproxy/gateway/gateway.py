@@ -139,6 +139,8 @@ class GatewayServer:
             for spec, connector in old.connectors.items():
                 if spec not in fresh.connectors:
                     connector.retire()
+        for connector in fresh.connectors.values():
+            connector.start()
         self._forget_resolvers()
         fresh.filters.seal()
         return old

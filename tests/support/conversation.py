@@ -527,6 +527,8 @@ class Conversation:
         self.conductor = Conductor(self.wheel, self.log, b"gw", self.metrics)
         self.conductor.accounting._id_prefix = "test"
         self.snapshot = build(spec, self.catalog, self.network, self.metrics, None)
+        for connector in self.snapshot.connectors.values():
+            connector.start()
         self.snapshot.filters.seal()
         self.ports: list[BoundPort] = []
         for port in self.snapshot.ports.values():
@@ -558,6 +560,8 @@ class Conversation:
             for key, connector in old.connectors.items():
                 if key not in self.snapshot.connectors:
                     connector.retire()
+            for connector in self.snapshot.connectors.values():
+                connector.start()
             self.snapshot.filters.seal()
 
         self.act(swap)

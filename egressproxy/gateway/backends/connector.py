@@ -17,6 +17,7 @@ from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
 from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
+from egressproxy.gateway.backends.health_checks import HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
@@ -77,6 +78,7 @@ class Connector:
             self.parent = Connector(parent_spec(spec), network, is_parent=True)
         self.proxy_authorization = proxy_authorization(spec.backend)  # for plain http to the parent
         self.opener = ConnectionOpener(spec, network, self.parent, is_parent=is_parent)
+        self.checks: HealthChecks | None = None
         self._max_requests = spec.kept.max_requests
         # A parent is asked in HTTP/1.
         self.speaks_http2_alone = spec.backend.protocol in HTTP_2_PROTOCOLS and not is_parent
@@ -327,9 +329,17 @@ class Connector:
             deadline.close()
             del future  # its error's traceback holds this frame: no cycle
 
+    def start(self) -> None:
+        """The connector is in service: ask its endpoints whether they are well, where that is configured."""
+        if self.checks is None and self.watched is not None and self.spec.resilience.check is not None:
+            self.checks = HealthChecks(self.spec, self.network, self.opener, self.watched)
+            self.checks.start()
+
     # --- the end -----------------------------------------------------------------------------------------------
     def retire(self) -> None:
         """Close idle connections now, busy ones after their exchange: the configuration has no such backend now."""
+        if self.checks is not None:
+            self.checks.stop()
         for hop in self.hops():
             hop.targets.retire()
             if hop.channel is not None:

@@ -108,13 +108,17 @@ class Endpoints:
         self.retries -= 1
 
     # --- for people ----------------------------------------------------------------------------------------------
+    @property
+    def named(self) -> Target | None:
+        """The target of an Fqdn backend that is reached without a parent, whose addresses have a health each."""
+        return next((each for each in self.targets.known.values() if isinstance(each.watch, NameWatch)), None)
+
     def healths(self) -> Iterator[EndpointHealth]:
         """The health of each endpoint that is known."""
-        if self.balancer is not None:
-            yield from (member.health for member in self.balancer.members)
-            return
         for target in self.targets.known.values():
-            if isinstance(target.watch, NameWatch):
+            if isinstance(target.watch, EndpointWatch):
+                yield target.watch.health
+            elif isinstance(target.watch, NameWatch):
                 yield from target.watch.known.values()
 
     def open_circuits(self) -> Iterator[str]:
@@ -159,9 +163,11 @@ class TargetGuard(TargetWatch, WatchesTargets):
         if breaker.max_pending is not None:
             pool.waiting.limit = breaker.max_pending
             pool.waiting.share = min(pool.waiting.share, breaker.max_pending)
-        if self._spec.backend.destination is Destination.FQDN and self._spec.backend.parent is None:
+        if self._spec.backend.destination is not Destination.FQDN:
+            return self
+        if self._spec.backend.parent is None:
             return NameWatch(self)
-        return self
+        return DistantWatch(self, self.health(address_text(target.host, target.port)))
 
     def health(self, address: str) -> EndpointHealth:
         """The health of this address ("host:port")."""
@@ -201,7 +207,8 @@ class TargetGuard(TargetWatch, WatchesTargets):
 
     def none_left(self, count: int) -> UpstreamFault:
         """The error where all of so many addresses are out."""
-        message = f"backend {self._name} has no healthy endpoint: all {count} addresses are out"
+        what = "its one address is out" if count == 1 else f"all {count} addresses are out"
+        message = f"backend {self._name} has no healthy endpoint: {what}"
         return UpstreamFault(Reason.NO_HEALTHY_ENDPOINT, message, status=503, retry=RetrySafety.SAFE, retry_after_s=1)
 
     @property
@@ -268,6 +275,21 @@ class EndpointWatch(TargetWatch):
         return f"EndpointWatch({self.health})"
 
 
+class DistantWatch(EndpointWatch):
+    """The watch of a name that a parent resolves: one endpoint, which health checks through the parent judge."""
+
+    __slots__ = ()
+
+    def __init__(self, guard: TargetGuard, health: EndpointHealth) -> None:
+        super().__init__(guard, OutlierDetection(None, (health,)), health)
+
+    def admit(self, target: Target) -> None:
+        """See TargetWatch. Raises UpstreamFault where the health checks fail."""
+        self._guard.admit(target)
+        if self.health.state is HealthState.UNHEALTHY and not self._guard.may_panic:
+            raise self._guard.none_left(1)
+
+
 class NameWatch(TargetWatch):
     """The watch of a name, whose addresses have a health each. `known` is by "address:port"."""
 
@@ -314,19 +336,24 @@ class NameWatch(TargetWatch):
                 health.end_trial()
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
-        """See TargetWatch. These are all addresses of the name: the health of others is forgotten."""
+        """See TargetWatch."""
         now = self._guard.now
+        texts = self.learn(target, addresses)
+        usable = [texts[text] for text, health in self.known.items() if health.is_usable(now)]
+        for health in self.known.values():
+            if health.state is HealthState.TRIAL and health.is_usable(now):
+                health.begin_trial(now)
+        return usable or addresses
+
+    def learn(self, target: DialTarget, addresses: Sequence[IPAddress]) -> dict[str, IPAddress]:
+        """These are all addresses of the name: the health of others is forgotten. Returns them by "address:port"."""
         texts = {address_text(str(address), target.port): address for address in addresses[:MAX_ADDRESSES]}
         if texts.keys() != self.known.keys():
             kept = {text: self.known.get(text) or self._guard.health(text) for text in texts}
             self.known.clear()  # in place: the outlier detection looks at it
             self.known.update(kept)
             self._version = -1
-        usable = [texts[text] for text, health in self.known.items() if health.is_usable(now)]
-        for health in self.known.values():
-            if health.state is HealthState.TRIAL and health.is_usable(now):
-                health.begin_trial(now)
-        return usable or addresses
+        return texts
 
     def _settle(self, target: DialTarget, health: EndpointHealth, is_ejected: bool) -> None:
         if is_ejected:

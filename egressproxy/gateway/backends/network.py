@@ -21,6 +21,8 @@ __all__ = ["Network"]
 
 #: Copies for mirrors at once in one process, and bytes of their bodies that wait.
 MAX_COPIES = 1024
+#: Health checks at once in one process.
+MAX_CHECKS = 64
 MAX_COPIED_BYTES = 64 * 1024 * 1024
 
 
@@ -51,6 +53,7 @@ class Network:
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS
         self.opened = Shares(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
+        self.checks = Shares(MAX_CHECKS, MAX_CHECKS)  # health checks, in progress
         self.copies = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
         self.copied_bytes = Shares(MAX_COPIED_BYTES, most_of(MAX_COPIED_BYTES))  # of those, what waits for a mirror
 

@@ -68,7 +68,7 @@ class ConnectionOpener:
     async def open(
         self,
         x: Exchange,
-        target: Target,
+        target: DialTarget,
         connect: Steps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,

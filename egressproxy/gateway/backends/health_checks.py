@@ -1,0 +1,226 @@
+"""HealthChecks: asks the endpoints of one connector whether they are well (`healthCheck.active`).
+
+Off the path of requests: on connections and drivers of its own, from the moment in which the connector is in service
+until it is retired. A check is dialled as a request is: the address policy, TLS and the parent hold. Each endpoint has
+one check at a time, all endpoints of a process MAX_CHECKS, and intervals vary, so that endpoints are not asked in step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from time import monotonic
+
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.gateway.backends.dial_targets import DialTarget, Target
+from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch
+from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.backends.opener import ConnectionOpener
+from egressproxy.ir.backend import ConnectionIR, Protocol
+from egressproxy.ir.resilience import CheckType, HealthCheckIR
+from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.flow_control import address_text
+from egressproxy.net.timers import TICK_S, Deadline
+from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.upstream.endpoint_health import EndpointHealth
+
+__all__ = ["HealthChecks"]
+
+log = logging.getLogger(__name__)
+
+#: By how much of it an interval may be shorter.
+JITTER = 0.1
+LIMITS = HeadLimits(max_fields=256)
+#: What counts as the client, for shares.
+CLIENT = "health-check:0"
+FIELDS = ((b"User-Agent", b"egressproxy-health-check"), (b"Accept", b"*/*"))
+#: What is asked in HTTP/1.1; of other protocols the connection alone is judged.
+ASKED = frozenset((Protocol.HTTP, Protocol.HTTP11, Protocol.MCP))
+
+
+class HealthChecks:
+    """The checks of one connector. `start` once, `stop` in the end."""
+
+    __slots__ = ("_checks", "_endpoints", "_look", "_network", "_opener", "_resolving", "spec")
+
+    def __init__(self, spec: ConnectionIR, network: Network, opener: ConnectionOpener, endpoints: Endpoints) -> None:
+        self.spec = spec
+        self._network = network
+        self._opener = opener
+        self._endpoints = endpoints
+        self._checks: dict[str, EndpointCheck] = {}  # by address and port
+        self._look: Deadline | None = None  # at a name
+        self._resolving: asyncio.Future[tuple[IPAddress, ...]] | None = None
+
+    def start(self) -> None:
+        """Ask each endpoint for the first time within an interval; then go on."""
+        check = self.spec.resilience.check
+        assert check is not None
+        for target in self._endpoints.targets.known.values():
+            if isinstance(target.watch, EndpointWatch):
+                self._add(check, target.watch.health, target)
+        if self._endpoints.named is not None:
+            self._look = Deadline(self._network.wheel, self._resolve)
+            self._resolve()
+
+    def stop(self) -> None:
+        """Ask nobody any more; checks in progress are given up."""
+        if self._look is not None:
+            self._look.close()
+        if self._resolving is not None:
+            self._resolving.remove_done_callback(self._resolved)
+            self._resolving = None
+        for each in self._checks.values():
+            each.close()
+        self._checks.clear()
+
+    def _add(self, check: HealthCheckIR, health: EndpointHealth, target: DialTarget) -> None:
+        made = self._checks[health.address] = EndpointCheck(self._network, self._opener, self.spec, health, target)
+        made.begin(random.uniform(0, check.interval_s))  # noqa: S311 (no secret)
+
+    # --- the addresses of a name ---------------------------------------------------------------------------------
+    def _resolve(self) -> None:
+        self._resolving = self._opener.resolver.resolve(self.spec.backend.hostname, CLIENT)
+        self._resolving.add_done_callback(self._resolved)
+
+    def _resolved(self, resolving: asyncio.Future[tuple[IPAddress, ...]]) -> None:
+        """Check the addresses that the name has now, as far as they may be dialled."""
+        self._resolving = None
+        backend, check = self.spec.backend, self.spec.resilience.check
+        assert check is not None
+        assert self._look is not None
+        self._look.after(check.interval_s)
+        if resolving.cancelled() or resolving.exception() is not None:
+            return  # the health of what is known stays
+        try:
+            policy = self._opener.address_policy()
+            addresses = policy.check(backend.hostname, resolving.result(), backend.port)
+        except GatewayError as error:
+            error.__traceback__ = None
+            return
+        target = self._endpoints.named
+        if target is None or not isinstance(target.watch, NameWatch):
+            return
+        target.watch.learn(target, addresses)
+        known = {address_text(str(address), backend.port): address for address in addresses}
+        for gone in [text for text in self._checks if text not in target.watch.known]:
+            self._checks.pop(gone).close()
+        for text, health in target.watch.known.items():
+            if text not in self._checks and text in known:
+                only = known[text]
+                self._add(check, health, DialTarget(backend.hostname, backend.port, backend.tls, only=only))
+
+    def __repr__(self) -> str:
+        return f"HealthChecks({self.spec.backend.label}, {len(self._checks)} endpoints)"
+
+
+class EndpointCheck:
+    """The checks of one endpoint, one after the other."""
+
+    __slots__ = (
+        "_check",
+        "_connection",
+        "_driver",
+        "_due",
+        "_health",
+        "_limit",
+        "_network",
+        "_opener",
+        "_spec",
+        "_target",
+    )
+
+    def __init__(
+        self, network: Network, opener: ConnectionOpener, spec: ConnectionIR, health: EndpointHealth, target: DialTarget
+    ) -> None:
+        assert spec.resilience.check is not None
+        self._check = spec.resilience.check
+        self._network = network
+        self._opener = opener
+        self._spec = spec
+        self._health = health
+        self._target = target
+        self._driver = Driver()
+        self._connection: UpstreamConnection | None = None
+        self._due: Deadline | None = Deadline(network.wheel, self._begin)
+        self._limit = Deadline(network.wheel, self._too_late)
+
+    def begin(self, seconds: float) -> None:
+        """Ask for the first time after so many seconds."""
+        if self._due is not None:
+            self._due.after(max(seconds, TICK_S))
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._due is not None:
+            self._due.close()
+            self._due = None
+        self._limit.close()
+        self._driver.throw(asyncio.CancelledError())
+
+    def _begin(self) -> None:
+        if not self._network.checks.take(self._health.address):
+            self.begin(TICK_S)  # there are many at this moment
+            return
+        self._limit.after(self._check.timeout_s + TICK_S)
+        self._driver.start(self._run())
+
+    def _too_late(self) -> None:
+        self._driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "the health check took too long", status=504))
+
+    async def _run(self) -> None:
+        connection = UpstreamConnection(self._network.wheel, LIMITS)
+        try:
+            is_well = await self._ask(connection)
+        except asyncio.CancelledError:
+            return
+        except GatewayError as error:
+            error.__traceback__ = None  # frames that hold it: no cycle
+            is_well = False
+        except Exception:
+            log.exception("the health check of %s failed", self._health.address)
+            is_well = False
+        finally:
+            self._network.checks.give_back(self._health.address)
+            self._limit.clear()
+            connection.deadline.close()
+            if hasattr(connection, "transport"):
+                connection.finish()
+                connection.abort()
+        if is_well:
+            self._health.check_passed(self._network.wheel.now)
+        else:
+            self._health.check_failed()
+        self.begin(self._check.interval_s * (1 - random.random() * JITTER))  # noqa: S311 (no secret)
+
+    async def _ask(self, connection: UpstreamConnection) -> bool:
+        """Whether the endpoint is well. Raises GatewayError where it is not."""
+        check, target = self._check, self._target
+        x = Exchange(CLIENT, "-", "-", monotonic(), backend=self._health.backend)
+        head = x.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
+        await self._opener.open(x, target, None, connection)
+        if check.type is CheckType.TCP or self._spec.backend.protocol not in ASKED:
+            return not connection.is_lost
+        host = check.hostname.encode() or host_field(target)
+        connection.begin(self._driver, head)
+        connection.send_head(head, host, self._network.pseudonym)
+        while (response := connection.next_head()) is None or response.is_interim:
+            if response is None:
+                await pause()
+        return response.status in check.statuses
+
+    def __repr__(self) -> str:
+        return f"EndpointCheck({self._health})"
+
+
+def host_field(target: DialTarget) -> bytes:
+    """The Host of a request to this target."""
+    if isinstance(target, Target):
+        return target.host_field
+    return Authority(target.host, target.port).host_field(443 if target.tls is not None else 80)
