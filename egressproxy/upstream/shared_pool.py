@@ -50,13 +50,14 @@ class Shareable(Protocol[S_co]):
 class SharedPool(Generic[S]):
     """`connections` are those that are open, the ones that are leaving included. `opening` counts dials."""
 
-    __slots__ = ("_clients", "_held", "connections", "limit", "name", "opening", "share", "waiting")
+    __slots__ = ("_clients", "_held", "connections", "limit", "max_connections", "name", "opening", "share", "waiting")
 
     def __init__(self, name: str, limit: int = MAX_OPEN, share: int = SHARE) -> None:
         """`limit`: exchanges at a time, and exchanges that wait; `share`: those of one client."""
         self.name = name
         self.limit = limit
         self.share = share
+        self.max_connections = limit
         self.connections: list[Shareable[S]] = []
         self.opening = 0
         self.waiting: FairQueue[Claim[S]] = FairQueue(limit, share)
@@ -202,6 +203,8 @@ class SharedPool(Generic[S]):
         """Whether those that are being opened, or have not said how many they carry, are too few for so many, besides
         whoever opens them.
         """
+        if self.opening + len(self.connections) >= self.max_connections:
+            return False
         known = [connection.most for connection in self.connections if not connection.is_new]
         coming = self.opening + len(self.connections) - len(known)
         return coming * (max(1, *known) - 1 if known else MOST - 1) < wanted

@@ -725,6 +725,8 @@ class Conversation:
     def close(self) -> None:
         """Everybody leaves; then what holds after every conversation is checked."""
         try:
+            checks = [each.checks for each in self.snapshot.connectors.values() if each.checks is not None]
+            self.act(lambda: [each.stop() for each in checks])
             for peer in (*self.clients, *self.origins, *self._accepted):
                 if not peer.is_gone:
                     peer.leaves()

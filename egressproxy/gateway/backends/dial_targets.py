@@ -44,7 +44,7 @@ class TargetWatch(ABC):
         """The endpoint at this address ("host:port") gave a final status; 0: a connection, for a tunnel."""
 
     @abstractmethod
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
         """An attempt failed, on this connection or before there was one."""
 
     @abstractmethod
@@ -94,6 +94,11 @@ class SharedConnections(ABC):
 
     @property
     @abstractmethod
+    def in_flight(self) -> int:
+        """Exchanges that are there now."""
+
+    @property
+    @abstractmethod
     def is_empty(self) -> bool:
         """Whether no connection is open and no exchange waits."""
 
@@ -127,7 +132,8 @@ class Target(DialTarget):
     def in_flight(self) -> int:
         """Requests that are there now, and those that wait for a connection."""
         pool = self.pool
-        return pool.open - pool.idle_count + len(pool.waiting)
+        count = pool.open - pool.idle_count + len(pool.waiting)
+        return count if self.shared is None else count + self.shared.in_flight + self.shared.waiting
 
     @property
     def key(self) -> Key:

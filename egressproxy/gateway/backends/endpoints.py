@@ -22,7 +22,7 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import address_text
-from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.balancer import Balancer, Member, open_circuit
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState
 from egressproxy.upstream.outlier_detection import OutlierDetection
@@ -127,10 +127,9 @@ class Endpoints:
         if breaker.max_retries is not None and self.retries >= breaker.max_retries:
             yield "maxParallelRetries"
         for target in self.targets.known.values():
-            pool = target.pool
-            if breaker.max_connections is not None and pool.open - pool.idle_count >= breaker.max_connections:
+            if breaker.max_connections is not None and target.counts()[0] >= breaker.max_connections:
                 yield "maxConnections"
-            if breaker.max_pending and len(pool.waiting) >= breaker.max_pending:
+            if breaker.max_pending and target.waiting >= breaker.max_pending:
                 yield "maxPendingRequests"
             if breaker.max_requests is not None and target.in_flight >= breaker.max_requests:
                 yield "maxParallelRequests"
@@ -176,7 +175,7 @@ class TargetGuard(TargetWatch, WatchesTargets):
             self._scope, self._name, backend, address, resilience.outliers, resilience.check, network.wheel.now
         )
 
-    def is_failure(self, target: DialTarget, error: GatewayError, upstream: UpstreamConnection | None) -> bool:
+    def is_failure(self, target: DialTarget, error: GatewayError, upstream: Upstream | None) -> bool:
         """Whether an attempt that failed like this says something about the endpoint. A failure on the way through a
         parent does not: the parent may be at fault.
         """
@@ -184,7 +183,7 @@ class TargetGuard(TargetWatch, WatchesTargets):
             return False
         if error.reason is Reason.RESPONSE_TIMEOUT:
             if upstream is None:  # it has waited for the connection, or for other requests
-                return not (isinstance(target, Target) and target.pool.waiting)
+                return not (isinstance(target, Target) and target.waiting)
             return upstream.has_sent_all and not upstream.is_write_blocked and upstream.head is None
         if upstream is not None and upstream.was_reused and error.retry is RetrySafety.IF_REUSED:
             return False  # an idle connection that the server has closed
@@ -225,7 +224,7 @@ class TargetGuard(TargetWatch, WatchesTargets):
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         """See TargetWatch."""
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
         """See TargetWatch."""
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
@@ -260,7 +259,7 @@ class EndpointWatch(TargetWatch):
         if status >= 500 or not self.health.is_clean:
             self._detection.answered(self.health, status, self._guard.now)
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
         """See TargetWatch."""
         if self._guard.is_failure(target, error, upstream):
             self._detection.failed(self.health, self._guard.now)
@@ -322,7 +321,7 @@ class NameWatch(TargetWatch):
         if health is not None and (status >= 500 or not health.is_clean):
             self._settle(target, health, self._detection.answered(health, status, self._guard.now))
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: UpstreamConnection | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
         """See TargetWatch. A dial that fails has failed at each address that it tried."""
         if upstream is not None:
             tried = [upstream.address]

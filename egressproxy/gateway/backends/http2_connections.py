@@ -41,6 +41,9 @@ class Http2Connections(SharedConnections):
         self._opener = opener
         self._limits = limits
         self._pool: SharedPool[UpstreamStream] = SharedPool(target.pool.place)
+        self._pool.max_connections = target.pool.limit  # those of a circuit breaker
+        self._pool.waiting.limit = target.pool.waiting.limit
+        self._pool.waiting.share = target.pool.waiting.share
 
     async def acquire(
         self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]
@@ -100,6 +103,11 @@ class Http2Connections(SharedConnections):
     def waiting(self) -> int:
         """Exchanges that wait for a connection."""
         return len(self._pool.waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Exchanges that are there now."""
+        return sum(connection.active for connection in self._pool.connections) + self._pool.opening
 
     @property
     def is_empty(self) -> bool:

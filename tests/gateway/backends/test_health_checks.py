@@ -46,8 +46,8 @@ def refuse(talk: Conversation, dial: Dial) -> None:
 
 
 def dials(talk: Conversation, count: int = 1) -> list[Dial]:
-    """So many checks that are dialled now, within an interval."""
-    for _ in range(110):
+    """So many checks that are dialled now, within two intervals and a half."""
+    for _ in range(250):
         if len(talk.dialer.dials) >= count:
             break
         talk.after(0.1)
