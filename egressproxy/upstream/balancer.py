@@ -126,6 +126,12 @@ class Balancer(Generic[T]):
             member.health.begin_trial(now)
         return member
 
+    def may_serve(self, now: float) -> bool:
+        """Whether `choose` would find an endpoint that may be used. Changes nothing that a request would notice."""
+        if self._version != self._registry.version or now >= self._due:
+            self._look(now)
+        return bool(self._candidates)
+
     def _choose(self, candidates: tuple[Member[T], ...], key: bytes | None, is_narrow: bool) -> Member[T]:
         kind = self._spec.load_balancer.type
         if kind is LoadBalancerType.CONSISTENT_HASH and key is not None:

@@ -90,6 +90,13 @@ class Endpoints:
         key = self._key(x) if self._key is not None else None
         return self._by_member[self.balancer.choose(key, self._wheel.now, avoid)]
 
+    @property
+    def may_serve(self) -> bool:
+        """Whether a request to this backend would find an endpoint that may be used."""
+        if self.balancer is not None:
+            return self.balancer.may_serve(self._wheel.now)
+        return (named := self.named) is None or not isinstance(named.watch, NameWatch) or not named.watch.is_out
+
     def is_usable(self, target: Target) -> bool:
         """Whether a request that wants this endpoint may go there now."""
         return not isinstance(target.watch, EndpointWatch) or target.watch.is_usable
@@ -304,16 +311,21 @@ class NameWatch(TargetWatch):
         self._due = 0.0
 
     def admit(self, target: Target) -> None:
-        """See TargetWatch. Where all known addresses are out, there is nothing to dial."""
+        """See TargetWatch. Raises UpstreamFault where all known addresses are out."""
+        self._guard.admit(target)
+        if self.is_out:
+            raise self._guard.none_left(len(self.known))
+
+    @property
+    def is_out(self) -> bool:
+        """Whether all known addresses are, so that there is nothing to dial."""
         guard = self._guard
-        guard.admit(target)
         if self._version != guard.version or guard.now >= self._due:
             now, healths = guard.now, self.known.values()
             self._is_out = bool(healths) and not (guard.may_panic or any(each.is_usable(now) for each in healths))
             self._due = min((each.next_change(now) for each in healths), default=float("inf"))
             self._version = guard.version
-        if self._is_out:
-            raise guard.none_left(len(self.known))
+        return self._is_out
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         """See TargetWatch."""

@@ -50,7 +50,9 @@ _UNSENT: Final = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.N
 
 def may_serve(backend: RouteBackend, now: float) -> bool:
     """Whether requests should go to this backend at all, as far as is known. The one place that asks for its health."""
-    return not _health(backend).is_aside(now)
+    assert backend.connector is not None
+    watched = backend.connector.watched
+    return not _health(backend).is_aside(now) and (watched is None or watched.may_serve)
 
 
 def aside_s(backend: RouteBackend, now: float) -> float:

@@ -58,7 +58,7 @@ def dials(talk: Conversation, count: int = 1) -> list[Dial]:
 def round_of_checks(talk: Conversation, statuses: dict[str, int]) -> set[str]:
     """One interval: who was asked. Each answers with its status; 0 refuses the connection, -1 never answers."""
     asked: list[str] = []
-    for _ in range(100):
+    for _ in range(103):
         talk.after(0.1)
         for dial in list(talk.dialer.dials):
             address = str(dial.endpoints[0][0])
