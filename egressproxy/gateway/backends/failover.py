@@ -129,7 +129,7 @@ class Course:
         `tried` are the targets that were tried for it.
         """
         if error is not None:
-            if self._goes_to_same(backend, error, tried):
+            if self._goes_to_same(x, backend, error, tried):
                 self._asked.remove(backend)
                 return backend if self._attempts < MAX_ATTEMPTS else None
             if error.reason not in _BUSY and not is_over(error):
@@ -145,13 +145,18 @@ class Course:
         if not isinstance(error, UpstreamFault) or is_over(error):
             return False
         is_unsent = error.retry is RetrySafety.SAFE or error.reason in _UNSENT
-        return is_unsent or not self._failover.spec.only_idempotent or x.method in IDEMPOTENT
+        return is_unsent or self._may_be_seen_twice(x)
 
-    def _goes_to_same(self, backend: RouteBackend, error: GatewayError, tried: Collection[Target]) -> bool:
+    def _may_be_seen_twice(self, x: Exchange) -> bool:
+        return not self._failover.spec.only_idempotent or x.method in IDEMPOTENT
+
+    def _goes_to_same(self, x: Exchange, backend: RouteBackend, error: GatewayError, tried: Collection[Target]) -> bool:
         """Whether it is not the backend that has failed: an idle connection had died, or one of several endpoints is
-        down.
+        down. A backend may have read the request on such a connection before it ended.
         """
         if error.retry is RetrySafety.IF_REUSED:
+            if not self._may_be_seen_twice(x):
+                return False
             self._stale += 1
             return self._stale <= MAX_STALE
         connector = backend.connector

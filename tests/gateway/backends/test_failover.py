@@ -217,6 +217,18 @@ def test_replay_idempotent_keeps_a_post_that_a_backend_may_have_seen(converse: S
     talk.no_dial()
 
 
+def test_replay_idempotent_keeps_a_post_that_was_sent_on_an_idle_connection_which_ends(converse: Start):
+    """Whether it had died before, or ended for what the backend did with the request, cannot be seen from here."""
+    talk = converse(config(replay="Idempotent"))
+    served_by(talk, "a")
+    talk.client >> POST
+    asked(talk, "a", b"POST", is_new=False)
+    talk.origin << b"abcde"
+    talk.origin.ends()
+    assert talk.client.answer()[0] == 502
+    talk.no_dial()
+
+
 # --- the first byte --------------------------------------------------------------------------------------------------
 def wait_for_dial(talk: Conversation) -> None:
     """The timer of an attempt is one of the loop, which conversations in memory do not wait for."""
