@@ -30,7 +30,7 @@ from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.ir.backend import Destination
+from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR
@@ -227,7 +227,10 @@ class SnapshotBuilder:
 
     def external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
         """The external authorization of one rule; without a client where its backend is denied or unusable."""
-        denied, connector = self.parts.reachable(spec.backend)
+        server = spec.backend
+        if spec.protocol is AuthProtocol.GRPC and server.backend is not None:  # whatever else it speaks with others
+            server = replace(server, backend=replace(server.backend, protocol=Protocol.GRPC))
+        denied, connector = self.parts.reachable(server)
         client = self.authz_client(spec, connector) if connector is not None else None
         return ExternalAuth(spec, client, route, self.metrics, denied)
 
@@ -236,7 +239,7 @@ class SnapshotBuilder:
         chain = self.parts.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAuthzClient(spec, connector, chain)
-        # Here, since HTTP/2 takes memory and is rarely asked for.
+        # Here, since it is rarely asked for.
         from egressproxy.gateway.ext_authz.grpc_client import GrpcAuthzClient
 
         return GrpcAuthzClient(spec, connector, chain)

@@ -15,14 +15,14 @@ from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http2.unary import UnaryCall, UnaryConnection
+from egressproxy.protocols.http2.upstream import Http2Upstream, UpstreamStream
 from tests.gateway.ext_authz import test_filter as http
 from tests.gateway.ext_authz import test_grpc_client as grpc
 from tests.gateway.kit import OK
 from tests.support.conversation import Conversation, conversation
 
 KINDS = (
-    ClientConnection, UpstreamConnection, UnaryConnection, UnaryCall, HeldResources, Exchange, BufferedRequest,
+    ClientConnection, UpstreamConnection, Http2Upstream, UpstreamStream, HeldResources, Exchange, BufferedRequest,
     GatewayError,
 )  # fmt: skip
 TIMES = {"timeouts": {"backendRequest": "50ms"}}

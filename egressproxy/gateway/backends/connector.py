@@ -6,7 +6,6 @@ A pool lives as long as its ConnectionIR is in the configuration, whatever else 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
@@ -39,7 +38,7 @@ from egressproxy.upstream.pool import Claim, Pool
 if TYPE_CHECKING:
     from egressproxy.gateway.backends.http2_connections import Http2Connections
 
-__all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector", "UpstreamChannel"]
+__all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS = HeadLimits(max_fields=256)
@@ -50,20 +49,6 @@ ONLY_HTTP_2 = ("h2",)
 ANY_HTTP = ("h2", "http/1.1")
 #: Backends that speak HTTP/2 alone: over TLS by ALPN, else by prior knowledge.
 HTTP_2_PROTOCOLS = frozenset({Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
-
-
-class UpstreamChannel(ABC):
-    """Connections of a connector that carry several calls at a time (HTTP/2), and are in no pool."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def retire(self) -> None:
-        """As `Connector.retire`."""
-
-    @abstractmethod
-    def counts(self) -> tuple[int, int]:
-        """Connections (active, idle)."""
 
 
 class Connector:
@@ -88,7 +73,6 @@ class Connector:
             self._alpn = ONLY_HTTP_2
         elif spec.backend.protocol is Protocol.HTTP and not is_parent:
             self._alpn = ANY_HTTP
-        self.channel: UpstreamChannel | None = None
         self.health = PassiveHealth()  # of attempts that could go elsewhere
         backend = spec.backend
         policy = self.opener.address_policy()
@@ -342,8 +326,6 @@ class Connector:
             self.checks.stop()
         for hop in self.hops():
             hop.targets.retire()
-            if hop.channel is not None:
-                hop.channel.retire()
 
     @property
     def is_retired(self) -> bool:
@@ -352,11 +334,7 @@ class Connector:
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
-        active, idle = self.targets.counts()
-        if self.channel is not None:
-            more_active, more_idle = self.channel.counts()
-            return active + more_active, idle + more_idle
-        return active, idle
+        return self.targets.counts()
 
     @property
     def waiting(self) -> int:

@@ -11,13 +11,13 @@ from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_for_clients, is_ours
-from egressproxy.gateway.ext_authz.grpc_channel import GrpcChannel
-from egressproxy.gateway.ext_authz.http_client import asked_host, passed, passed_body, question
+from egressproxy.gateway.ext_authz.http_client import asked_host, converse, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
+from egressproxy.net.driver import driven
 from egressproxy.protocols.grpc.ext_authz import (
     CHECK,
     CheckAnswer,
@@ -25,6 +25,7 @@ from egressproxy.protocols.grpc.ext_authz import (
     check_answer,
     check_request,
 )
+from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 
 __all__ = ["GrpcAuthzClient"]
 
@@ -34,26 +35,25 @@ class GrpcAuthzClient:
 
     def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
         self._connector = connector
-        self._channel = GrpcChannel.of(connector)
         self._chain = chain
         self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
 
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
         """As `AuthzClient.check`: one Check call."""
-        head = RequestHead(b"POST", CHECK, Fields())
+        message = framed(check_request(self._attributes(x, body), _address(x.client), held.local_address()))
+        head = RequestHead(b"POST", CHECK, Fields.of(call_fields(timeout_s)))
+        head.te_trailers = True
+        head.body = len(message)
         inner = question(x, head, self._connector)
         inner.backend_is_secure = self._connector.spec.backend.tls is not None
-        message = check_request(self._attributes(x, body), _address(x.client), held.local_address())
-        head.body = len(message)
+        connector, chain = self._connector, self._chain
         try:
-            await passed(self._chain.request_headers, inner)
-            await passed(self._chain.backend_request, inner)
-            metadata = list(head.fields)
-            answer = await self._channel.call(inner, self._chain.connect, head.path, metadata, message, timeout_s)
-            answer = await passed_body(self._chain.response_body, inner, answer)
+            answer = await driven(lambda driver: converse(driver, inner, connector, chain, message))
+            said = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
+            said = await passed_body(chain.response_body, inner, said)
         finally:
-            finish(self._chain.complete, inner)
-        return _verdict(check_answer(answer))
+            finish(chain.complete, inner)
+        return _verdict(check_answer(said))
 
     def _attributes(self, x: Exchange, body: bytes) -> HttpAttributes:
         request = x.request

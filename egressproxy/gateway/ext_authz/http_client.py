@@ -5,6 +5,8 @@ Source: Gateway API HTTPExternalAuthFilter with protocol HTTP, HTTPAuthConfig.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from egressproxy.errors import BadRequest, Reason, UpstreamFault
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.chain import Chain, Steps, finish, run_to_end
@@ -22,7 +24,7 @@ from egressproxy.model.path import has_dot_segment
 from egressproxy.net.driver import Driver, driven
 from egressproxy.net.pieces import Pieces
 
-__all__ = ["HttpAuthzClient", "asked_host", "passed", "passed_body", "question"]
+__all__ = ["HttpAuthzClient", "asked_host", "converse", "passed_body", "question"]
 
 #: The longest answer that is read: a page that tells people where to log in.
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -52,13 +54,16 @@ class HttpAuthzClient:
         head.body = len(body)
         inner = question(x, head, self._connector)
         inner.upstream_host = asked_host(x)
+        connector, chain = self._connector, self._chain
         try:
-            response, answer = await driven(lambda driver: self._converse(driver, inner, body))
+            answer = await driven(lambda driver: converse(driver, inner, connector, chain, body))
+            said = await passed_body(chain.response_body, inner, answer.body)
         finally:
-            finish(self._chain.complete, inner)
+            finish(chain.complete, inner)
+        response = answer.head
         if response.status == 200:
             return CheckResult(request=tuple(self._changes(response.fields)))
-        return denial(response.status, response.fields, answer, response.phrase)
+        return denial(response.status, response.fields, said, response.phrase)
 
     def _fields(self, asked: Fields) -> Fields:
         return Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
@@ -83,37 +88,50 @@ class HttpAuthzClient:
             return not (is_ours(name) or name in OF_THE_ANSWER or name.startswith((b"content-", b"access-control-")))
         return name in self._copied
 
-    async def _converse(self, driver: Driver, inner: Exchange, body: bytes) -> tuple[ResponseHead, bytes]:
-        """The whole answer. Raises GatewayError."""
-        connector, chain, caller = self._connector, self._chain, _Question(driver)
-        await passed(chain.request_headers, inner)
-        target = connector.target(inner)
-        try:
-            upstream = await call_upstream(caller, inner, connector, target, chain, body or None, Repeat.ALWAYS)
-            if isinstance(upstream, LocalResponse):
-                raise answered_in_its_place()
-            response = inner.response
-            if response.status == 407 and caller.resources.connector is not connector:
-                raise refused_credentials(connector.spec.backend)
-            await passed(chain.backend_response, inner)
-            if not upstream.has_ended:
-                upstream.send_response_body_to(caller)
-                await upstream.response_end()
-            caller.resources.release(reusable=upstream.is_reusable)
-            return response, await passed_body(chain.response_body, inner, caller.answer.joined())
-        finally:
-            caller.resources.release(reusable=False)
+
+class Answer(NamedTuple):
+    """What a server has answered. `trailers` are field lines, or b""."""
+
+    head: ResponseHead
+    body: bytes
+    trailers: bytes
+
+
+async def converse(driver: Driver, inner: Exchange, connector: Connector, chain: Chain, body: bytes) -> Answer:
+    """Ask the server `inner.request` with this body, through its filters but for those of its answer's body.
+
+    Raises GatewayError.
+    """
+    caller = _Question(driver)
+    await passed(chain.request_headers, inner)
+    target = connector.target(inner)
+    try:
+        upstream = await call_upstream(caller, inner, connector, target, chain, body or None, Repeat.ALWAYS)
+        if isinstance(upstream, LocalResponse):
+            raise answered_in_its_place()
+        response = inner.response
+        if response.status == 407 and caller.resources.connector is not connector:
+            raise refused_credentials(connector.spec.backend)
+        await passed(chain.backend_response, inner)
+        if not upstream.has_ended:
+            upstream.send_response_body_to(caller)
+            await upstream.response_end()
+        caller.resources.release(reusable=upstream.is_reusable)
+        return Answer(response, caller.answer.joined(), caller.trailers)
+    finally:
+        caller.resources.release(reusable=False)
 
 
 class _Question(UpstreamCaller):
     """A caller with a driver of its own. `answer` collects the body of the response, up to a bound."""
 
-    __slots__ = ("_size", "answer", "driver", "resources")
+    __slots__ = ("_size", "answer", "driver", "resources", "trailers")
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.resources = HeldConnection()
         self.answer = Pieces()
+        self.trailers = b""
         self._size = 0
 
     def send_body(self, data: bytes) -> None:
@@ -124,7 +142,8 @@ class _Question(UpstreamCaller):
         self.answer.append(data)
 
     def end_body(self, trailers: bytes) -> None:
-        """Trailers say nothing to us."""
+        """Keep the fields behind the answer."""
+        self.trailers = trailers
 
 
 def question(x: Exchange, head: RequestHead, connector: Connector) -> Exchange:

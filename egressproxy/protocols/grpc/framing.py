@@ -10,9 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Reason, UpstreamFault
 
-__all__ = ["Headers", "call_headers", "framed", "reply"]
-
-Headers = list[tuple[bytes, bytes]]
+__all__ = ["call_fields", "framed", "reply"]
 
 #: Flag (compressed or not) and length in front of a message.
 _PREFIX = 5
@@ -21,17 +19,14 @@ _MAX_TEXT = 200
 _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 4, 8, 14
 
 
-def call_headers(
-    path: bytes, authority: bytes, scheme: bytes, timeout_s: float, metadata: Iterable[tuple[bytes, bytes]]
-) -> Headers:
-    """The head of a call of the method `path`. The server is told `timeout_s` (seconds, at least a millisecond), so
-    that it can give up as well.
+def call_fields(timeout_s: float) -> list[tuple[bytes, bytes]]:
+    """What every call says of itself, beside `te: trailers`. The server is told `timeout_s` (seconds, at least a
+    millisecond), so that it can give up as well.
     """
     milliseconds = min(max(int(timeout_s * 1000), 1), 99_999_999)
     return [
-        (b":method", b"POST"), (b":scheme", scheme), (b":path", path), (b":authority", authority),
-        (b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"egressproxy"),
-        (b"grpc-timeout", b"%dm" % milliseconds), *metadata,
+        (b"content-type", b"application/grpc"), (b"user-agent", b"egressproxy"),
+        (b"grpc-timeout", b"%dm" % milliseconds),
     ]  # fmt: skip
 
 
@@ -40,17 +35,18 @@ def framed(message: bytes) -> bytes:
     return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
 
 
-def reply(head: Iterable[tuple[bytes, bytes]], data: bytes, trailers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The message of a call that is over: its head, its data with the prefix, and its trailers (none if the head was
-    all, Trailers-Only).
+def reply(
+    status: int, head: Iterable[tuple[bytes, bytes]], data: bytes, trailers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    """The message of a call that is over: status and fields of its head, its data with the prefix, and its trailers
+    (none if the head was all, Trailers-Only).
 
     Raises UpstreamFault if the call failed, or if this is no answer of gRPC: RESPONSE_TIMEOUT (504) or BAD_RESPONSE
     (503 where the service is not available).
     """
     first = dict(head)
-    status = first.get(b":status", b"")
-    if status != b"200" or not first.get(b"content-type", b"").startswith(b"application/grpc"):
-        raise _bad(f"the server does not speak gRPC: status {status.decode('latin-1')}")
+    if status != 200 or not first.get(b"content-type", b"").startswith(b"application/grpc"):
+        raise _bad(f"the server does not speak gRPC: status {status}")
     last = {**first, **dict(trailers)}
     code = last.get(b"grpc-status", b"")
     if code != b"0":

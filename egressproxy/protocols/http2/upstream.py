@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 
 from h2.errors import ErrorCodes
-from h2.events import Event, InformationalResponseReceived, ResponseReceived, TrailersReceived
+from h2.events import Event, InformationalResponseReceived, RequestReceived, ResponseReceived, TrailersReceived
 from h2.exceptions import H2Error
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
@@ -27,6 +27,7 @@ from egressproxy.protocols.http1.codec import MAX_INTERIM
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW, Http2Connection, Http2Stream
 from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.frames import FrameError
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
 from egressproxy.protocols.http2.request_fields import block_fields, request_fields
 
@@ -533,6 +534,8 @@ class Http2Upstream(Http2Connection):
     # --- what comes ------------------------------------------------------------------------------------------------
     def take_head(self, event: Event, stream: Http2Stream | None) -> None:
         """A response head, or trailers."""
+        if isinstance(event, RequestReceived):
+            raise FrameError("a stream that the upstream has begun")
         if stream is None:
             return
         assert isinstance(stream, UpstreamStream)

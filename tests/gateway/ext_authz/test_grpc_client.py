@@ -49,6 +49,7 @@ class Service:
         self.peer = talk.dialled("auth.example", 9001)
         self.http2 = Http2Server(**more)
         self.seen: set[int] = set()
+        self.send()
 
     def asked(self) -> GrpcCall:
         def is_asked() -> bool:
@@ -307,12 +308,13 @@ def test_a_client_that_leaves_takes_its_call_along_and_not_the_connection(conver
     other.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")
 
 
-def test_a_client_that_leaves_does_not_stop_the_dial_of_others(converse: Start):
+def test_a_client_that_leaves_lets_the_next_one_dial(converse: Start):
     talk = converse(guarded())
     other = talk.connect()
     talk.client >> GET
     other >> GET
     talk.client.resets()
+    assert talk.dialer.dials.pop(0).future.cancelled()
     service = Service(talk)
     service.says(service.asked(), DENIED)
     other.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\n")

@@ -480,3 +480,57 @@ async def test_a_server_that_does_not_read_pauses_who_sends():
     call.stream.end_body(b"")
     await talk.settle()
     assert (len(seen.data), seen.is_whole) == (sent, True)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        frame(0, 0, 9, b"data"),
+        frame(4, 0, 0, b"123"),
+        frame(1, 4, 2, b"\x88"),
+        frame(1, 4, 1, b"\xff\xff\xff\xff\xff"),
+    ],
+)
+async def test_a_server_that_breaks_the_rules_is_left(nonsense: bytes):
+    talk = Talk()
+    call = await talk.ask()
+    talk.connection.data_received(nonsense)
+    assert call.fault().reason is Reason.BAD_RESPONSE
+    assert talk.wire.closing
+
+
+@pytest.mark.parametrize("kind", [6, 4])
+async def test_a_server_that_floods_is_left(kind: int):
+    talk = Talk()
+    call = await talk.ask()
+    piece = frame(6, 0, 0, bytes(8)) if kind == 6 else frame(4, 0, 0, b"")
+    for _ in range(2000):
+        talk.connection.data_received(piece)
+    assert call.fault().reason is Reason.BAD_RESPONSE
+    assert "too many" in call.fault().message
+
+
+async def test_a_connection_that_is_retired_waits_for_its_streams():
+    talk = Talk()
+    call, reserved = await talk.ask(), Call(talk, RequestHead(b"GET", b"/", Fields()))
+    talk.connection.retire()
+    reserved.start()  # its place was given before
+    await talk.settle()
+    for number in (1, 3):
+        talk.server.respond(number, OK, b"late")
+    assert not talk.wire.closing
+    await talk.settle()
+    assert (call.body, reserved.body) == (b"late", b"late")
+    assert talk.wire.closing
+
+
+async def test_little_is_remembered_of_streams_that_are_over():
+    talk = Talk()
+    for number in range(1000):
+        await talk.ask()
+        talk.server.respond(2 * number + 1, OK, b"ok")
+        await talk.settle()
+    assert talk.connection.served == 1000
+    assert (len(talk.connection.streams), len(talk.connection._h2.streams)) == (0, 0)
+    assert len(talk.connection._h2._closed_streams) <= 257
