@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.gateway.kit import TlsClient
 from tests.support.conversation import Conversation, Peer
 from tests.support.http2_client import Answer, Fields, Http2Client, head
 
@@ -9,29 +10,35 @@ __all__ = ["Http2Peer", "speak_http2"]
 
 
 class Http2Peer(Http2Client):
-    """`>>` of raw bytes goes behind everything that was said by h2."""
+    """`>>` of raw bytes goes behind everything that was said by h2. `wire` is a Peer, or TLS over one."""
 
-    def __init__(self, peer: Peer, window: int = 65535) -> None:
+    def __init__(self, wire: Peer | TlsClient, window: int = 65535) -> None:
         super().__init__(window)
-        self.peer = peer
+        self.wire = wire
         self.settle()
+
+    def _heard(self) -> bytes:
+        if isinstance(self.wire, TlsClient):
+            return self.wire.reads()
+        self.wire.talk.settle()
+        heard = bytes(self.wire.received)
+        self.wire.received.clear()
+        return heard
 
     def settle(self) -> None:
         """Until nobody has anything to say."""
         while True:
             said = self.outgoing()
             if said:
-                self.peer >> said
-            self.peer.talk.settle()
-            heard = bytes(self.peer.received)
-            self.peer.received.clear()
+                self.wire >> said
+            heard = self._heard()
             self.take(heard)
             if not said and not heard:
                 return
 
     def __rshift__(self, data: bytes) -> Http2Peer:
         self.settle()
-        self.peer >> data
+        self.wire >> data
         self.settle()
         return self
 

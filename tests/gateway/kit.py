@@ -98,19 +98,27 @@ class TlsClient:
     """
 
     def __init__(
-        self, peer: Peer, pki: Pki, name: str | None, shows: Pki | None = None, *, checks_name: bool = True
-    ) -> None:
+        self, peer: Peer, pki: Pki, name: str | None, shows: Pki | None = None, *, checks_name: bool = True,
+        alpn: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.peer = peer
         self.has_ended = False  # the gateway has said close_notify
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = pki.client_context(shows.issue("client.example") if shows is not None else None)
         context.check_hostname = name is not None and checks_name
+        if alpn:
+            context.set_alpn_protocols(list(alpn))
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
 
     def hello(self) -> bytes:
         """The first octets: what a client says before it has heard anything."""
         assert not self._try()
         return self._outgoing.read()
+
+    @property
+    def alpn(self) -> str | None:
+        """What was agreed on."""
+        return self._tls.selected_alpn_protocol()
 
     def last_flight(self) -> bytes:
         """What ends the handshake, once the server has answered the hello."""

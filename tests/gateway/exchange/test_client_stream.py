@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 
 import pytest
 from h2.errors import ErrorCodes
@@ -12,13 +11,13 @@ from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
 from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.flood_guard import BURST
+from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
-from tests.gateway.kit import GET_SENT, OK, connect, forward, reverse
-from tests.support.conversation import Conversation, conversation
+from tests.gateway.kit import GET_SENT, OK, TlsClient, certificate, connect, forward, https, reverse
+from tests.support import manifests as m
 from tests.support.http2_client import head, raw_frame
 from tests.support.manifests import Manifest
-
-Start = Callable[..., Conversation]
+from tests.support.pki import Pki
 
 POST_SENT = b"POST / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nContent-Length: 3\r\n\r\nabc"
 CHUNKED_SENT = b"POST / HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -28,17 +27,15 @@ def timed(**timeouts: str) -> list[Manifest]:
     return forward(traffic={"timeouts": timeouts})
 
 
+@pytest.fixture(scope="module")
+def pki() -> Pki:
+    return Pki()
+
+
 @pytest.fixture
-def start() -> Iterator[Start]:
-    talks: list[Conversation] = []
-
-    def started(written: list[Manifest] | None = None, **more: object) -> Conversation:
-        talks.append(conversation(written if written is not None else forward(), **more))  # type: ignore[arg-type]
-        return talks[-1]
-
-    yield started
-    for talk in talks:
-        talk.close()
+def start(converse: Start) -> Start:
+    """Conversations with a forward proxy, unless something else is said."""
+    return lambda written=None: converse(forward() if written is None else written)
 
 
 def test_a_request_and_its_answer(start: Start):
@@ -553,7 +550,7 @@ def test_the_preface_may_come_byte_by_byte(start: Start):
     talk.counts_octets = False
     client = Http2Peer.__new__(Http2Peer)
     super(Http2Peer, client).__init__()
-    client.peer = talk.client
+    client.wire = talk.client
     stream = client.get()
     for byte in client.outgoing():
         talk.client >> bytes((byte,))
@@ -595,3 +592,55 @@ def test_a_reverse_listener(start: Start):
     talk.origin << b"GET /x?y HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 gw\r\n\r\n"
     talk.origin >> OK
     assert client.answer(stream).is_whole
+
+
+def test_alpn_decides_on_a_listener_with_tls(start: Start, pki: Pki):
+    for offers, agreed in ((("h2", "http/1.1"), "h2"), (("http/1.1",), "http/1.1"), (("spdy",), None), ((), None)):
+        talk = start([certificate(pki, "front.example"), https("front.example"), *reverse()[1:]])
+        talk.counts_octets = False
+        tls = TlsClient(talk.client, pki, "front.example", alpn=offers).shakes_hands()
+        assert tls.alpn == agreed
+        if agreed == "h2":
+            client = Http2Peer(tls)
+            stream = client.ask(b"GET", b"/", b"front.example", scheme=b"https")
+            talk.dialled("a.example", 80)
+            talk.origin << GET_SENT
+            talk.origin >> OK
+            assert client.answer(stream).is_whole
+            talk.reload(
+                [
+                    certificate(pki, "front.example"),
+                    https("front.example"),
+                    m.policy(limits={"maxHeadBytes": 8192}),
+                    *reverse()[2:],
+                ]
+            )
+            client.settle()
+            assert client.goaways == [(stream, 0, b"")]
+            assert tls.has_ended
+        else:
+            tls >> b"GET / HTTP/1.1\r\nHost: front.example\r\n\r\n"
+            talk.dialled("a.example", 80)
+            talk.origin << GET_SENT
+            talk.origin >> OK
+            assert tls.reads().startswith(b"HTTP/1.1 200 ")
+
+
+def test_no_prior_knowledge_inside_tls(start: Start, pki: Pki):
+    talk = start([certificate(pki, "front.example"), https("front.example"), *reverse()[1:]])
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, "front.example").shakes_hands()
+    tls >> b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    assert tls.reads().startswith(b"HTTP/1.1 505 ")
+
+
+def test_a_host_of_another_listener_is_misdirected(start: Start, pki: Pki):
+    talk = start([certificate(pki, "one.example", "two.example"), https("one.example", "two.example"), *reverse()[1:]])
+    talk.counts_octets = False
+    client = Http2Peer(TlsClient(talk.client, pki, "one.example", alpn=("h2",)).shakes_hands())
+    assert client.answer(client.ask(b"GET", b"/", b"two.example", scheme=b"https")).status == 421
+    stream = client.ask(b"GET", b"/", b"one.example", scheme=b"https")
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    assert client.answer(stream).status == 200, "the connection goes on"

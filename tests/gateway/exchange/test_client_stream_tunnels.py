@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -11,12 +10,10 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.protocols.http2.connection import STREAM_WINDOW
+from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import GET_SENT, OK, OK_PASSED, forward, reverse
-from tests.support.conversation import Conversation, conversation
-from tests.support.manifests import Manifest
-
-Start = Callable[..., Conversation]
+from tests.support.conversation import Conversation
 
 
 def client_hello(name: str) -> bytes:
@@ -31,16 +28,9 @@ HELLO = client_hello("a.example")
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    talks: list[Conversation] = []
-
-    def started(written: list[Manifest] | None = None, **more: object) -> Conversation:
-        talks.append(conversation(written if written is not None else forward(), **more))  # type: ignore[arg-type]
-        return talks[-1]
-
-    yield started
-    for talk in talks:
-        talk.close()
+def start(converse: Start) -> Start:
+    """Conversations with a forward proxy, unless something else is said."""
+    return lambda written=None: converse(forward() if written is None else written)
 
 
 def tunnel(talk: Conversation) -> tuple[Http2Peer, int]:
