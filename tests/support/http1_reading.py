@@ -89,11 +89,14 @@ def _drain(reader: RequestReader | ResponseReader, reading: Reading) -> None:
     if reading.messages and _is_tunnel(reading.messages[-1].head):
         return
     while True:
+        is_over = isinstance(reader, ResponseReader) and reader.needs_more
         try:
             event = reader.next()
         except GatewayError as error:
+            assert not is_over, "`needs_more` has hidden an error"
             reading.error = error
             return
+        assert event is None or not is_over, "`needs_more` has hidden an event"
         if event is None:
             return
         if isinstance(event, bytes):

@@ -54,7 +54,7 @@ _STATUS_LINE_START = b"HTTP/1."
 
 
 #: The states as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
-_HEAD, _LENGTH, _, _UNTIL_CLOSE, _IDLE, _BROKEN = CodecState
+_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _IDLE, _BROKEN = CodecState
 
 
 class RequestReader(MessageReader[Hop]):
@@ -226,6 +226,11 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         if self._fault is not None:
             raise self._fault()
         return False
+
+    @property
+    def needs_more(self) -> bool:
+        """Within a body of which nothing is left: `next` gives None until more is fed."""
+        return not self._buffer and self._eof is None and (self._state is _CHUNKED or self._left > 0)
 
     def take_whole_body(self) -> bytes | None:
         """The body that a length announced, if the buffer holds it and nothing else: no end follows. Else None."""

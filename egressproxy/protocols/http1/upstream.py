@@ -286,6 +286,8 @@ class UpstreamConnection(FlowControl):
                     return
                 if type(event) is bytes:
                     sink.send_body(event)
+                    if reader.needs_more:
+                        return
                 elif isinstance(event, EndOfMessage):
                     self.has_ended = True
                     self.sink = None
