@@ -2,7 +2,8 @@
 
 Off the path of requests: on connections and drivers of its own, from the moment in which the connector is in service
 until it is retired. A check is dialled as a request is: the address policy, TLS and the parent hold. Each endpoint has
-one check at a time, all endpoints of a process MAX_CHECKS, and intervals vary, so that endpoints are not asked in step.
+one check at a time, all endpoints of a process MAX_CHECKS, of which the backends of one namespace have most at the most
+(theirs may all hang until the time is over), and intervals vary, so that endpoints are not asked in step.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class EndpointCheck:
         "_limit",
         "_network",
         "_opener",
+        "_owner",
         "_spec",
         "_target",
     )
@@ -145,6 +147,7 @@ class EndpointCheck:
         self._opener = opener
         self._spec = spec
         self._health = health
+        self._owner = spec.backend.name.partition("/")[0]  # its namespace
         self._target = target
         self._driver = Driver()
         self._connection: UpstreamConnection | None = None
@@ -165,7 +168,7 @@ class EndpointCheck:
         self._driver.throw(asyncio.CancelledError())
 
     def _begin(self) -> None:
-        if not self._network.checks.take(self._health.address):
+        if not self._network.checks.take(self._owner):
             self.begin(TICK_S)  # there are many at this moment
             return
         self._limit.after(self._check.timeout_s + TICK_S)
@@ -187,7 +190,7 @@ class EndpointCheck:
             log.exception("the health check of %s failed", self._health.address)
             is_well = False
         finally:
-            self._network.checks.give_back(self._health.address)
+            self._network.checks.give_back(self._owner)
             self._limit.clear()
             connection.deadline.close()
             if hasattr(connection, "transport"):
