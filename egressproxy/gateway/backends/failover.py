@@ -37,9 +37,11 @@ MAX_ATTEMPTS: Final = 16
 #: Idle connections that had died, and are replaced before the backend counts as failed.
 MAX_STALE: Final = 2
 #: Our own limits of connections to one backend: another one has its own.
-_BUSY: Final = frozenset((Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT))
-#: Known of its endpoints already, which are looked at by themselves.
-_KNOWN: Final = frozenset((Reason.NO_ENDPOINT,))
+_BUSY: Final = frozenset((Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.CIRCUIT_OPEN))
+#: Another endpoint of the same backend would change nothing.
+_OF_ALL: Final = frozenset((Reason.NO_ENDPOINT, Reason.NO_HEALTHY_ENDPOINT))
+#: What says nothing of the backend itself, or is known of its endpoints already (`Endpoints`).
+_NEUTRAL: Final = _BUSY | {Reason.NO_HEALTHY_ENDPOINT}
 #: One broken connection says little of the next one.
 _UNCERTAIN: Final = frozenset(
     (Reason.UPSTREAM_RESET, Reason.UPSTREAM_CLOSED, Reason.UPSTREAM_INCOMPLETE, Reason.BAD_RESPONSE)
@@ -122,17 +124,25 @@ class Course:
         _health(backend).failed(now, is_certain=False, asked_s=asked_pause_s(head.fields, time()))
 
     def next(
-        self, x: Exchange, backend: RouteBackend, error: GatewayError | None, tried: Collection[Target], now: float
+        self,
+        x: Exchange,
+        backend: RouteBackend,
+        error: GatewayError | None,
+        tried: Collection[Target],
+        now: float,
+        *,
+        waits_for_client: bool,
     ) -> RouteBackend | None:
         """Where the request goes after this failure (None: a code) of a backend; None: nowhere.
 
-        `tried` are the targets that were tried for it.
+        `tried` are the targets that were tried for it. `waits_for_client`: the backend had not got the whole body yet,
+        so that its silence, which clients could bring about, says nothing of it.
         """
         if error is not None:
             if self._goes_to_same(x, backend, error, tried):
                 self._asked.remove(backend)
                 return backend if self._attempts < MAX_ATTEMPTS else None
-            if error.reason not in _BUSY and not is_over(error):
+            if not (error.reason in _NEUTRAL or is_over(error) or waits_for_client):
                 _health(backend).failed(now, is_certain=error.reason not in _UNCERTAIN)
             if not self.goes_on(x, error):
                 return None
@@ -161,7 +171,7 @@ class Course:
             return self._stale <= MAX_STALE
         connector = backend.connector
         assert connector is not None
-        if error.retry is not RetrySafety.SAFE or error.reason in _KNOWN or len(connector.endpoints) < 2:
+        if error.retry is not RetrySafety.SAFE or error.reason in _OF_ALL or len(connector.endpoints) < 2:
             return False
         return any(connector.endpoint_target(each) not in tried for each in connector.endpoints)
 

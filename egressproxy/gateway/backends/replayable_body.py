@@ -8,6 +8,7 @@ way is the last.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 
 from egressproxy.model.message import BodyLength
 from egressproxy.net.flow_control import BodySink, Reads
@@ -30,13 +31,15 @@ class ReplayableBody:
     """
 
     __slots__ = (
-        "_bytes", "_kept", "_limit", "_source", "_start", "_target", "_trailers", "has_begun", "is_kept", "length"
+        "_bytes", "_kept", "_limit", "_source", "_start", "_target", "_trailers", "has_begun", "is_kept", "length",
+        "whole_at",
     )  # fmt: skip
 
     def __init__(self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT) -> None:
         self.length = length
         self.has_begun = False  # the client has sent some of it
         self.is_kept = True  # all that has come is here: it can be sent again
+        self.whole_at = 0.0  # monotonic seconds; 0.0: more may come
         self._start: Start | None = start
         self._source: Reads | None = None  # not started yet, or whole
         self._limit = limit
@@ -55,6 +58,11 @@ class ReplayableBody:
             sink.end_body(b"")
 
         return cls(len(body), start, len(body))
+
+    @property
+    def is_flowing(self) -> bool:
+        """Whether a backend has some of it and waits for the rest."""
+        return self._target is not None and self._trailers is None
 
     # --- for the attempts ----------------------------------------------------------------------------------------
     def send_to(self, upstream: Upstream, sink: BodySink) -> None:
@@ -109,6 +117,7 @@ class ReplayableBody:
     def end_body(self, trailers: bytes) -> None:
         """BodySink: the body is whole. `trailers` are kept for further attempts."""
         self.has_begun = True
+        self.whole_at = monotonic()
         self._trailers = trailers
         if self._target is not None:
             self._target.end_body(trailers)

@@ -74,7 +74,7 @@ def _reset_s(text: str, now: float) -> float:
 def _http_date(text: str) -> datetime | None:
     try:
         return parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError, IndexError):  # what the parser does not expect
         return None
 
 

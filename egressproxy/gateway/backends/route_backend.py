@@ -78,6 +78,11 @@ class RouteBackend:
         return self.connector is not None and self.connector.spec.backend.tls is not None
 
     @property
+    def is_brief(self) -> bool:
+        """Whether the time for an attempt is too short for the wheel of timers."""
+        return 0 < self.backend_request_s < EXACT_BELOW_S
+
+    @property
     def has_parent(self) -> bool:
         """Whether the backend is reached through another gateway."""
         return self.connector is not None and self.connector.parent is not None

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from time import monotonic
 
-from egressproxy.errors import GatewayError, LimitExceeded, RetrySafety, UpstreamFault
+from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
@@ -97,7 +97,7 @@ async def _reach(
         target: Target | None = None
         if course is not None:
             course.begin(backend, client.wheel.now)
-        timer = attempt_timer(client, backend, failover)
+        timer = AttemptTimer(client, backend, failover, body) if failover is not None or backend.is_brief else None
         try:
             target = session.target(x) if session is not None else untried(backend, x, tried, down)
             tried.add(target)
@@ -122,7 +122,7 @@ async def _reach(
             outcome = str(status)
             if course is not None:
                 course.answered(backend, x.response, client.wheel.now)
-                following = next_backend(course, policy, x, client, backend, None, tried, body)
+                following = next_backend(course, policy, x, client, backend, None, tried, body, counted)
             if following is None and (
                 status not in policy.codes
                 or backend.has_parent
@@ -136,7 +136,7 @@ async def _reach(
             resources.release(reusable=False)  # of an answer without a first byte
             outcome = error.reason.value
             if course is not None:
-                following = next_backend(course, policy, x, client, backend, error, tried, body)
+                following = next_backend(course, policy, x, client, backend, error, tried, body, counted)
             if following is None:
                 # The endpoint of a session is gone: it moves, whether or not the rule has retries.
                 moves = session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
@@ -201,24 +201,57 @@ def next_backend(
     error: GatewayError | None,
     tried: Collection[Target],
     body: ReplayableBody | None,
+    counted: list[Endpoints],
 ) -> RouteBackend | None:
     """Where a Failover sends the request after this failure (None: a code); None where it has nobody left to ask, where
-    the body was not kept, or where the budget of the rule is used up.
+    the body was not kept, where the budget of the rule is used up, or where the circuit breaker of the next backend
+    allows no retry.
     """
-    following = course.next(x, backend, error, tried, client.wheel.now)
+    waits = error is not None and error.reason is Reason.RESPONSE_TIMEOUT and body is not None and body.is_flowing
+    following = course.next(x, backend, error, tried, client.wheel.now, waits_for_client=waits)
     if following is None or not (body is None or body.is_kept):
         return None
-    return following if policy.may_spend() else None
+    return following if policy.may_spend() and may_retry(following, counted) else None
 
 
-def attempt_timer(client: Client, backend: RouteBackend, failover: FailoverGroup | None) -> asyncio.TimerHandle | None:
-    """The timer of an attempt until its answer begins, where one is needed: the wheel of timers may be late by all of a
-    short time, and knows no first byte.
+class AttemptTimer:
+    """Ends an attempt that is late: after a `backendRequest` below a second (the wheel of timers may be late by all of
+    it), and without a first byte. While the rest of the body has to come from the client, nobody waits for that.
     """
-    limits = [backend.backend_request_s] if 0 < backend.backend_request_s < EXACT_BELOW_S else []
-    if failover is not None and failover.spec.first_byte_s:
-        limits.append(failover.spec.first_byte_s)
-    return asyncio.get_running_loop().call_later(min(limits), client.end_late_attempt) if limits else None
+
+    __slots__ = ("_body", "_client", "_first_byte_s", "_handle", "_rest")
+
+    def __init__(
+        self, client: Client, backend: RouteBackend, failover: FailoverGroup | None, body: ReplayableBody | None
+    ) -> None:
+        self._client = client
+        self._body = body
+        self._first_byte_s = failover.spec.first_byte_s if failover is not None else 0.0
+        self._handle = self._rest = None
+        loop = asyncio.get_running_loop()
+        if backend.is_brief:
+            self._rest = loop.call_later(backend.backend_request_s, client.end_late_attempt)
+        if self._first_byte_s:
+            self._handle = loop.call_later(self._first_byte_s, self._look)
+
+    def cancel(self) -> None:
+        """The answer has begun, or the attempt is over."""
+        for handle in (self._handle, self._rest):
+            if handle is not None:
+                handle.cancel()
+
+    def _look(self) -> None:
+        body, upstream = self._body, self._client.resources.upstream
+        left_s = 0.0
+        if body is not None and upstream is not None:
+            if body.is_flowing and not upstream.is_write_blocked:
+                left_s = self._first_byte_s
+            elif not body.is_flowing:
+                left_s = body.whole_at + self._first_byte_s - monotonic()
+        if left_s > 0:
+            self._handle = asyncio.get_running_loop().call_later(left_s, self._look)
+        else:
+            self._client.end_late_attempt()
 
 
 def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:

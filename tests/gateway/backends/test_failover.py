@@ -313,6 +313,48 @@ def test_without_first_byte_the_head_is_sent_on_as_it_comes(converse: Start):
     talk.client << b"0\r\n\r\n"
 
 
+def test_a_client_that_is_slow_with_its_body_says_nothing_of_the_backend(converse: Start):
+    talk = converse(config(firstByte="60ms"))
+    talk.client >> POST[:-3]
+    asked(talk, "a", b"POST")
+    talk.origin << b"ab"
+    talk.run(asyncio.sleep(0.2))
+    talk.no_dial()
+    talk.client >> b"cde"
+    talk.origin << b"cde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    served_by(talk, "a", is_new=False)
+
+
+def test_the_first_byte_is_waited_for_from_the_end_of_the_body_on(converse: Start):
+    talk = converse(config(firstByte="200ms"))
+    talk.client >> POST[:-3]
+    asked(talk, "a", b"POST")
+    talk.run(asyncio.sleep(0.15))
+    talk.client >> b"cde"
+    talk.run(asyncio.sleep(0.1))
+    talk.no_dial()
+    wait_for_dial(talk)
+    asked(talk, "b", b"POST")
+    talk.origin << b"abcde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_an_attempt_that_is_too_slow_because_of_its_client_does_not_put_the_backend_aside(converse: Start):
+    talk = converse(config(rule={"timeouts": {"backendRequest": "2s"}}))
+    talk.client >> POST[:-3]
+    asked(talk, "a", b"POST")
+    talk.after(2.5)
+    asked(talk, "b", b"POST")
+    talk.client >> b"cde"
+    talk.origin << b"abcde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    served_by(talk, "a")
+
+
 # --- bounds ----------------------------------------------------------------------------------------------------------
 def test_a_body_that_is_longer_than_what_is_kept_stays_with_the_backend_that_has_it(converse: Start):
     talk = converse(config(maxReplayBytes=4))
@@ -416,6 +458,35 @@ def test_the_other_endpoints_of_a_backend_are_asked_before_the_next_backend(conv
     asked(talk, "b", b"POST")
     talk.origin >> OK
     talk.client << OK_PASSED
+
+
+def test_a_backend_whose_endpoints_are_all_ejected_is_not_asked(converse: Start):
+    passive = {"consecutive5XxErrors": 1, "baseEjectionTime": "300s", "maxEjectionPercent": 100}
+    talk = converse(to_pods("10.1.0.1", healthCheck={"passive": passive}))
+    talk.client >> GET
+    refuse_pod(talk)
+    asked(talk, "b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.after(70)  # longer than any hold-off, and than connections are kept
+    talk.client = talk.connect()
+    served_by(talk, "b")
+    assert "attempts" not in talk.record()
+
+
+def test_a_circuit_that_is_open_leads_to_the_next_backend(converse: Start):
+    talk = converse(to_pods("10.1.0.1", circuitBreaker={"maxParallelRequests": 1}))
+    first, second = talk.client, talk.connect()
+    first >> GET
+    talk.dialled("10.1.0.1", 8080)
+    busy = talk.origin
+    second >> GET
+    asked(talk, "b")
+    talk.origin >> OK
+    second << OK_PASSED
+    busy.take(rb"GET .*?\r\n\r\n")
+    busy >> OK
+    first << OK_PASSED
 
 
 # --- coming back ------------------------------------------------------------------------------------------------------
