@@ -81,6 +81,7 @@ class Port:
     head_limits: HeadLimits = field(init=False)
     is_stream: bool = field(init=False)
     is_mixed: bool = field(init=False)
+    extended_connect: bool = field(init=False)  # every listener of HTTP has it
     terms: tuple[object, ...] = field(init=False)
 
     def __post_init__(self, clients: ClientCertificatesIR | None) -> None:
@@ -89,7 +90,13 @@ class Port:
         self.head_limits = HeadLimits(self.limits.max_head_bytes, self.limits.max_fields)
         self.is_stream = self.first.is_stream
         self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
-        self.terms = (self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits)
+        self.extended_connect = all(
+            listener.spec.policy.extended_connect for listener in self.listeners if not listener.is_stream
+        )
+        self.terms = (
+            self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits,
+            self.extended_connect,
+        )  # fmt: skip
 
     def leads_to_stream(self, name: str) -> bool:
         """On a mixed port: whether a client whose ClientHello names this host gets a stream; else it gets HTTP."""

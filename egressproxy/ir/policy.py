@@ -275,6 +275,8 @@ class PolicyIR:
     dns: DnsIR = DnsIR()
     timeouts: TimeoutsIR = TimeoutsIR()
     kept: ConnectionsIR = ConnectionsIR()
+    #: Clients of HTTP/2 may ask for a WebSocket (RFC 8441).
+    extended_connect: bool = False
     limits: LimitsIR = LimitsIR()
     retries: RetryIR | None = None
     resilience: ResilienceIR = NO_RESILIENCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.resilience import CircuitBreaker, HealthCheck, LoadBalancer
@@ -65,6 +65,13 @@ class Connections(Model):
     """A connection that has carried as many takes no further one."""
 
 
+class Http2(Model):
+    """Of clients that speak HTTP/2."""
+
+    extended_connect: StrictBool | None = None
+    """WebSockets over HTTP/2 (RFC 8441); of Gateways and listeners."""
+
+
 class Traffic(Model):
     timeouts: TrafficTimeouts = TrafficTimeouts()
     """How long things may take."""
@@ -72,6 +79,8 @@ class Traffic(Model):
     """What is tried again, for requests whose rule has no `retry` of its own."""
     connections: Connections = Connections()
     """How long connections to backends are kept."""
+    http2: Http2 = Http2()
+    """What clients of HTTP/2 may do."""
     circuit_breaker: CircuitBreaker | None = None
     """How much one endpoint of a backend is asked for at the same time."""
     load_balancer: LoadBalancer | None = None

@@ -95,7 +95,13 @@ class ClientHttp2(DownstreamHttp2):
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections, metrics: Metrics) -> None:
         port, times = state.port, state.port.first.timeouts
         super().__init__(
-            handler, wheel, port.head_limits, times.request_headers_s, times.idle_s, is_forward=port.first.is_forward
+            handler,
+            wheel,
+            port.head_limits,
+            times.request_headers_s,
+            times.idle_s,
+            is_forward=port.first.is_forward,
+            extended_connect=port.extended_connect,
         )
         self.state = state
         self.metrics = metrics

@@ -90,7 +90,7 @@ class _States(H2Connection):
 
     MAX_CLOSED_STREAMS = 256  # of 65,536 (8 MiB): what comes late is for one of the last few
 
-    def __init__(self, *, client_side: bool, limits: HeadLimits) -> None:
+    def __init__(self, *, client_side: bool, limits: HeadLimits, extended_connect: bool) -> None:
         config = H2Configuration(
             client_side=client_side,
             header_encoding=None,
@@ -109,6 +109,8 @@ class _States(H2Connection):
             SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
             SettingCodes.MAX_HEADER_LIST_SIZE: size,
         }
+        if extended_connect:
+            values[SettingCodes.ENABLE_CONNECT_PROTOCOL] = 1
         if client_side:
             values[SettingCodes.ENABLE_PUSH] = 0
             del values[SettingCodes.MAX_CONCURRENT_STREAMS]
@@ -329,13 +331,16 @@ class Http2Connection(FlowControl):
     #: Bytes that the peer may send on all streams before somebody has read them.
     window = CONNECTION_WINDOW
 
-    def __init__(self, wheel: TimerWheel, limits: HeadLimits, *, client_side: bool) -> None:
+    def __init__(
+        self, wheel: TimerWheel, limits: HeadLimits, *, client_side: bool, extended_connect: bool = False
+    ) -> None:
+        """`extended_connect`: the peer may ask for another protocol on a stream (RFC 8441 section 3)."""
         super().__init__()
         self.wheel = wheel
         self.limits = limits
         self.streams: dict[int, Http2Stream] = {}
         self.is_lost = False  # nothing more is said or heard; the transport may still be closing
-        self._h2 = _States(client_side=client_side, limits=limits)
+        self._h2 = _States(client_side=client_side, limits=limits, extended_connect=extended_connect)
         self._frames = FrameSplitter(has_preface=not client_side)
         self._guard = FloodGuard(wheel.now)
         self._is_dirty = False  # h2 may have something to send at the end of this turn

@@ -32,7 +32,7 @@ from enum import Enum, auto
 from h2.errors import ErrorCodes
 from h2.events import Event, RequestReceived
 
-from egressproxy.errors import BadRequest, ClientGone, LimitExceeded, Reason
+from egressproxy.errors import BadRequest, ClientGone, LimitExceeded, Reason, UpstreamFault
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
@@ -52,6 +52,7 @@ from egressproxy.protocols.http2.response_fields import (
     response_fields,
 )
 from egressproxy.protocols.http2.stream_transport import StreamTransport
+from egressproxy.protocols.http2.websocket import Handshake
 
 __all__ = ["DownstreamHttp2", "DownstreamStream", "StreamState"]
 
@@ -82,6 +83,7 @@ class DownstreamStream(Http2Stream):
     """One request and its answer. Its states are those of the table above."""
 
     __slots__ = (
+        "_handshake",
         "_left",
         "_pieces",
         "_reads_on_until",
@@ -125,6 +127,7 @@ class DownstreamStream(Http2Stream):
         self._request_trailers = b""
         self._reset_code: ErrorCodes | None = None  # goes out behind our last word
         self._unsent_before = 0
+        self._handshake: Handshake | None = None
         self._reads_on_until = NEVER
         self._state = _RECEIVING
 
@@ -132,6 +135,8 @@ class DownstreamStream(Http2Stream):
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
         """The head is here: the exchange begins."""
         self.is_whole = has_ended
+        if head.upgrade:
+            self._handshake = Handshake(head)
         if head.method == b"CONNECT" or head.upgrade:
             self._state = _RESPONDING
             self.has_ended = has_ended
@@ -325,6 +330,11 @@ class DownstreamStream(Http2Stream):
     ) -> None:
         """As of `DownstreamConnection`; `close` means nothing here."""
         status = head.status
+        if self._handshake is not None and status < 300:
+            message = (
+                f"the upstream answered a request for a WebSocket with {status}"  # to the client that would be one
+            )
+            raise UpstreamFault(Reason.BAD_RESPONSE, message)
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
         self.send_fields(response_fields(head, pseudonym, has_body=has_body), is_last=body == b"")
         if body:
@@ -338,7 +348,10 @@ class DownstreamStream(Http2Stream):
             self.send_last(body)
 
     def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
-        """An interim response."""
+        """An interim response; a 101 is the final one to an extended CONNECT. Raises UpstreamFault for a wrong one."""
+        if head.status == 101 and self._handshake is not None:
+            self._handshake.check(head)
+            head.status = 200
         self.send_fields(interim_fields(head, pseudonym), is_last=False)
 
     def send_continue(self) -> None:
@@ -511,14 +524,15 @@ class DownstreamHttp2(Http2Connection):
         idle_s: float,
         *,
         is_forward: bool,
+        extended_connect: bool,
     ) -> None:
-        super().__init__(wheel, limits, client_side=False)
+        super().__init__(wheel, limits, client_side=False, extended_connect=extended_connect)
         self.handler = handler
         self.request_headers_s = request_headers_s
         self.idle_s = idle_s
         self.client = "-"
         self.deadline = Deadline(wheel, self._deadline_passed)
-        self._reader = RequestFieldsReader(limits, is_forward=is_forward)
+        self._reader = RequestFieldsReader(limits, is_forward=is_forward, extended_connect=extended_connect)
         self._awaits_head = False
         self._last_served = LAST_STREAM  # streams above this one are not looked at
         self._final_goaway: Deadline | None = None  # between the announcement and what it announces

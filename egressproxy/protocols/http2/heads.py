@@ -23,6 +23,7 @@ __all__ = ["RequestFieldsReader", "read_response_fields", "read_trailers"]
 #: Fields that HTTP/2 says in frames, or not at all (RFC 9113 section 8.2.2).
 CONNECTION_SPECIFIC = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
 _REQUEST_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+_EXTENDED_PSEUDO = _REQUEST_PSEUDO | {b":protocol"}
 
 _NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz\n"
 _VALUE_BYTES = bytes((9, 10, *range(0x20, 0x7F), *range(0x80, 0x100)))
@@ -68,11 +69,14 @@ def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
 class RequestFieldsReader:
     """Reads the request heads of one connection. What a client says of its hop it says again: read once."""
 
-    __slots__ = ("_hop", "_hop_fields", "_is_forward", "_limits")
+    __slots__ = ("_hop", "_hop_fields", "_is_forward", "_limits", "_pseudo")
 
-    def __init__(self, limits: HeadLimits, *, is_forward: bool) -> None:
-        """`is_forward`: a request names any host, as the absolute-form of HTTP/1 does."""
+    def __init__(self, limits: HeadLimits, *, is_forward: bool, extended_connect: bool = False) -> None:
+        """`is_forward`: a request names any host, as the absolute-form of HTTP/1 does. `extended_connect`: clients were
+        told that they may ask for a protocol (RFC 8441).
+        """
         self._limits = limits
+        self._pseudo = _EXTENDED_PSEUDO if extended_connect else _REQUEST_PSEUDO
         self._is_forward = is_forward
         self._hop = Hop()
         self._hop_fields: HopFields = ()
@@ -80,11 +84,14 @@ class RequestFieldsReader:
     def read(self, fields: FieldList, *, has_ended: bool) -> RequestHead:
         """The head of a request. `has_ended`: END_STREAM came with it. Raises Malformed."""
         pseudo, plain = taken_apart(fields)
-        if not pseudo.keys() <= _REQUEST_PSEUDO:
+        if not pseudo.keys() <= self._pseudo:
             raise Malformed(Reason.BAD_FIELD, "a pseudo-field is unknown, or belongs to responses")
         method = pseudo.get(b":method", b"")
         if not TOKEN.fullmatch(method) or len(method) > 32:
             raise Malformed(Reason.BAD_REQUEST_LINE, "the method is not a token of at most 32 bytes")
+        protocol = pseudo.get(b":protocol")
+        if protocol is not None:
+            method = protocol_method(method, protocol, pseudo)
         block = checked_block(self._one_cookie(plain), self._limits)
         names = {name for name, _ in plain}
         if names & CONNECTION_SPECIFIC:
@@ -111,6 +118,9 @@ class RequestFieldsReader:
         if self._is_forward and method != b"CONNECT":
             head.form = TargetForm.ABSOLUTE
             head.scheme = pseudo[b":scheme"]
+        if protocol is not None:
+            head.upgrade = protocol
+            head.body = 0  # what follows is the protocol's
         if b"te" in names:
             if any(name == b"te" and value.lower() != b"trailers" for name, value in plain):
                 raise Malformed(Reason.BAD_FIELD, "the one value of TE in HTTP/2 is trailers")
@@ -155,6 +165,15 @@ class RequestFieldsReader:
         rest = [field for field in plain if field[0] != b"cookie"]
         at = next(at for at, (name, _) in enumerate(plain) if name == b"cookie")
         return [*rest[:at], (b"cookie", b"; ".join(crumbs)), *rest[at:]]
+
+
+def protocol_method(method: bytes, protocol: bytes, pseudo: dict[bytes, bytes]) -> bytes:
+    """The method with which HTTP/1 asks for this protocol. Raises Malformed. Source: RFC 8441 sections 4 and 5."""
+    if method != b"CONNECT" or not (pseudo.keys() >= _EXTENDED_PSEUDO):
+        raise Malformed(Reason.BAD_TARGET, "an extended CONNECT has :scheme, :authority, :path and :protocol")
+    if protocol != b"websocket":
+        raise Malformed(Reason.BAD_TARGET, "the one protocol that is understood is websocket", 501)
+    return b"GET"
 
 
 def without_host(hop_fields: HopFields) -> HopFields:

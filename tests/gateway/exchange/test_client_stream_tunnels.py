@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
+from base64 import b64encode
 from contextlib import suppress
+from hashlib import sha1
 
 import pytest
 from h2.errors import ErrorCodes
@@ -14,6 +16,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import GET_SENT, OK, OK_PASSED, forward, reverse
 from tests.support.conversation import Conversation
+from tests.support.http2_client import head
 
 
 def client_hello(name: str) -> bytes:
@@ -249,3 +252,108 @@ def test_a_tunnel_to_port_80_that_is_ended_unused(start: Start):
     assert OK_PASSED not in client.of(stream).data
     (connection,) = talk.ports[0].state.connections
     assert not connection.streams  # type: ignore[attr-defined]
+
+
+# --- extended CONNECT ----------------------------------------------------------------------------------------------
+WEBSOCKET = [
+    (b":method", b"CONNECT"),
+    (b":protocol", b"websocket"),
+    (b":scheme", b"http"),
+    (b":authority", b"a.example"),
+    (b":path", b"/chat"),
+    (b"sec-websocket-version", b"13"),
+    (b"sec-websocket-protocol", b"chat"),
+]
+ENABLED = {"http2": {"extendedConnect": True}}
+
+
+def asked_for(talk: Conversation) -> bytes:
+    """The upstream was asked for a WebSocket. Returns the answer to the key."""
+    talk.dialled("a.example", 80)
+    match = talk.origin.take(
+        rb"GET /chat HTTP/1.1\r\nHost: a.example\r\nsec-websocket-version: 13\r\nsec-websocket-protocol: chat\r\n"
+        rb"sec-websocket-key: ([A-Za-z0-9+/]{22}==)\r\nVia: 1.1 gw\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
+    return b64encode(sha1(match[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+
+
+def test_a_websocket_over_http2(start: Start):
+    talk = start(forward(traffic=ENABLED))
+    client = speak_http2(talk)
+    assert client.h2.remote_settings.enable_connect_protocol == 1
+    stream = client.asks(WEBSOCKET, ends=False)
+    accept = asked_for(talk)
+    client.says(stream, b"early")
+    talk.origin >> (
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Protocol: chat\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\nhello"
+    )
+    answer = client.answer(stream)
+    assert answer.fields == [(b":status", b"200"), (b"sec-websocket-protocol", b"chat"), (b"via", b"1.1 gw")]
+    assert bytes(answer.data) == b"hello"
+    talk.origin << b"early"
+    client.says(stream, b"frame")
+    talk.origin << b"frame"
+    client.says(stream, b"", ends=True)
+    talk.origin.ends()
+    assert client.answer(stream).is_whole
+    assert talk.record()["reason"] == "-"
+
+
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: x\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+], ids=("no-answer", "wrong-answer", "200"))  # fmt: skip
+def test_what_is_no_websocket_does_not_look_like_one(start: Start, answer: bytes):
+    talk = start(forward(traffic=ENABLED))
+    client = speak_http2(talk)
+    stream = client.asks(WEBSOCKET, ends=False)
+    asked_for(talk)
+    talk.origin >> answer
+    assert client.answer(stream).status == 502
+    assert talk.record()["reason"] == "upstream_bad_response"
+    assert talk.ports[0].state.tunnels == 0
+
+
+def test_a_websocket_that_is_refused(start: Start):
+    talk = start(forward(traffic=ENABLED))
+    client = speak_http2(talk)
+    stream = client.asks(WEBSOCKET, ends=False)
+    asked_for(talk)
+    talk.origin >> b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno"
+    answer = client.answer(stream)
+    assert (answer.status, bytes(answer.data), answer.is_whole) == (403, b"no", True)
+
+
+def test_another_protocol_is_not_understood(start: Start):
+    talk = start(forward(traffic=ENABLED))
+    client = speak_http2(talk)
+    fields = [(name, b"connect-udp" if name == b":protocol" else value) for name, value in WEBSOCKET]
+    assert client.answer(client.asks(fields, ends=False)).status == 501
+
+
+def test_half_an_extended_connect_is_none(start: Start):
+    talk = start(forward(traffic=ENABLED))
+    client = speak_http2(talk)
+    fields = [field for field in WEBSOCKET if field[0] != b":path"]
+    assert client.answer(client.asks(fields, ends=False)).status == 400
+    assert client.answer(client.asks([(b":protocol", b"websocket"), *head(b"GET", b"/", b"a.example")])).status == 400
+
+
+def test_no_websocket_where_no_policy_says_so(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    assert client.h2.remote_settings.enable_connect_protocol == 0
+    stream = client.asks(WEBSOCKET, ends=False)
+    answer = client.answer(stream)
+    assert (answer.status, answer.reset) == (400, ErrorCodes.PROTOCOL_ERROR)
+
+
+def test_a_policy_that_no_longer_says_so_ends_the_connection(start: Start):
+    talk = start(forward(traffic=ENABLED))
+    client = speak_http2(talk)
+    talk.reload(forward())
+    client.settle()
+    assert client.goaways
+    talk.client.is_closed()

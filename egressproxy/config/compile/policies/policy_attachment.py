@@ -210,6 +210,8 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
         yield "sni of destinations.deny does nothing: it is for entries of allow."
     if spec.traffic is not None:
         yield from _timeout_notes(spec.traffic.timeouts, target_kind)
+        if spec.traffic.http2.extended_connect is not None and target_kind not in ("Gateway", "ListenerSet"):
+            yield "traffic.http2.extendedConnect does nothing here: write it in a policy of a Gateway."
         if spec.traffic.retries is not None and not target_kind.endswith(("Gateway", "ListenerSet", "Route")):
             yield "traffic.retries is for Gateways and routes, and does nothing on a backend."
         elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):

@@ -134,6 +134,9 @@ class Merger:
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
+            extended_connect=bool(
+                self._traffic_winner(ordered, "http2.extendedConnect", attrgetter("http2.extended_connect"))
+            ),
             limits=merge_limits(ordered),
             retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
             resilience=self._resilience(ordered),
