@@ -53,7 +53,7 @@ class SharedPool(Generic[S]):
     __slots__ = ("_clients", "_held", "connections", "limit", "max_connections", "name", "opening", "share", "waiting")
 
     def __init__(self, name: str, limit: int = MAX_OPEN, share: int = SHARE) -> None:
-        """`limit`: exchanges at a time, and exchanges that wait; `share`: those of one client."""
+        """`limit`: connections, exchanges at a time, and exchanges that wait; `share`: exchanges of one client."""
         self.name = name
         self.limit = limit
         self.share = share
@@ -207,6 +207,8 @@ class SharedPool(Generic[S]):
             return False
         known = [connection.most for connection in self.connections if not connection.is_new]
         coming = self.opening + len(self.connections) - len(known)
+        if len(self.connections) + self.opening >= self.limit:
+            return False
         return coming * (max(1, *known) - 1 if known else MOST - 1) < wanted
 
     def __repr__(self) -> str:

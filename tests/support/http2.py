@@ -44,10 +44,12 @@ class GrpcCall:
 class Http2Server:
     """One connection. What `take` and `answer` have to send stands in `outgoing` until it is fetched."""
 
-    def __init__(self, window: int = 65535, max_streams: int = 100) -> None:
+    def __init__(self, window: int = 65535, max_streams: int = 100, *, takes_upgrades: bool = False) -> None:
         lax = {"validate_outbound_headers": False, "normalize_outbound_headers": False}
         self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None, **lax))
         settings = {SettingCodes.INITIAL_WINDOW_SIZE: window, SettingCodes.MAX_CONCURRENT_STREAMS: max_streams}
+        if takes_upgrades:
+            settings[SettingCodes.ENABLE_CONNECT_PROTOCOL] = 1
         self.h2.local_settings = Settings(client=False, initial_values=settings)
         self.h2.initiate_connection()
         self.calls: dict[int, GrpcCall] = {}

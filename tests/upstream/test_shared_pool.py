@@ -185,3 +185,10 @@ async def test_a_destination_that_shares_nothing_lets_everybody_open():
     pool.let_all_open()
     assert [future.result() for future in futures] == [None] * 3
     assert pool.opening == 4
+
+
+async def test_the_number_of_connections_is_bounded():
+    pool: SharedPool[Place] = SharedPool("backend a", limit=3, share=3)
+    for _ in range(3):
+        opened(pool, 0)  # which carry nothing
+    assert not pool.may_open(claim())

@@ -61,7 +61,7 @@ class Http2Connections(SharedConnections):
                 found.finish()
                 found = pool.take(claim)
         if found is not None:
-            return found
+            return await self._settled(x, found)
         version = self._target.name.version
         try:
             opened = await self._open(x, connect, alpn)
@@ -78,7 +78,7 @@ class Http2Connections(SharedConnections):
             pool.failed()
             return opened
         pool.opened(opened)
-        return self._place_on(opened, claim, version)
+        return await self._settled(x, self._place_on(opened, claim, version))
 
     def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
         """A place, after a dial that was not ours has led to HTTP/2. `version`: of the name, before the dial."""
@@ -87,6 +87,16 @@ class Http2Connections(SharedConnections):
         self._pool.opening += 1
         self._pool.opened(connection)
         return self._place_on(connection, Claim(client_of(x)), version)
+
+    async def _settled(self, x: Exchange, place: UpstreamStream) -> UpstreamStream:
+        """Whether a server takes an upgrade stands in its settings (RFC 8441 section 3)."""
+        if x.request.upgrade and place.connection.is_new:
+            try:
+                await place.connection.settings()
+            except BaseException:
+                place.finish()
+                raise
+        return place
 
     # --- as a part of its target -----------------------------------------------------------------------------------
     def retire(self) -> None:

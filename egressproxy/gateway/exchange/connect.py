@@ -41,7 +41,6 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import pause
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -206,9 +205,9 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
     client.send_interim(x.response, accounting.pseudonym)
     x.status = 101
     upstream = resources.give_away()
-    assert isinstance(upstream, UpstreamConnection)
     upstream_rest = upstream.detach()
     parked = PendingProtocol()
+    assert upstream.transport is not None
     parked.transport = upstream.transport
     try:
         relaying = relay(

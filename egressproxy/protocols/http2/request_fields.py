@@ -13,6 +13,8 @@ __all__ = ["block_fields", "request_fields"]
 
 #: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
 _NEVER = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade host te content-length".split())
+#: An extended CONNECT needs no proof that it was understood (RFC 8441 section 5).
+_NEVER_IN_CONNECT = _NEVER | {b"sec-websocket-key"}
 _VIA = len(b"\r\nVia: ")
 
 
@@ -28,8 +30,8 @@ def block_fields(block: bytes) -> FieldList:
 def request_fields(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secure: bool) -> FieldList:
     """The head as it goes to a backend: `host` becomes :authority, `pseudonym` is our name in Via.
 
-    A head with an `upgrade` is an extended CONNECT for that protocol (RFC 8441 section 4), which its caller has seen
-    to be allowed. The content has to follow in the length that `head.body` says.
+    A head with an `upgrade` is an extended CONNECT for that protocol (RFC 8441 section 4), if its caller has seen that
+    this is allowed. The content has to follow in the length that `head.body` says.
     """
     method = head.method
     fields = [(b":method", method), (b":scheme", b"https" if is_secure else b"http"), (b":path", head.path)]
@@ -37,8 +39,9 @@ def request_fields(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secur
     if head.upgrade:
         fields[0] = (b":method", b"CONNECT")
         fields.append((b":protocol", head.upgrade.lower()))
+    never = _NEVER_IN_CONNECT if head.upgrade else _NEVER
     for field in block_fields(head.fields.block):
-        if field[0] not in _NEVER:
+        if field[0] not in never:
             fields.append(field)
     fields.append((b"via", via_line(head.via, head.http_1_0, pseudonym)[_VIA:]))
     body = head.body

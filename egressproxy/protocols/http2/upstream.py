@@ -10,6 +10,8 @@ A connection takes exchanges; is leaving (what has begun ends, nothing begins); 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import ssl
 from collections.abc import Callable
 
@@ -25,11 +27,13 @@ from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.net.tls import TlsStream, tls_fault
 from egressproxy.protocols.http1.codec import MAX_INTERIM
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW, Http2Connection, Http2Stream
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import FrameError
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
 from egressproxy.protocols.http2.request_fields import block_fields, request_fields
+from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 __all__ = ["Http2Upstream", "UpstreamStream"]
 
@@ -43,6 +47,9 @@ PING_ANSWER_S = 20.0
 DOUBT_S = 1.0
 #: No stream begins behind this one: identifiers are 31 bits (RFC 9113 section 5.1.1).
 LAST_STREAM = 2**31 - 1 - 4 * MAX_STREAMS
+
+WEBSOCKET = b"websocket"
+_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 _CLOSED = "the upstream closed its connection"
 _BROKE_OFF = "the upstream's response broke off"
@@ -62,12 +69,14 @@ class UpstreamStream(Http2Stream):
         "_method",
         "_pieces",
         "_response_trailers",
+        "_websocket_key",
         "driver",
         "error",
         "has_ended",
         "head",
         "last_read",
         "sink",
+        "transport",
         "was_reused",
     )
 
@@ -99,6 +108,8 @@ class UpstreamStream(Http2Stream):
         self._is_answered = False  # its final head has come
         self._is_complete = False  # END_STREAM has come
         self._response_trailers = b""
+        self._websocket_key = b""
+        self.transport: StreamTransport | None = None  # of a tunnel
 
     # --- for the exchange ------------------------------------------------------------------------------------------
     @property
@@ -130,10 +141,11 @@ class UpstreamStream(Http2Stream):
     def send_head(self, request: RequestHead, host: bytes, pseudonym: bytes) -> None:
         """As of `UpstreamConnection`. A connection that has left meanwhile has not seen the request."""
         connection = self.connection
-        if request.upgrade:
-            self.error = connection.upgrade_fault()
-        elif connection.begins_nothing:
+        if connection.begins_nothing:
             self.error = unseen("the upstream closes its connection")
+        elif request.upgrade:
+            self.error = connection.upgrade_fault(request.upgrade)
+            self._websocket_key = request.fields.get(b"sec-websocket-key") or b""
         if self.error is None:
             fields = request_fields(request, host, pseudonym, is_secure=connection.is_secure)
             self.error = connection.begin_stream(self, fields, is_last=request.body == 0 and not request.upgrade)
@@ -212,8 +224,28 @@ class UpstreamStream(Http2Stream):
         self.head = None
         self.error = None  # its traceback holds us
         self.feeder = None
+        self.transport = None
         self._pieces.clear()
         connection.take_place_back(self)
+
+    def detach(self) -> bytes:
+        """Give the stream to a tunnel, as `transport`. Returns the bytes behind the head. Call `gone` in the end."""
+        rest = b"".join(self._pieces)
+        self._pieces.clear()
+        self.transport = StreamTransport(self, self.connection.transport)
+        self.resume_reading()
+        if self._is_complete:
+            asyncio.get_running_loop().call_soon(self.transport.end_came)
+        return rest
+
+    def transport_ended(self) -> None:
+        """Nobody reads or writes the tunnel any more."""
+        if not (self._is_complete and self.has_said_all):
+            self.reset()
+
+    def gone(self) -> None:
+        """The tunnel has ended."""
+        self.finish()
 
     def close(self) -> None:
         """Give the stream up. Nothing, where it is finished."""
@@ -238,7 +270,9 @@ class UpstreamStream(Http2Stream):
             self._break(fault)
             return
         if not head.is_interim:
-            self._expected = head.body
+            if self._method == b"CONNECT" and head.status < 300:
+                self._switch(head)
+            self._expected = head.body if head.status != 101 else CHUNKED
             self._is_answered = True
         self._heads.append(head)
         self.connection.wake_later(self)
@@ -251,6 +285,8 @@ class UpstreamStream(Http2Stream):
         self._got += len(data)
         if 0 <= self._expected < self._got:
             self._break(Malformed(Reason.BAD_FRAMING, "more content than its head has announced"))
+        elif self.transport is not None:
+            self.transport.data_came(data)
         elif self.sink is None:
             self._pieces.append(data)
             self.connection.wake_later(self)  # the first byte may be waited for
@@ -277,7 +313,9 @@ class UpstreamStream(Http2Stream):
             self._fail(UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF))
             return
         self._is_complete = True
-        if self.sink is not None:
+        if self.transport is not None:
+            self.transport.end_came()
+        elif self.sink is not None:
             self._end_sink(self.sink)
         elif not self._pieces and not self._response_trailers:
             self.has_ended = True
@@ -310,9 +348,21 @@ class UpstreamStream(Http2Stream):
         if not self._is_given_up:
             self._fail(unseen("the upstream closes its connection"))
 
+    def was_sent(self) -> None:
+        """END_STREAM of ours is on its way."""
+        if self.transport is not None:
+            self.transport.all_sent()
+
     @property
     def _is_given_up(self) -> bool:
         return self.error is not None or self.driver is None
+
+    def _switch(self, head: ResponseHead) -> None:
+        """An extended CONNECT was accepted: in HTTP/1 that is a 101 (RFC 8441 section 5, RFC 6455 section 4.2.2)."""
+        head.status, head.phrase, head.upgrade = 101, PHRASES[101], WEBSOCKET
+        if self._websocket_key:
+            digest = hashlib.sha1(self._websocket_key + _WEBSOCKET_GUID, usedforsecurity=False).digest()
+            head.fields.set(b"Sec-WebSocket-Accept", base64.b64encode(digest))
 
     def _end_sink(self, sink: BodySink) -> None:
         self.has_ended = True
@@ -333,7 +383,9 @@ class UpstreamStream(Http2Stream):
         self.error = error
         self.sink = None
         self._heads.clear()
-        if self.driver is not None:
+        if self.transport is not None:
+            self.transport.lost(error)
+        elif self.driver is not None:
             self.driver.throw(error)
 
     def __repr__(self) -> str:
@@ -350,6 +402,7 @@ class Http2Upstream(Http2Connection):
         "_loss",
         "_max_requests",
         "_pinged_at",
+        "_settled",
         "_why",
         "active",
         "address",
@@ -389,6 +442,7 @@ class Http2Upstream(Http2Connection):
         self.age = Deadline(wheel, self.retire)
         self._max_requests = max_requests
         self._has_settings = False
+        self._settled: asyncio.Future[None] | None = None
         self._pinged_at = 0.0  # 0: it was never asked
         self._awake: list[UpstreamStream] = []
         self._loss: Exception | None = None
@@ -470,9 +524,18 @@ class Http2Upstream(Http2Connection):
         self.deadline.set(min(self.deadline.at, self.wheel.now + SILENCE_S))
         return None
 
-    def upgrade_fault(self) -> UpstreamFault | None:
-        """Why a stream of this connection cannot become a tunnel (RFC 8441 section 3); None: it can."""
-        return UpstreamFault(Reason.BAD_RESPONSE, "the upstream speaks HTTP/2 alone, and takes no upgrade")
+    def upgrade_fault(self, protocol: bytes) -> UpstreamFault | None:
+        """Why a stream of this connection cannot become a tunnel for this protocol (RFC 8441); None: it can."""
+        if protocol.lower() == WEBSOCKET and self._h2.remote_settings.enable_connect_protocol:
+            return None
+        return UpstreamFault(Reason.BAD_RESPONSE, "the upstream speaks HTTP/2 alone, and does not take this upgrade")
+
+    async def settings(self) -> None:
+        """Wait until the upstream has said what it takes, or is gone."""
+        while self.is_new:
+            if self._settled is None:
+                self._settled = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._settled)
 
     def wake_later(self, stream: UpstreamStream) -> None:
         """Resume who waits for this stream when all that has come is taken."""
@@ -525,6 +588,7 @@ class Http2Upstream(Http2Connection):
         super().connection_lost(error)
         self.deadline.close()
         self.age.close()
+        self._settle()
         self._wake()
         self.on_room = None
         on_lost, self.on_lost = self.on_lost, None
@@ -548,8 +612,14 @@ class Http2Upstream(Http2Connection):
     def settings_changed(self) -> None:
         """How many streams it takes may be known now, or another number."""
         self._has_settings = True
+        self._settle()
         if self.on_room is not None:
             self.on_room()
+
+    def _settle(self) -> None:
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            settled.set_result(None)
 
     def peer_goes_away(self, last_stream: int) -> None:
         """GOAWAY: what it has not looked at may be asked elsewhere (RFC 9113 section 6.8)."""

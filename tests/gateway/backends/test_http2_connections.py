@@ -312,6 +312,82 @@ def test_an_upgrade_finds_no_way_through_http_2_alone(converse: Start):
     assert talk.client.answer()[0] == 502
 
 
+UPGRADE = (
+    GET[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+def test_a_websocket_goes_to_a_backend_that_takes_extended_connects(converse_on: Start):
+    talk = converse_on(h2c())
+    talk.client >> UPGRADE
+    origin = dialled(talk, takes_upgrades=True)
+    (seen,) = origin.waits_for(1).values()
+    assert (seen.headers[b":method"], seen.headers[b":protocol"]) == (b"CONNECT", b"websocket")
+    assert (seen.headers[b":path"], seen.headers[b"sec-websocket-version"]) == (b"/x", b"13")
+    assert b"sec-websocket-key" not in seen.headers
+    origin.server.h2.send_headers(1, [(b":status", b"200")])
+    origin.goes_on()
+    head = talk.client.take(rb"HTTP/1.1 101 Switching Protocols\r\n(.*?)\r\n\r\n")[1]
+    assert b"sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo=" in head.lower()
+    assert b"Upgrade: websocket" in head
+    talk.client >> b"ping"
+    origin.goes_on()
+    assert bytes(seen.data) == b"ping"
+    origin.server.h2.send_data(1, b"pong")
+    origin.goes_on()
+    talk.client << b"pong"
+    other = talk.connect()
+    other >> GET
+    origin.waits_for(2)
+    origin.responds(3)
+    other << OK
+    origin.server.h2.end_stream(1)
+    origin.goes_on()
+    talk.client.ends()
+    origin.goes_on()
+    assert seen.is_whole
+    talk.until(lambda: len(talk.records) == 2)
+    assert (talk.open, talk.idle) == (1, 1)
+
+
+def test_a_websocket_whose_client_breaks_off_is_reset(converse_on: Start):
+    talk = converse_on(h2c())
+    talk.client >> UPGRADE
+    origin = dialled(talk, takes_upgrades=True)
+    origin.waits_for(1)
+    origin.server.h2.send_headers(1, [(b":status", b"200")])
+    origin.goes_on()
+    talk.client.take(rb"HTTP/1.1 101 .*?\r\n\r\n")
+    talk.client.resets()
+    talk.until(lambda: len(talk.records) == 1)
+    origin.goes_on()
+    assert origin.server.calls[1].reset is not None
+    assert talk.open == 1
+
+
+def test_a_websocket_that_the_backend_resets_ends(converse_on: Start):
+    talk = converse_on(h2c())
+    talk.client >> UPGRADE
+    origin = dialled(talk, takes_upgrades=True)
+    origin.waits_for(1)
+    origin.server.h2.send_headers(1, [(b":status", b"200")])
+    origin.goes_on()
+    talk.client.take(rb"HTTP/1.1 101 .*?\r\n\r\n")
+    origin.server.h2.reset_stream(1, ErrorCodes.INTERNAL_ERROR)
+    origin.goes_on()
+    talk.client.is_closed()
+
+
+def test_a_refused_extended_connect_is_a_response_like_any_other(converse_on: Start):
+    talk = converse_on(h2c())
+    talk.client >> UPGRADE
+    origin = dialled(talk, takes_upgrades=True)
+    origin.waits_for(1)
+    origin.responds(1, b"no", status=b"403")
+    talk.client.take(rb"HTTP/1.1 403 Forbidden\r\n.*?\r\n\r\nno")
+
+
 def test_a_connection_serves_so_many_requests(converse: Start):
     talk = converse(h2c(traffic={"connections": {"maxRequests": 1}}))
     started(talk)
