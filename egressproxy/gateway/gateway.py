@@ -148,7 +148,7 @@ class GatewayServer:
     def _forget_resolvers(self) -> None:
         """Keep those of the snapshot in service."""
         connectors = self.snapshot.connectors.values() if self.snapshot is not None else ()
-        self.network.keep_resolvers({hop.spec.dns for connector in connectors for hop in connector.hops()})
+        self.network.keep_resolvers({hop.spec.dns for connector in connectors for hop in connector.all_hops()})
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from egressproxy.ir.policy import AddressesIR, ConnectionsIR, DnsIR, ExtensionIR
+from egressproxy.ir.policy import AddressesIR, ConnectionsIR, DnsIR, ExtensionIR, Network
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
@@ -16,6 +17,8 @@ __all__ = [
     "ConnectionIR",
     "Destination",
     "EndpointAddress",
+    "NoProxyRule",
+    "OtherParent",
     "ParentCredentials",
     "Protocol",
 ]
@@ -88,6 +91,26 @@ class ParentCredentials:
 
 
 @dataclass(frozen=True, slots=True)
+class NoProxyRule:
+    """Destinations that no parent is asked for: lower-case names, exact or `*.suffix`, and networks of addresses that
+    clients name. `ports` empty: every port.
+    """
+
+    hostnames: tuple[str, ...] = ()
+    cidrs: tuple[Network, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OtherParent:
+    """A parent that is asked where those before it cannot be connected to."""
+
+    backend: BackendIR
+    credentials: ParentCredentials | None = None
+    dns: DnsIR | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BackendIR:
     """A Backend object (or Service, XBackend …) as written, references resolved.
 
@@ -95,7 +118,8 @@ class BackendIR:
     says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
     that a route to it permits by itself, or 0 for every one.
     `parent` is the upstream gateway through which it is reached, `parent_credentials` what that is shown,
-    and `parent_dns` how its name is looked up; None: as that of the backend.
+    and `parent_dns` how its name is looked up; None: as that of the backend. `other_parents` are asked in this order
+    where it cannot be connected to. `no_proxy`, of a DYNAMIC one, lists what is reached directly.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.
     `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `shares_name`: one of our own
@@ -112,9 +136,18 @@ class BackendIR:
     parent: BackendIR | None = None
     parent_credentials: ParentCredentials | None = None
     parent_dns: DnsIR | None = None
+    other_parents: tuple[OtherParent, ...] = ()
+    no_proxy: tuple[NoProxyRule, ...] = ()
     extensions: tuple[ExtensionIR, ...] = ()
     kind: str = ""
     shares_name: bool = False
+
+    def parents(self) -> Iterator[BackendIR]:
+        """Every upstream gateway that may be on the way, the next ones first."""
+        for first in (self.parent, *(other.backend for other in self.other_parents)):
+            if first is not None:
+                yield first
+                yield from first.parents()
 
     @property
     def label(self) -> str:

@@ -36,12 +36,13 @@ _NAMES: Final = {
     "auth": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
     "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",
     "parent_credentials": "parent.credentialsRef", "parent_dns": "parent.dns",
+    "no_proxy": "parent.noProxy",
 }  # fmt: skip
 #: What stands in objects of its own, or is said in another way.
 _APART: Final = frozenset(
     {
         "http_routes", "tls_routes", "tcp_routes", "default_backend", "extensions", "backends", "rules",
-        "gateway", "parent", "folder", "settings", "scope", "name", "named", "place",
+        "gateway", "parent", "other_parents", "folder", "settings", "scope", "name", "named", "place",
     }
 )  # fmt: skip
 
@@ -119,7 +120,9 @@ def _add_backend(made: Outline, backend: BackendIR, place: str) -> None:
     values = dict(_fields(backend))
     if backend.parent is not None:
         values["parent"] = backend.parent.name
-        _add_backend(made, backend.parent, place)
+        values["parent.fallbacks"] = [each.backend.name for each in backend.other_parents]
+        for parent in (backend.parent, *(each.backend for each in backend.other_parents)):
+            _add_backend(made, parent, place)
     if made.setdefault(f"Backend {backend.name}", values) != values:
         made[f"Backend {backend.name} on {place}"] = values
 

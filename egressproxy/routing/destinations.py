@@ -119,14 +119,12 @@ class DestinationPolicy:
         It depends on configuration alone. Entries that mean interception deny clients that name the host, not backends.
         """
         for entries in self._deny_backends:
-            on_the_way: BackendIR | None = backend
-            while on_the_way is not None:
+            for on_the_way in (backend, *backend.parents()):
                 if on_the_way.destination is Destination.FQDN:
                     authority = Authority(on_the_way.hostname, on_the_way.port)
                     rule = entries.find(authority)
                     if rule is not None:
                         return Denial(authority, rule, on_the_way.name)
-                on_the_way = on_the_way.parent
         return None
 
     def decide(self, authority: Authority) -> Denied | None:

@@ -6,6 +6,7 @@ A pool lives as long as its ConnectionIR is in the configuration, whatever else 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,9 @@ from egressproxy.gateway.backends.health_checks import HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
+from egressproxy.gateway.backends.parent_ways import ParentWays
 from egressproxy.gateway.backends.passive_health import PassiveHealth
-from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.ir.policy import AddressAllowance
 from egressproxy.ir.resilience import NO_RESILIENCE
 from egressproxy.model.exchange import Exchange
@@ -54,14 +56,22 @@ HTTP_2_PROTOCOLS = frozenset({Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
 class Connector:
     """Gives connections to a backend. One per ConnectionIR."""
 
-    def __init__(self, spec: ConnectionIR, network: Network, *, is_parent: bool = False) -> None:
+    def __init__(self, spec: ConnectionIR, network: Network, *, behind: BackendIR | None = None) -> None:
+        """`behind`: this is a parent, and the way to that backend."""
+        is_parent = behind is not None
+        self.behind = behind
         self.spec = spec
         self.name = spec.backend.label
         self.network = network
         self.parent: Connector | None = None
-        if spec.backend.parent is not None:
-            self.parent = Connector(parent_spec(spec), network, is_parent=True)
-        self.proxy_authorization = proxy_authorization(spec.backend)  # for plain http to the parent
+        self.ways: ParentWays[Connector] | None = None  # where there is more than one
+        if spec.backend.other_parents or spec.backend.no_proxy:
+            self.ways = parent_ways(spec, network)
+            self.parent = self.ways.connectors[0].parent
+        elif spec.backend.parent is not None:
+            self.parent = Connector(parent_spec(spec), network, behind=spec.backend)
+        # What this parent is shown with plain http.
+        self.proxy_authorization = proxy_authorization(behind) if behind is not None else None
         self.opener = ConnectionOpener(spec, network, self.parent, is_parent=is_parent)
         self.checks: HealthChecks | None = None
         self._max_requests = spec.kept.max_requests
@@ -125,10 +135,25 @@ class Connector:
         An upgrade goes through a tunnel (RFC 6455 section 4.1): after a 101 on a connection to the parent, the client
         could ask a parent that reads on for anything.
         """
+        if self.ways is not None:
+            present = self.ways.present(target.host, target.port)
+            return present.way(x, present.same_target(x, target))
         if self.parent is None or self._tunnels_only or target.is_secure or x.request.upgrade:
             return self, target
         self.opener.judge_for_parent(target)
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
+
+    def same_target(self, x: Exchange, target: Target) -> Target:
+        """The target here that has the destination of a target of another connector to the same backend."""
+        if self.fixed is not None or self._is_dynamic:
+            return self.target(x)
+        return self.targets.configured(target.host, target.port, target.tls)
+
+    def goes_through_parent(self, x: Exchange) -> bool:
+        """Whether a parent is on the way to the destination of this exchange."""
+        if self.ways is None or x.authority is None:
+            return self.parent is not None
+        return not self.ways.is_direct(x.authority.host, x.authority.port)
 
     def tunnel_target(self, x: Exchange) -> DialTarget:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
@@ -179,6 +204,51 @@ class Connector:
         while hop is not None:
             yield hop
             hop = hop.parent
+
+    def all_hops(self) -> Iterator[Connector]:
+        """The connectors of every way."""
+        if self.ways is None:
+            yield from self.hops()
+            return
+        yield self
+        for connector in self.ways.connectors:
+            yield from connector.hops()
+
+    # --- by the first way whose parent can be connected to -----------------------------------------------------
+    async def open(
+        self,
+        x: Exchange,
+        target: Target,
+        connect: Steps | None,
+        protocol: asyncio.Protocol,
+        alpn: tuple[str, ...] = HTTP_1_1,
+    ) -> asyncio.Transport:
+        """As `ConnectionOpener.open`."""
+        if self.ways is None:
+            return await self.opener.open(x, target, connect, protocol, alpn)
+        return await self.ways.reach(
+            target.host,
+            target.port,
+            lambda way: way.opener.open(x, way.same_target(x, target), connect, protocol, alpn),
+        )
+
+    async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
+        """As `ConnectionOpener.park`."""
+        if self.ways is None:
+            return await self.opener.park(x, target, connect)
+        return await self.ways.reach(target.host, target.port, lambda way: way.opener.park(x, target, connect))
+
+    async def acquire_by_any_way(
+        self, x: Exchange, target: Target, connect: Steps | None
+    ) -> tuple[Connector, Target, Upstream]:
+        """As `way` and then `acquire`."""
+        assert self.ways is not None
+
+        async def attempt(connector: Connector) -> tuple[Connector, Target, Upstream]:
+            via, way = connector.way(x, connector.same_target(x, target))
+            return via, way, await via.acquire(x, way, connect)
+
+        return await self.ways.reach(target.host, target.port, attempt)
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
     def refresh_name(self, x: Exchange, target: Target) -> bool:
@@ -324,7 +394,7 @@ class Connector:
         """Close idle connections now, busy ones after their exchange: the configuration has no such backend now."""
         if self.checks is not None:
             self.checks.stop()
-        for hop in self.hops():
+        for hop in self.all_hops():
             hop.targets.retire()
 
     @property
@@ -334,15 +404,37 @@ class Connector:
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
-        return self.targets.counts()
+        active, idle = self.targets.counts()
+        if self.ways is not None:
+            counts = [way.counts() for way in self.ways.connectors]
+            return active + sum(each for each, _ in counts), idle + sum(each for _, each in counts)
+        return active, idle
 
     @property
     def waiting(self) -> int:
         """Exchanges that wait for a connection, to the backend or its parent, for metrics."""
-        return sum(hop.targets.waiting for hop in self.hops())
+        return sum(hop.targets.waiting for hop in self.all_hops())
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self.targets.known)} targets)"
+
+
+def parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
+    """A connector for each parent of the backend, and one without for what no parent is asked for."""
+    backend = replace(spec.backend, other_parents=(), no_proxy=())
+    others = (
+        replace(backend, parent=each.backend, parent_credentials=each.credentials, parent_dns=each.dns)
+        for each in spec.backend.other_parents
+    )
+    ways = [
+        (way.parent.name if way.parent is not None else "-", Connector(replace(spec, backend=way), network))
+        for way in (backend, *others)
+    ]
+    direct = None
+    if spec.backend.no_proxy:
+        alone = replace(backend, parent=None, parent_credentials=None, parent_dns=None)
+        direct = Connector(replace(spec, backend=alone), network)
+    return ParentWays(ways, direct, spec.backend.no_proxy, lambda: network.wheel.now)
 
 
 def parent_spec(spec: ConnectionIR) -> ConnectionIR:

@@ -243,8 +243,8 @@ class Copy(UpstreamCaller):
         self._upstream = None
         via = self.resources.connector
         self.resources.release(reusable=upstream.is_reusable)
-        if x.response.status == 407 and via is not connector:
-            raise refused_credentials(connector.spec.backend)
+        if x.response.status == 407 and via is not None and via.behind is not None:
+            raise refused_credentials(via.behind)
 
     def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
         """Send the head, and the part of the body that is here; the rest follows as it comes."""

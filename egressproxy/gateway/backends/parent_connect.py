@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendIR, Protocol
 from egressproxy.model.authority import Authority
 from egressproxy.model.message import ResponseHead
@@ -18,6 +18,7 @@ from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
 __all__ = [
     "ConnectHandshake",
     "ParentHandshake",
+    "ParentUnreachable",
     "absolute_form",
     "fault_at_parent",
     "is_socks",
@@ -47,17 +48,25 @@ def parent_name(backend: BackendIR) -> str:
     return backend.parent.name if backend.parent is not None else "-"
 
 
-def fault_at_parent(error: UpstreamFault, parent: str) -> UpstreamFault:
+class ParentUnreachable(UpstreamFault):
+    """There is no connection to the parent. `is_down`: whatever it is asked for; else it has closed a connection when
+    it was asked for this destination.
+    """
+
+    is_down = True
+
+
+def fault_at_parent(error: UpstreamFault, parent: str) -> ParentUnreachable:
     """The same error, with the name of the parent that could not be reached: else the destination would be blamed.
 
     A parent behind it that has failed is named already.
     """
-    if "parent proxy " in error.message:
-        return error
-    return UpstreamFault(
-        error.reason, f"{error.message} (parent proxy {parent})", status=error.status, rule=error.rule,
-        remedy=error.remedy, detail=f"parent proxy {parent}: {error.detail or error.message}", retry=error.retry,
-        retry_after_s=error.retry_after_s, close=error.close,
+    message, detail = error.message, error.detail
+    if "parent proxy " not in message:
+        message, detail = f"{message} (parent proxy {parent})", f"parent proxy {parent}: {detail or message}"
+    return ParentUnreachable(
+        error.reason, message, status=error.status, rule=error.rule, remedy=error.remedy, detail=detail,
+        retry=error.retry, retry_after_s=error.retry_after_s, close=error.close,
     )  # fmt: skip
 
 
@@ -106,12 +115,12 @@ class ParentHandshake(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """asyncio.Protocol: the parent has closed before it answered. Returns False: close our side, too."""
-        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
+        self._fail(self._closed())
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         """asyncio.Protocol: as `eof_received`."""
-        self._fail(UpstreamFault(Reason.PARENT_REFUSED, f"{self._named()} closed its connection"))
+        self._fail(self._closed())
 
     def timed_out(self) -> None:
         """The time for the answer is over: fail with CONNECT_TIMEOUT (504)."""
@@ -125,6 +134,12 @@ class ParentHandshake(asyncio.Protocol):
         if rest:
             parked.data_received(rest)
         self.established.set_result(parked)
+
+    def _closed(self) -> ParentUnreachable:
+        message = f"{self._named()} closed its connection"
+        error = ParentUnreachable(Reason.PARENT_REFUSED, message, retry=RetrySafety.SAFE)
+        error.is_down = False
+        return error
 
     def _named(self) -> str:
         return f"the parent proxy {parent_name(self._backend)}"

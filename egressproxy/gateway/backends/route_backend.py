@@ -87,6 +87,10 @@ class RouteBackend:
         """Whether the backend is reached through another gateway."""
         return self.connector is not None and self.connector.parent is not None
 
+    def goes_through_parent(self, x: Exchange) -> bool:
+        """Whether this exchange is: `noProxy` may say that its destination is not."""
+        return self.connector is not None and self.connector.goes_through_parent(x)
+
     def counted_in(self, series: Series) -> RouteBackend:
         """A copy whose traffic is counted in this series."""
         made = copy(self)

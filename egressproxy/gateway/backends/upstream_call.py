@@ -131,7 +131,7 @@ async def call_upstream(
             if target.watch is not None:
                 target.watch.admit(target)
             via, way = connector.way(x, target)
-            if via is not connector:
+            if via.behind is not None:
                 x.upstream_host = target.host_field  # filters see what will be sent
         try:
             if via.network.wheel.now < way.name.fresh_until or via.refresh_name(x, way):
@@ -139,7 +139,12 @@ async def call_upstream(
             else:
                 upstream = None
             if upstream is None:
-                upstream = await via.acquire(x, way, chain.connect)
+                if connector.ways is None:
+                    upstream = await via.acquire(x, way, chain.connect)
+                else:
+                    via, way, upstream = await connector.acquire_by_any_way(x, target, chain.connect)
+                    by_route = host or connector.host_field(x, target)
+                    x.upstream_host = target.host_field if via.behind is not None else by_route
             held.hold(via, way, upstream)
             x.upstream = upstream.address
             if chain.backend_request is not None:
@@ -149,10 +154,10 @@ async def call_upstream(
                 if answer is not None:
                     held.release(reusable=not upstream.is_last)
                     return answer
-            if via is connector:
+            if via.behind is None:
                 caller.send_request(x, upstream, body)
             else:
-                send_to_parent(caller, x, upstream, body, connector, target)
+                send_to_parent(caller, x, upstream, body, via, target)
             response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
             while response is None:
                 await pause()
@@ -206,7 +211,7 @@ def send_to_parent(
     x: Exchange,
     upstream: Upstream,
     body: bytes | ReplayableBody | None,
-    connector: Connector,
+    parent: Connector,
     target: Target,
 ) -> None:
     """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential."""
@@ -214,8 +219,8 @@ def send_to_parent(
     block = fields.block
     x.upstream_host = target.host_field
     x.request.path = absolute_form(target.host_field, x.request.path)
-    if connector.proxy_authorization is not None:
-        fields.block = block + connector.proxy_authorization.reveal()
+    if parent.proxy_authorization is not None:
+        fields.block = block + parent.proxy_authorization.reveal()
     try:
         caller.send_request(x, upstream, body)
     finally:

@@ -141,7 +141,7 @@ class Conductor:
                 self.answer(x, client, await dressed(found, x, resources))
                 return
             if x.response.status == 407:
-                raise wanted_credentials(x, backend)
+                raise wanted_credentials(resources.connector)
             for steps in backend.chain.response_phases:
                 outcome = run(steps, x)
                 if outcome is not None:
@@ -277,13 +277,12 @@ class Conductor:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
 
 
-def wanted_credentials(x: Exchange, backend: RouteBackend) -> UpstreamFault:
-    """Why a 407 does not reach the client: it would send what is meant for us. Plain http to a parent is answered by
-    that; whatever else asks for proxy credentials is no proxy of ours.
+def wanted_credentials(via: Connector | None) -> UpstreamFault:
+    """Why a 407 does not reach the client: it would send what is meant for us. `via` has given the connection. Plain
+    http to a parent is answered by that; whatever else asks for proxy credentials is no proxy of ours.
     """
-    connector = backend.connector
-    if connector is not None and connector.parent is not None and not (x.backend_is_secure or x.request.upgrade):
-        return refused_credentials(connector.spec.backend)
+    if via is not None and via.behind is not None:
+        return refused_credentials(via.behind)
     return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 
 

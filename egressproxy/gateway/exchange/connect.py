@@ -150,10 +150,20 @@ async def open_tunnel(
         client.accept_tunnel()
         x.status = 200
     rest = client.detach()
-    if hand_over(accounting, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=backend.has_parent):
+    if hand_over(
+        accounting, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=backend.goes_through_parent(x)
+    ):
         return None
     relaying = relay(
-        accounting.wheel, x, client, upstream, rest, b"", guard, route.tunnel_idle_s, through_parent=backend.has_parent
+        accounting.wheel,
+        x,
+        client,
+        upstream,
+        rest,
+        b"",
+        guard,
+        route.tunnel_idle_s,
+        through_parent=backend.goes_through_parent(x),
     )
     del rest
     await relaying
@@ -176,10 +186,10 @@ async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) 
         if terminated:
             target = connector.target(x)
             parked = PendingProtocol()
-            await connector.opener.open(x, target, backend.chain.connect, parked)
+            await connector.open(x, target, backend.chain.connect, parked)
         else:
             target = connector.tunnel_target(x)
-            parked = await connector.opener.park(x, target, backend.chain.connect)
+            parked = await connector.park(x, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
         if target is not None and target.watch is not None:

@@ -103,6 +103,8 @@ def backend_values(backend: RouteBackend, route: Route) -> dict[str, Any]:
         if spec.backend.kind:
             made["kind"] = spec.backend.kind
         made["via"] = [parent.name for parent in _parents(spec.backend)]
+        if spec.backend.other_parents:
+            made["fallbacks"] = [each.backend.name for each in spec.backend.other_parents]
         if backend.parent_by:
             made["parentBy"] = backend.parent_by
     if backend.mirrors is not None:

@@ -110,8 +110,9 @@ async def converse(driver: Driver, inner: Exchange, connector: Connector, chain:
         if isinstance(upstream, LocalResponse):
             raise answered_in_its_place()
         response = inner.response
-        if response.status == 407 and caller.resources.connector is not connector:
-            raise refused_credentials(connector.spec.backend)
+        via = caller.resources.connector
+        if response.status == 407 and via is not None and via.behind is not None:
+            raise refused_credentials(via.behind)
         await passed(chain.backend_response, inner)
         if not upstream.has_ended:
             upstream.send_response_body_to(caller)

@@ -20,12 +20,10 @@ def denials(policy: PolicyIR) -> RefusesBackends:
         denial = destinations.explicit_deny_of(backend)
         if denial is not None and denial.holds(policy.mode):
             return denial.error()
-        on_the_way: BackendIR | None = backend
-        while on_the_way is not None:
+        for on_the_way in (backend, *backend.parents()):
             error = addresses.explicit_deny_of(on_the_way.endpoints) or addresses.metadata_deny_of(on_the_way.endpoints)
             if error is not None:
                 return error
-            on_the_way = on_the_way.parent
         return denial.error() if denial is not None else None
 
     return denied

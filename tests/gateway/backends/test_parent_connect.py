@@ -11,13 +11,11 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import Filter
+from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.parent_connect import proxy_authorization
-from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.conductor import wanted_credentials
 from egressproxy.ir.backend import BackendIR, Destination, ParentCredentials
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields
-from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import SecretBytes
 from tests.gateway.backends.test_opener import ip_backend
 from tests.gateway.conftest import Start
@@ -298,12 +296,10 @@ def test_a_parent_that_wants_credentials_says_what_to_configure(converse_on: Sta
 
 
 def test_a_407_of_an_origin_behind_the_parents_tunnel_is_not_the_parents():
-    x = Exchange("-", "-", "-", 0.0)
-    x.request = RequestHead(b"GET", b"/", Fields())
-    backend = SimpleNamespace(connector=SimpleNamespace(parent=object(), spec=SimpleNamespace(backend=_BEHIND)))
-    assert wanted_credentials(x, cast(RouteBackend, backend)).reason is Reason.PARENT_AUTH
-    x.backend_is_secure = True
-    assert wanted_credentials(x, cast(RouteBackend, backend)).reason is Reason.BAD_RESPONSE
+    via = SimpleNamespace(behind=_BEHIND)
+    assert wanted_credentials(cast(Connector, via)).reason is Reason.PARENT_AUTH
+    via.behind = None
+    assert wanted_credentials(cast(Connector, via)).reason is Reason.BAD_RESPONSE
 
 
 @pytest.mark.parametrize("request_", [GET, connect("a.example:22")])

@@ -21,6 +21,7 @@ from egressproxy.config.compile.backends.kinds import (
     object_key,
 )
 from egressproxy.config.compile.backends.parent_credentials import parent_credentials
+from egressproxy.config.compile.backends.parent_no_proxy import is_direct
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
     check_tls,
@@ -47,11 +48,19 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.parent import BackendParent
+from egressproxy.config.resources.parent import BackendParent, ParentReference
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
-from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress, Protocol
+from egressproxy.ir.backend import (
+    BackendIR,
+    BackendTlsIR,
+    Destination,
+    EndpointAddress,
+    NoProxyRule,
+    OtherParent,
+    Protocol,
+)
 
 __all__ = ["ANY_DESTINATION", "BackendCompiler", "ResolvedBackend"]
 
@@ -64,9 +73,9 @@ class ResolvedBackend:
     """A backend that can be used. `target` is what policies name to mean it; `port` its number.
 
     `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
-    `parents` are those on the way, the next one first; `parent_by` is the policy that has named them, "" for the
-    backend itself (`is_direct`: which says that it has none), and `error` why they cannot be used. `service` is the
-    Service that a destination of that type means.
+    `parents` are those on the way, the next one first, `fallbacks` those on each other way;
+    `parent_by` is the policy that has named them, "" for the backend itself (`is_direct`: which says that it has none),
+    and `error` why they cannot be used. `service` is the Service that a destination of that type means.
     """
 
     spec: BackendIR
@@ -76,6 +85,7 @@ class ResolvedBackend:
     region: str = ""
     resolver: Dns | None = None
     parents: tuple[ResolvedBackend, ...] = ()
+    fallbacks: tuple[tuple[ResolvedBackend, ...], ...] = ()
     service: Key | None = None
     is_direct: bool = False
     parent_by: str = ""
@@ -335,11 +345,11 @@ class BackendCompiler:
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)
         spec, key = backend.spec, backend.key
-        is_direct = spec.parent is not None and spec.parent.direct
+        has_none = spec.parent is not None and spec.parent.direct
         found = ResolvedBackend(
-            made, key, number, extensions, spec.region or "", spec.resolver, service=service, is_direct=is_direct
+            made, key, number, extensions, spec.region or "", spec.resolver, service=service, is_direct=has_none
         )
-        if spec.parent is None or is_direct:
+        if spec.parent is None or has_none:
             return found
         try:
             return self.through_parent(found, backend, spec.parent)
@@ -370,10 +380,28 @@ class BackendCompiler:
 
     def through_parent(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
         """The backend, reached through the parent that `source` (itself, or a policy) names. Raises UnresolvedRef."""
+        no_proxy = tuple(NoProxyRule(each.hostnames, each.cidrs, each.ports) for each in ref.no_proxy)
+        if is_direct(resolved.spec, no_proxy):
+            return replace(resolved, is_direct=True)
+        if resolved.spec.destination is not Destination.DYNAMIC:
+            no_proxy = ()
         parent = self.parent(source, ref)
         credentials = parent_credentials(self._references, source, ref, parent.spec)
-        spec = replace(resolved.spec, parent=parent.spec, parent_credentials=credentials)
-        return replace(resolved, spec=spec, parents=(parent, *parent.parents))
+        others: list[tuple[ResolvedBackend, OtherParent]] = []
+        for each in ref.fallbacks:
+            other = self.parent(source, each)
+            shown = parent_credentials(self._references, source, each, other.spec)
+            others.append((other, OtherParent(other.spec, shown)))
+        spec = replace(
+            resolved.spec,
+            parent=parent.spec,
+            parent_credentials=credentials,
+            other_parents=tuple(spec for _, spec in others),
+            no_proxy=no_proxy,
+        )
+        parents = (parent, *parent.parents)
+        fallbacks = tuple((other, *other.parents) for other, _ in others)
+        return replace(resolved, spec=spec, parents=parents, fallbacks=fallbacks)
 
     def parent_problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, UnresolvedRef]:
         """Why what these policies or Backends send through a parent cannot go there, by object."""
@@ -386,7 +414,7 @@ class BackendCompiler:
                     problems[source.key] = unresolved
         return problems
 
-    def parent(self, source: Resource, ref: BackendParent) -> ResolvedBackend:
+    def parent(self, source: Resource, ref: ParentReference) -> ResolvedBackend:
         """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises UnresolvedRef."""
         if self._has_too_many(source, ref):
             raise UnresolvedRef("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
@@ -402,6 +430,10 @@ class BackendCompiler:
             self._busy.pop()
         if parent.spec.destination is Destination.DYNAMIC:
             raise UnresolvedRef("InvalidParent", f"the parent of {source} is Dynamic: name a fixed gateway")
+        if parent.spec.other_parents or parent.spec.no_proxy:
+            message = f"the parent of {source}, {parent.spec.name}, has a parent with fallbacks or noProxy"
+            remedy = f"write them in the parent of {source}, or name one parent in {parent.spec.name}"
+            raise UnresolvedRef("UnsupportedValue", message, remedy)
         if any(must_run(placed.spec) for placed in parent.extensions):
             # They might refuse something, so leaving them out in silence would open what they close.
             raise UnresolvedRef(
@@ -409,7 +441,7 @@ class BackendCompiler:
             )
         return parent
 
-    def _has_too_many(self, source: Resource, ref: BackendParent) -> bool:
+    def _has_too_many(self, source: Resource, ref: ParentReference) -> bool:
         """Whether the parents in a row from here on are more than there may be, as they are written: whoever has them
         is told, and those on the way that have fewer are not, in whatever order they are read.
         """

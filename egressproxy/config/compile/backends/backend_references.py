@@ -80,7 +80,12 @@ def stream_carriers(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
 def _parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
     """What Backends and policies name as their parent."""
     sources: tuple[Backend | EgressPolicy, ...] = (*resources.of(Backend), *resources.of(EgressPolicy))
-    return {key_of(source, source.spec.parent) for source in sources if source.spec.parent is not None}
+    return {
+        key_of(source, ref)
+        for source in sources
+        if source.spec.parent is not None
+        for ref in (source.spec.parent, *source.spec.parent.fallbacks)
+    }
 
 
 def _targets(resources: ResourceSet, key_of: KeyOf, *kinds: type[AnyRoute]) -> set[Key]:

@@ -78,9 +78,7 @@ class DeniedBackends:
 
 def _has_addresses(backend: BackendIR | None) -> bool:
     """Whether the operator has written addresses of the backend, or of a parent on the way."""
-    while backend is not None and not backend.endpoints:
-        backend = backend.parent
-    return backend is not None
+    return backend is not None and any(each.endpoints for each in (backend, *backend.parents()))
 
 
 def _in_plain_text(backends: Iterable[WeightedBackend]) -> Iterator[tuple[str, str]]:

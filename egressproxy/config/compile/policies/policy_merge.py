@@ -42,7 +42,7 @@ from egressproxy.config.compile.policies.restrictions import (
 )
 from egressproxy.config.compile.policies.retries import policy_retry
 from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.resources.parent import BackendParent
+from egressproxy.config.resources.parent import BackendParent, ParentReference
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.config.resources.values import Duration
@@ -311,10 +311,15 @@ def _in_full(policy: EgressPolicy) -> BackendParent:
     """The parent of a policy that names one, with its namespaces written out (else those of the policy)."""
     ref = policy.spec.parent
     assert ref is not None
+    fallbacks = tuple(each.model_copy(update=_namespaces(each, policy)) for each in ref.fallbacks)
+    return ref.model_copy(update={**_namespaces(ref, policy), "fallbacks": fallbacks})
+
+
+def _namespaces(ref: ParentReference, policy: EgressPolicy) -> dict[str, Any]:
     secret = ref.credentials_ref
     if secret is not None:
         secret = secret.model_copy(update={"namespace": secret.namespace or policy.namespace})
-    return ref.model_copy(update={"namespace": ref.namespace or policy.namespace, "credentials_ref": secret})
+    return {"namespace": ref.namespace or policy.namespace, "credentials_ref": secret}
 
 
 def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[_PolicyCandidate]:

@@ -28,6 +28,9 @@ class TlsFloor:
         if not merged.has_tls_floor:
             return spec
         parent = self.apply(spec.parent, merged) if spec.parent is not None else None
+        if spec.other_parents:
+            others = tuple(replace(each, backend=self.apply(each.backend, merged)) for each in spec.other_parents)
+            spec = replace(spec, other_parents=others)
         tls = spec.tls
         if tls is None and spec.destination is Destination.DYNAMIC:
             tls = BackendTlsIR()

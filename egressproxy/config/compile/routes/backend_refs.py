@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 from egressproxy.config.compile.backends.backend_compiler import ANY_DESTINATION, BackendCompiler, ResolvedBackend
@@ -28,7 +29,7 @@ from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.routes import BackendRef, HttpRoute
-from egressproxy.ir.backend import BackendIR, Destination, Protocol
+from egressproxy.ir.backend import BackendIR, Destination, OtherParent, Protocol
 from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
 
 __all__ = ["BackendRefCompiler", "RuleBackends", "default_scopes"]
@@ -176,7 +177,8 @@ class BackendRefCompiler:
         if key not in self._through_policies:
             try:
                 found = self.backends.through_parent(resolved, chosen.policy, chosen.ref)
-                if resolved.target in (each.target for each in found.parents):
+                on_the_way = (each.target for each in chain(found.parents, *found.fallbacks))
+                if found.spec.parent is None or resolved.target in on_the_way:
                     found = resolved
                 else:
                     found = replace(found, parent_by=str(chosen.policy))
@@ -246,7 +248,8 @@ class BackendRefCompiler:
 
     def _layers_of_parents(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
         """What policies of its parents deny to all that is reached through them."""
-        own = (layer for parent in resolved.parents for layer in self._own_layers(parent))
+        parents = chain(resolved.parents, *resolved.fallbacks)
+        own = (layer for parent in parents for layer in self._own_layers(parent))
         return tuple(map(self._denials_of, own))
 
     def _own_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
@@ -283,7 +286,14 @@ class BackendRefCompiler:
             raise BackendUnusable(error)
         hardened = self._tls_floor.apply(spec.parent, said)
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
-        return replace(spec, parent=behind, parent_dns=self.credential_dns.of_parent(spec, around, namespace))
+        others: list[OtherParent] = []
+        for each, parents in zip(spec.other_parents, resolved.fallbacks, strict=True):
+            way = replace(spec, parent=each.backend, parent_credentials=each.credentials, other_parents=())
+            way = self._with_parents(replace(resolved, parents=parents, fallbacks=()), way, merged, around, namespace)
+            assert way.parent is not None
+            others.append(replace(each, backend=way.parent, dns=way.parent_dns))
+        dns = self.credential_dns.of_parent(spec, around, namespace)
+        return replace(spec, parent=behind, parent_dns=dns, other_parents=tuple(others))
 
     def _weighted_backend(
         self,

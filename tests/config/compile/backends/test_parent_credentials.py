@@ -10,7 +10,19 @@ import yaml
 
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.backend import BackendIR
-from tests.config.compile.kit import FORWARD, compiled, listener, of_listener, of_object, of_policy, policy
+from tests.config.compile.kit import (
+    FORWARD,
+    REVERSE,
+    ROUTE,
+    compiled,
+    listener,
+    of_listener,
+    of_object,
+    of_policy,
+    policy,
+    rule,
+)
+from tests.config.compile.kit import PLAIN as PLAIN_BACKEND
 
 TLS = "tls: {mode: Simple}"
 PLAIN = "tls: {mode: None}"
@@ -231,3 +243,92 @@ def test_no_status_has_the_password():
     text = json.dumps([list(made.statuses.values()), repr(made.spec)])
     assert "c0rrect-horse" not in text
     assert base64.b64encode(b"robot:c0rrect-horse").decode() not in text
+
+
+def second(tls: str = PLAIN) -> str:
+    return corp(tls).replace("name: corp", "name: second").replace("corp.example", "second.example")
+
+
+def test_each_parent_has_credentials_of_its_own():
+    said = "parent: {name: corp, fallbacks: [{name: second, credentialsRef: {name: login}, allowPlaintext: true}]}"
+    backend, condition = with_policy(corp(), second(), secret(), said=said)
+    assert condition == ("", "", "")
+    assert backend is not None
+    assert backend.parent_credentials is None
+    (other,) = backend.other_parents
+    assert other.backend.name == "default/second"
+    assert other.credentials is not None
+    assert base64.b64decode(other.credentials.authorization.reveal().removeprefix(b"Basic ")) == b"robot:word"
+
+
+@pytest.mark.parametrize(
+    ("fallback", "named"),
+    [
+        ("{name: nowhere}", "nowhere"),
+        ("{name: second, credentialsRef: {name: login}}", "default/second would go there in plain text"),
+    ],
+)
+def test_a_fallback_that_cannot_be_used_closes_what_is_behind(fallback: str, named: str):
+    said = f"parent: {{name: corp, fallbacks: [{fallback}]}}"
+    backend, (status, _, message) = with_policy(corp(), second(), secret(), said=said)
+    assert backend is None
+    assert status == "False"
+    assert named in message
+
+
+def test_a_fallback_is_in_the_namespace_of_the_policy_and_needs_a_grant_in_another():
+    said = "parent: {name: corp, fallbacks: [{name: second, namespace: other}]}"
+    elsewhere = second().replace("{name: second}", "{name: second, namespace: other}")
+    backend, (status, reason, _) = with_policy(corp(), elsewhere, said=said)
+    assert backend is None
+    assert (status, reason) == ("False", "InvalidParent")
+
+
+def test_the_parent_of_a_parent_is_one():
+    chained = corp().replace("spec:\n", "spec:\n  parent: {name: second, fallbacks: [{name: third}]}\n")
+    third = second().replace("second", "third")
+    backend, (status, _, message) = with_policy(chained, second(), third, said="parent: {name: corp}")
+    assert backend is None
+    assert status == "False"
+    assert "default/corp, has a parent with fallbacks or noProxy" in message
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("{direct: true, noProxy: [{hostnames: [a.example]}]}", "noProxy beside it does nothing"),
+        ("{name: corp, fallbacks: [{}]}", "the parent has no name"),
+        ("{name: corp, fallbacks: [{name: corp}]}", "more than once"),
+        ("{name: corp, fallbacks: [{name: 'http://x:3128'}]}", "no URL"),
+        ("{name: corp, noProxy: [{ports: [80]}]}", "the entry names no destination"),
+        ("{name: corp, noProxy: [{hostnames: ['*']}]}", "noProxy"),
+        ("{name: corp, noProxy: [{cidrs: [10.0.0.1/8]}]}", "noProxy"),
+    ],
+)
+def test_fallbacks_and_no_proxy_are_checked_where_they_stand(said: str, named: str):
+    with pytest.raises(ConfigError) as refused:
+        compiled(FORWARD, policy(f"{ALLOW}\nparent: {said}"), corp())
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_direct"),
+    [
+        ("{hostnames: ['*.example']}", True),
+        ("{hostnames: [a.example], ports: [80]}", True),
+        ("{hostnames: [a.example], ports: [443]}", False),
+        ("{hostnames: ['*.a.example']}", False),
+        ("{cidrs: [0.0.0.0/0]}", False),
+    ],
+)
+def test_a_backend_of_a_name_that_is_listed_has_no_parent(entry: str, is_direct: bool):
+    made = compiled(
+        REVERSE,
+        ROUTE,
+        corp(),
+        PLAIN_BACKEND.replace("spec:\n", f"spec:\n  parent: {{name: corp, noProxy: [{entry}]}}\n"),
+    )
+    backend = rule(made).backends[0].backend
+    assert backend is not None
+    assert (backend.parent is None) is is_direct
+    assert backend.no_proxy == ()

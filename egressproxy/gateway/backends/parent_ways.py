@@ -1,0 +1,155 @@
+"""ParentWays: the ways to one backend: through its parents in their order, or past them all.
+
+A parent that cannot be connected to is put aside for a while, which doubles each time that it fails again. Meanwhile
+the next one is asked first. When the time is over, one exchange tries it, and the others stay with the next one until
+it has succeeded. Only connections are made again: what a parent answers is an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Generic, TypeVar
+
+from egressproxy.gateway.backends.parent_connect import ParentUnreachable
+from egressproxy.ir.backend import NoProxyRule
+
+__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "NoProxy", "ParentWays"]
+
+#: How long a parent that cannot be connected to is put aside: the first time, and at most.
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 60.0
+#: Decisions of NoProxy that are remembered: clients name as many hosts as they like.
+MAX_KNOWN = 1024
+
+C = TypeVar("C")
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class NoProxy:
+    """The destinations that no parent is asked for. It decides on what was named, before any name is resolved."""
+
+    __slots__ = ("_known", "_names", "_networks")
+
+    def __init__(self, rules: Iterable[NoProxyRule]) -> None:
+        self._names: dict[str, list[NoProxyRule]] = {}
+        self._networks = [(network, rule) for rule in rules for network in rule.cidrs]
+        for rule in rules:
+            for pattern in rule.hostnames:
+                self._names.setdefault(pattern, []).append(rule)
+        self._known: dict[tuple[str, int], bool] = {}
+
+    def holds(self, host: str, port: int) -> bool:
+        """Whether this host (a lower-case name, or an address) is reached directly on this port."""
+        found = self._known.get((host, port))
+        if found is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            found = self._known[host, port] = any(not rule.ports or port in rule.ports for rule in self._rules(host))
+        return found
+
+    def _rules(self, host: str) -> Iterable[NoProxyRule]:
+        if ":" in host or host.rpartition(".")[2].isdigit():
+            address = ip_address(host)
+            yield from (rule for network, rule in self._networks if address in network)
+            return
+        yield from self._names.get(host, ())
+        while "." in host:
+            host = host.partition(".")[2]
+            yield from self._names.get(f"*.{host}", ())
+
+
+@dataclass(slots=True, eq=False)
+class _Way(Generic[C]):
+    """`until` is the time at which it may be tried again, after so many `failures` in a row."""
+
+    connector: C
+    parent: str
+    failures: int = 0
+    until: float = 0.0
+
+
+class ParentWays(Generic[C]):
+    """Chooses the connector of a way. `now` gives monotonic seconds."""
+
+    __slots__ = ("_direct", "_no_proxy", "_now", "_ways")
+
+    def __init__(
+        self,
+        ways: Sequence[tuple[str, C]],
+        direct: C | None,
+        no_proxy: Iterable[NoProxyRule],
+        now: Callable[[], float],
+    ) -> None:
+        """`ways` are connectors, each with the name of its parent; `direct` is for what `no_proxy` lists."""
+        self._ways = [_Way(connector, parent) for parent, connector in ways]
+        self._direct = direct
+        self._no_proxy = NoProxy(tuple(no_proxy))
+        self._now = now
+
+    @property
+    def connectors(self) -> list[C]:
+        """All of them."""
+        return [way.connector for way in self._ways] + ([self._direct] if self._direct is not None else [])
+
+    def is_direct(self, host: str, port: int) -> bool:
+        """Whether this destination is reached past the parents."""
+        return self._direct is not None and self._no_proxy.holds(host, port)
+
+    def present(self, host: str, port: int) -> C:
+        """The connector of the way that an exchange with this destination takes now."""
+        if self._direct is not None and self._no_proxy.holds(host, port):
+            return self._direct
+        now = self._now()
+        return next((way for way in self._ways if way.until <= now), self._ways[0]).connector
+
+    async def reach(self, host: str, port: int, attempt: Callable[[C], Awaitable[T]]) -> T:
+        """What `attempt` returns for the connector of the first way whose parent can be connected to.
+
+        Where all are put aside, each is tried, the one first whose time is over first. Raises what the attempt raises;
+        where no parent can be connected to, what the last one has.
+        """
+        if self._direct is not None and self._no_proxy.holds(host, port):
+            return await attempt(self._direct)
+        tried: list[_Way[C]] = []
+        while True:
+            way = self._next(tried)
+            tried.append(way)
+            if way.failures:
+                way.until = self._now() + _pause_s(way.failures)  # for others, while this exchange tries it
+            try:
+                made = await attempt(way.connector)
+            except ParentUnreachable as error:
+                if error.is_down:
+                    self._put_aside(way, error)
+                if len(tried) == len(self._ways):
+                    raise
+                error.__traceback__ = None  # frames that hold it: no cycle
+            else:
+                if way.failures:
+                    log.warning("the parent proxy %s can be connected to again", way.parent)
+                    way.failures, way.until = 0, 0.0
+                return made
+
+    def _next(self, tried: Sequence[_Way[C]]) -> _Way[C]:
+        now = self._now()
+        left = [way for way in self._ways if way not in tried]
+        return next((way for way in left if way.until <= now), None) or min(left, key=lambda way: way.until)
+
+    def _put_aside(self, way: _Way[C], error: ParentUnreachable) -> None:
+        way.failures += 1
+        pause_s = _pause_s(way.failures)
+        way.until = self._now() + pause_s
+        log.warning("%s: it is put aside for %.0f s (%s)", error.message, pause_s, error.reason.value)
+
+    def __repr__(self) -> str:
+        now = self._now()
+        names = (f"{way.parent} (aside)" if way.until > now else way.parent for way in self._ways)
+        return f"ParentWays({', '.join(names)})"
+
+
+def _pause_s(failures: int) -> float:
+    return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16), MAX_PAUSE_S)
