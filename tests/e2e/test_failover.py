@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import subprocess
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,8 +19,11 @@ from tests.e2e.world import client, read_message
 from tests.support import manifests as m
 from tests.support.fault_server import Fault, FaultServer, expected
 from tests.support.net import free_port
+from tests.support.origins import ai
+from tests.support.origins.server import OriginServer
+from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import WAIT_S, until, wait_until
 
 NAMES = ("first", "second", "third")
 
@@ -98,6 +103,44 @@ def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_i
         first.up()
         wait_until(lambda: ask(port, b"x")[2] == expected("first", b"x"), "the first provider serves again")
         assert second.requests >= 200
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.STALL_AFTER_HEAD,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (Fault.STALL_BEFORE_HEAD, Fault.THROTTLED)),
+        pytest.param(Fault.OVERLOADED, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(("program", "path"), [("openai_chat", "/openai/v1"), ("anthropic_chat", "/anthropic")])
+def test_the_sdks_of_providers_see_nothing_of_it(tmp_path: Path, program: str, path: str, fault: Fault):
+    """Without retries of their own: a whole answer, and a stream."""
+    port = free_port()
+    with (
+        FaultServer("first") as first,
+        OriginServer([ai.routes()], Pki().server_context("127.0.0.1")) as second,
+    ):
+        first.fault = fault
+        objects = config(port, first, firstByte="300ms")
+        destination = {
+            "type": "Ip",
+            "ip": {"address": second.address},
+            "ports": [{"number": second.plain_port, "protocol": "HTTP11", "tls": {"mode": "None"}}],
+        }
+        spec = {"destination": destination}
+        objects[-2:-1] = [
+            m.manifest(f"{m.OURS}/v1alpha1", "Backend", "second", "agents", spec=spec),
+            m.failover("any", "first", "second", firstByte="300ms"),
+        ]
+        with GatewayProcess(tmp_path, objects) as gateway:
+            script = Path("tests/clients/programs") / f"{program}.py"
+            url = f"http://127.0.0.1:{port}{path}"
+            said = subprocess.run([sys.executable, script, url], capture_output=True, text=True, timeout=WAIT_S)
+            assert said.stdout == "whole: three small words\nstream: three small words\n", said.stderr
+            left = gateway.metric("egress_failovers_total", backend="agents/first")
+            assert 1 <= left <= 2
+            assert first.seen[fault] == left
 
 
 # --- many requests --------------------------------------------------------------------------------------------------

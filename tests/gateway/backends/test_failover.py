@@ -402,6 +402,98 @@ def test_the_rules_retries_begin_again_when_all_were_asked(converse: Start):
     assert talk.record()["attempts"] == 3
 
 
+# --- what an attempt takes along --------------------------------------------------------------------------------------
+def credential(name: str) -> m.Manifest:
+    config = {
+        "secretRef": {"name": name, "key": "token"},
+        "header": f"x-{name}",
+        "template": "{}",
+        "allowPlaintext": True,
+    }
+    kind = "egressproxy.io/CredentialInjector:v1"
+    return {"name": name, "type": kind, "phase": "backend-request", "config": config}
+
+
+def test_each_attempt_has_the_credential_of_its_backend_and_no_other(converse: Start):
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        *(m.backend(name, f"{name}.example", 80, extensions=[credential(name)]) for name in ("a", "b")),
+        *(m.secret(name, {"token": f"of-{name}"}) for name in ("a", "b")),
+        m.failover("any", "a", "b"),
+        m.http_route("route", m.prefix_rule("/", "any", rewrite="/under")),
+    ]
+    talk = converse(objects)
+    talk.client >> GET
+    head = asked(talk, "a")
+    assert head.startswith(b"GET /under/ HTTP/1.1\r\n")
+    assert (b"x-a: of-a" in head, b"x-b" in head) == (True, False)
+    answer(talk, 429)
+    head = asked(talk, "b")
+    assert head.startswith(b"GET /under/ HTTP/1.1\r\n")
+    assert (b"x-a" in head, b"x-b: of-b" in head) == (False, True)
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_on_a_forward_proxy_the_route_is_the_permission_and_a_deny_holds(converse: Start):
+    objects = [m.gateway(m.forward_listener(3128)), *config()[1:], m.policy([])]
+    get = b"GET http://any.example/ HTTP/1.1\r\nHost: any.example\r\n\r\n"
+    talk = converse(objects)
+    talk.client >> get
+    refuse(talk, "a")
+    asked(talk, "b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    allow_and_deny = {"allow": [], "deny": [{"hostnames": ["a.example", "b.example"]}]}
+    talk = converse([*objects[:-1], m.policy(destinations=allow_and_deny)])
+    talk.client >> get
+    asked(talk, "c")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    everything = {"allow": [], "deny": [{"hostnames": ["*.example"]}]}
+    talk = converse([*objects[:-1], m.policy(destinations=everything)])
+    talk.client >> get
+    assert talk.client.answer()[0] == 403
+    talk.no_dial()
+
+
+def test_of_several_references_each_has_its_share_and_a_failover_stays_within_its_endpoints(converse: Start):
+    refs = [
+        {"group": m.OURS, "kind": "Backend", "name": "any", "weight": 1},
+        {"group": m.OURS, "kind": "Backend", "name": "c", "weight": 0},
+    ]
+    objects = [*config("a", "b")[:-1], m.http_route("route", {"backendRefs": refs})]
+    talk = converse(objects)
+    talk.client >> GET
+    refuse(talk, "a")
+    refuse(talk, "b")
+    assert talk.client.answer()[0] == 503
+    talk.no_dial()
+
+
+def test_a_mirror_gets_one_copy_whatever_becomes_of_the_attempts(converse: Start):
+    mirror = {
+        "type": "RequestMirror",
+        "requestMirror": {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "c"}},
+    }
+    talk = converse(config("a", "b", rule={"filters": [mirror]}))
+    talk.client >> GET
+    dials = []
+    for _ in range(3):
+        dial = talk.pending_dial()
+        assert dial is not None
+        name = talk.names.name_of(dial.endpoints[0][0]).partition(".")[0]
+        dials.append(name)
+        if name == "a":
+            refuse(talk, "a")
+        else:
+            asked(talk, name)
+            talk.origin >> OK
+    assert sorted(dials) == ["a", "b", "c"]
+    talk.client << OK_PASSED
+    talk.no_dial()
+
+
 # --- the trail -------------------------------------------------------------------------------------------------------
 def test_the_response_names_the_attempts_where_it_was_asked_for(converse: Start):
     talk = converse(config(attemptsHeader=True))

@@ -67,6 +67,7 @@ class Call:
         self.error: GatewayError | None = None
         self.is_slow = False
         self.is_paused = False
+        self.has_first_byte: bool | None = None  # None: it is not waited for
 
     def start(self, body: bytes | None = None) -> Call:
         self.stream.begin(self.driver, self.request)
@@ -90,6 +91,9 @@ class Call:
             self.status, self.fields = head.status, head.fields
             while self.is_slow:
                 await pause()
+            if self.has_first_byte is False:
+                await self.stream.first_byte()
+                self.has_first_byte = True
             whole = b"" if self.stream.has_ended else self.stream.whole_body()
             if whole is None:
                 self.stream.send_response_body_to(self)
@@ -190,6 +194,42 @@ async def test_a_short_response_is_seen_whole_and_has_a_length():
     finally:
         UpstreamStream.finish = finish  # type: ignore[method-assign]
     assert (head, call.trailers) == ([5], None)
+
+
+async def waits_for_first_byte() -> tuple[Talk, Call]:
+    """A call whose server has sent a head alone."""
+    talk = Talk()
+    call = await talk.ask()
+    call.has_first_byte = False
+    talk.server.respond(1, OK, None, is_last=False)
+    await talk.settle()
+    assert (call.status, call.has_first_byte) == (200, False)
+    return talk, call
+
+
+async def test_the_first_byte_of_a_body_is_waited_for_and_kept():
+    talk, call = await waits_for_first_byte()
+    talk.server.h2.send_data(1, b"one")
+    await talk.settle()
+    assert call.has_first_byte is True
+    talk.server.h2.send_data(1, b"two", end_stream=True)
+    await talk.settle()
+    assert (call.body, call.error) == (b"onetwo", None)
+
+
+async def test_the_end_of_an_empty_body_is_as_good_as_its_first_byte():
+    talk, call = await waits_for_first_byte()
+    talk.server.h2.end_stream(1)
+    await talk.settle()
+    assert (call.has_first_byte, call.body, call.error) == (True, b"", None)
+
+
+async def test_a_reset_before_the_first_byte_is_told():
+    talk, call = await waits_for_first_byte()
+    talk.server.h2.reset_stream(1)
+    await talk.settle()
+    assert call.has_first_byte is False
+    assert call.fault().reason is Reason.UPSTREAM_INCOMPLETE
 
 
 async def test_a_body_its_length_and_trailers_go_to_the_server():
