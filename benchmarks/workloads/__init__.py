@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.workloads.base import Round, Workload
 from benchmarks.workloads.events import Events
 from benchmarks.workloads.idle import IdleMemory
-from benchmarks.workloads.requests import Forward, LlmGateway, Reverse
+from benchmarks.workloads.requests import Forward, Http2Reverse, LlmGateway, Reverse
 from benchmarks.workloads.scale import MoreRoutes, MoreWorkers
 from benchmarks.workloads.tunnels import Connects, IdleTunnels, Transfers
 
@@ -22,6 +22,9 @@ WORKLOADS: dict[str, Workload] = {
         Events(),
         IdleTunnels(),
         IdleMemory(),
+        Http2Reverse(
+            "W7", "reverse, HTTP/2 client (8 connections, 32 streams each), TLS to an HTTP/1 upstream, credential"
+        ),
         MoreRoutes(),
         MoreWorkers(),
         LlmGateway("L", "the work of W2 as a pass-through of an LLM gateway"),

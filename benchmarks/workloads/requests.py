@@ -1,4 +1,4 @@
-"""W1, W1s, W2 and L: requests on connections that stay, driven by wrk."""
+"""W1, W1s, W2, L and W7: requests on connections that stay, driven by wrk, and by h2load where they are HTTP/2."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.generators import LoadError, Outcome, run_generator
+from benchmarks.generators import LoadError, Outcome, python_generator, run_generator
 from benchmarks.proxies import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload, read_answer
 from benchmarks.world import BODY, REPOSITORY, World, find_program
 
-__all__ = ["Forward", "LlmGateway", "Requests", "Reverse"]
+__all__ = ["Forward", "Http2Reverse", "LlmGateway", "Requests", "Reverse"]
 
 CONNECTIONS = 64
 #: With Host, a request has 12 fields.
@@ -107,6 +107,23 @@ class Reverse(Requests):
 
     def request(self, proxy: Proxy, world: World) -> bytes:
         return _write("GET /full" + ("" if proxy.edits else "-unedited") + " HTTP/1.1", proxy.host, REQUEST_FIELDS)
+
+
+class Http2Reverse(Reverse):
+    """The request of W2 by prior knowledge of HTTP/2, many at a time on few connections."""
+
+    def load(self, proxy: Proxy, world: World, seconds: float) -> Outcome:
+        h2load = find_program("h2load")
+        if h2load is None:
+            raise LoadError(
+                "the generator of W7 is h2load, and there is none; on Debian: apt-get install nghttp2-client"
+            )
+        path = "/full" + ("" if proxy.edits else "-unedited")
+        command = python_generator(
+            "h2load", h2load, f"http://127.0.0.1:{proxy.ports[self.listener]}{path}", str(max(1, round(seconds))),
+            f":authority: {proxy.host}", *REQUEST_FIELDS,
+        )  # fmt: skip
+        return run_generator(command, seconds, f"{self.name} through {proxy.name}")
 
 
 class LlmGateway(Reverse):
