@@ -129,6 +129,7 @@ class GatewayError(Exception):
     #: labels of egress_denied_total. Limits and filters of a policy are named in `rule` alone.
     policy = "-"
     entry = "-"
+    reset_code = -1  # that of the RST_STREAM with which a backend has ended its stream (RFC 9113 section 7)
     is_quotable = True  # message and remedy contain no path, field or body of the request
 
     def __init__(

@@ -76,6 +76,7 @@ class Exchange:
     started_wall: float = 0.0
     ended_at: float = 0.0
     status: int = 0  # as sent to the client; 0: nothing was sent
+    grpc_status: int = -1  # how a call of gRPC has ended, as the client was told (GrpcStatus); -1: it is none
     reason: Reason = Reason.OK
     rule: str = "-"  # who denied
     detail: str = ""  # for the log only

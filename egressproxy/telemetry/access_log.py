@@ -21,6 +21,7 @@ from typing import Any, Final
 from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
 from egressproxy.telemetry.response_flags import flags_for
@@ -205,6 +206,8 @@ class AccessLog:
             and x.request_id.isprintable()
             and len(path) <= MAX_TEXT
         ):
+            if x.grpc_status >= 0:
+                rest = f'{rest[:-2]},"grpc_status":"{GRPC_NAMES[x.grpc_status]}"}}\n'
             return self._moment + place + rest
         return self._explained(x)
 
@@ -220,6 +223,8 @@ class AccessLog:
 
     def _explained(self, x: Exchange) -> str:
         values = self._values(x)
+        if x.grpc_status >= 0:
+            values["grpc_status"] = GRPC_NAMES[x.grpc_status]
         values |= _decision(x.series)
         if x.rule != "-":
             values["rule"] = x.rule

@@ -94,6 +94,7 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
     yield from (durations, traffic, tunnels)
     for name, description, attribute, label in (
         ("egress_requests", "Exchanges and tunnels that ended, by the status sent.", "requests", "code"),
+        ("egress_grpc_calls", "Calls of gRPC that ended, by the status sent.", "calls", "grpc_status"),
         ("egress_denied", "What policy refused.", "denied", "reason"),
         ("egress_would_deny", "What policy would refuse if its mode were Enforce.", "would_deny", "reason"),
         ("egress_request_failures", "Exchanges that failed without being denied.", "failures", "reason"),

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S
 
 __all__ = ["BUCKETS_S", "Labels", "Series", "added", "decided_by", "logged_status"]
@@ -35,7 +36,7 @@ _NO_STATUS: Final[dict[int, int]] = {}
 _NO_WORD: Final[dict[str, int]] = {}
 _NO_BUCKETS: Final = [0] * (len(BUCKETS_S) + 1)
 #: The attributes of a series that count by status, reason or result.
-_BY_KEY: Final = ("requests", "denied", "would_deny", "failures", "attempts", "failovers", "mirrored")
+_BY_KEY: Final = ("requests", "calls", "denied", "would_deny", "failures", "attempts", "failovers", "mirrored")
 
 _K = TypeVar("_K")
 
@@ -62,6 +63,7 @@ class Series:
         "buckets",
         "bytes_in",
         "bytes_out",
+        "calls",
         "denied",
         "duration_sum_s",
         "failovers",
@@ -80,6 +82,7 @@ class Series:
         self.duration_sum_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.calls = _NO_WORD
         self.denied = self.would_deny = self.failures = self.attempts = self.failovers = self.mirrored = _NO_WORD
         self.tunnels_active = 0
 
@@ -99,6 +102,8 @@ class Series:
         self.duration_sum_s += duration
         self.bytes_in += x.bytes_in
         self.bytes_out += x.bytes_out
+        if x.grpc_status >= 0:
+            self.calls = _with_one(self.calls, GRPC_NAMES[x.grpc_status])
         if x.reason is not _OK:
             if x.denied:
                 self.denied = _with_one(self.denied, x.reason.value)

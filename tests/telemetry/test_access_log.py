@@ -68,6 +68,13 @@ def logged(path: Path, *exchanges: Exchange) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("more", [{}, {"detail": "x"}])
+def test_the_status_of_a_call(tmp_path: Path, more: dict[str, str]):
+    called, other = logged(tmp_path / "log", exchange(grpc_status=14, **more), exchange(**more))
+    assert called.pop("grpc_status") == "UNAVAILABLE"
+    assert called == other
+
+
 def test_a_line_has_the_promised_keys_and_values(tmp_path: Path):
     (line,) = logged(tmp_path / "log", exchange(identity=CallerIdentity("team", "builder")))
     assert list(line) == KEYS

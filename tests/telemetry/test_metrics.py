@@ -101,6 +101,16 @@ def test_a_denial_is_counted_by_reason_and_among_the_requests():
     assert not [key for key in scrape(metrics) if key[0] == "egress_request_failures_total"]
 
 
+def test_calls_are_counted_by_the_name_of_their_status():
+    metrics = Metrics("1")
+    series = metrics.series("g", "r", "b")
+    for status in (0, 0, 14, -1):
+        series.observe(exchange(200, grpc_status=status))
+    assert value(metrics, "egress_grpc_calls_total", grpc_status="OK") == 2
+    assert value(metrics, "egress_grpc_calls_total", grpc_status="UNAVAILABLE") == 1
+    assert value(metrics, "egress_requests_total", code="200") == 4
+
+
 def test_a_failure_that_is_no_denial_has_a_metric_of_its_own():
     metrics = Metrics("1")
     metrics.series("g", "r", "b").observe(exchange(502, Reason.UPSTREAM_RESET))

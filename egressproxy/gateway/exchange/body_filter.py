@@ -10,6 +10,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
+from egressproxy.protocols.grpc.statuses import grpc_trailers
 
 __all__ = ["BodyFilter", "Collector"]
 
@@ -99,7 +100,7 @@ class BodyFilter:
             self._sink.send_body(data)
         if trailers is not None:
             self.is_over = True
-            self._sink.end_body(b"")  # trailers went past no filter: they end here
+            self._sink.end_body(grpc_trailers(trailers))  # others went past no filter: they end here
             self._driver.resume()
 
     def _fail(self, error: BaseException) -> None:

@@ -11,6 +11,7 @@ from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, Up
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
+from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
@@ -19,6 +20,7 @@ from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.upstream import Upstream
 
@@ -93,7 +95,20 @@ class Client(UpstreamCaller):
         backend = self.resources.backend
         if backend is None or (backend.chain.backend_response is None and backend.chain.response_headers is None):
             return trailers
-        return b""
+        return grpc_trailers(trailers)  # without which no call would end
+
+    # --- the form of an answer -----------------------------------------------------------------------------------
+    def error_answer(self, error: GatewayError, request_id: str) -> LocalResponse:
+        """What the client is told of an error."""
+        return answer_for(error, request_id)
+
+    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
+        """A response of our own, or of a filter, as this client understands it."""
+        return answer
+
+    def break_off(self, error: GatewayError) -> None:
+        """An error has come behind the head of the response."""
+        self.abort()
 
     # --- the exchange's clock ------------------------------------------------------------------------------------
     def start_clock(self, request_s: float, idle_s: float) -> None:

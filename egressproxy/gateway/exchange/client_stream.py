@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
+from time import monotonic
 
 from h2.errors import ErrorCodes
 
+from egressproxy.errors import BadRequest, ClientGone, GatewayError, Reason, UpstreamFault
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.authority import Authority
-from egressproxy.net.timers import TimerWheel
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.net.timers import NEVER, TimerWheel
+from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.downstream import DownstreamHttp2, DownstreamStream
+from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["ClientHttp2", "ClientStream"]
@@ -29,6 +39,7 @@ class ClientStream(DownstreamStream, Client):
 
     __slots__ = (
         "attempt_ends_at",
+        "call",
         "exchange_ends_at",
         "idle_limit_s",
         "inner",
@@ -40,12 +51,21 @@ class ClientStream(DownstreamStream, Client):
     )
 
     connection: ClientHttp2
+    call: GrpcCall  # of a CallStream
 
     def __init__(self, connection: ClientHttp2, number: int) -> None:
         super().__init__(connection, number)
         self.init_exchange(connection.state)
         self.server_name = connection.server_name
         self.inner: tuple[ClientConnection, bytes] | None = None
+
+    def begin(self, head: RequestHead, *, has_ended: bool) -> None:
+        """The head is here: the exchange begins. One of gRPC is a call."""
+        fields = head.fields
+        if b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
+            self.__class__ = CallStream
+            self.call = GrpcCall(fields.get_all(b"grpc-timeout"))
+        super().begin(head, has_ended=has_ended)
 
     @property
     def passes_trailers(self) -> bool:
@@ -83,6 +103,92 @@ class ClientStream(DownstreamStream, Client):
         """A stream is there for its exchange; only in a tunnel to port 80 may nobody ask for anything."""
         inner = self.transport.get_protocol() if self.transport is not self.connection.transport else None
         return isinstance(inner, ClientConnection) and inner.close_if_idle()
+
+
+class GrpcCall:
+    """What is known of one call. `timeout` is what its head says of it, `ends_at` the deadline (monotonic seconds).
+
+    `is_open`: the head of its response has gone, and trailers may say how it ends.
+    """
+
+    __slots__ = ("ends_at", "exchange", "is_open", "timeout")
+
+    def __init__(self, timeout: list[bytes]) -> None:
+        self.timeout = timeout
+        self.ends_at = NEVER
+        self.exchange: Exchange | None = None
+        self.is_open = False
+
+
+class CallStream(ClientStream):
+    """A call of gRPC: its deadline holds, and what goes wrong is told in its own words."""
+
+    __slots__ = ()
+
+    def start_clock(self, request_s: float, idle_s: float) -> None:
+        """As of Client; of the client's deadline and `request_s` the earlier one holds. Raises GatewayError."""
+        call = self.call
+        if call.timeout:
+            if len(call.timeout) > 1:
+                raise BadRequest(Reason.BAD_FIELD, "grpc-timeout stands more than once", close=False)
+            try:
+                seconds = parsed_timeout(call.timeout[0])
+            except MalformedTimeout as fault:
+                raise BadRequest(Reason.BAD_FIELD, str(fault), close=False) from None
+            if seconds <= 0:
+                raise UpstreamFault(Reason.REQUEST_TIMEOUT, "the deadline of the call has passed", status=504)
+            call.ends_at = monotonic() + seconds
+            on_wheel = on_the_wheel(seconds)
+            request_s = min(request_s, on_wheel) if request_s > 0 else on_wheel
+        super().start_clock(request_s, idle_s)
+
+    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
+        """As of Client. The backend is told what is left of the time: its clock starts when it hears of it."""
+        call = self.call
+        call.exchange = x
+        fields = x.request.fields
+        if call.ends_at != NEVER and b"grpc-timeout" in fields:
+            ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
+            fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
+        super().send_request(x, upstream, body)
+
+    def send_response(
+        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
+    ) -> None:
+        """As of Client. The head may be all, with the status in it."""
+        super().send_response(head, request, pseudonym, body, close=close)
+        self._note(parsed_status(head.fields.block))
+        self.call.is_open = body is None and head.body == CHUNKED and is_grpc(head.fields.get(b"content-type"))
+
+    def trailers_to_send(self, trailers: bytes) -> bytes:
+        """As of Client. They have the status."""
+        passed = super().trailers_to_send(trailers)
+        self._note(parsed_status(passed))
+        return passed
+
+    def error_answer(self, error: GatewayError, request_id: str) -> LocalResponse:
+        """Trailers alone."""
+        return error_of_call(error, request_id)
+
+    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
+        """Trailers alone."""
+        self.call.exchange = x
+        made = answer_of_call(answer, x.reason)
+        self._note(parsed_status(Fields.of(made.fields).block))
+        return made
+
+    def break_off(self, error: GatewayError) -> None:
+        """Trailers say how the call has ended, where nothing has said it and the client still listens."""
+        if isinstance(error, ClientGone) or not self.call.is_open or self.is_ending or self.is_lost:
+            self.abort()
+            return
+        fields = last_fields(error)
+        self._note(int(fields[0][1]))
+        self.end(fields)
+
+    def _note(self, status: int) -> None:
+        if status >= 0 and self.call.exchange is not None:
+            self.call.exchange.grpc_status = status
 
 
 class ClientHttp2(DownstreamHttp2):

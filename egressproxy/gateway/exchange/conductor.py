@@ -24,7 +24,7 @@ from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
-from egressproxy.gateway.exchange.error_responses import ALLOW, answer_for
+from egressproxy.gateway.exchange.error_responses import ALLOW
 from egressproxy.gateway.exchange.phases import answer_of, dressed
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.route import Route
@@ -225,6 +225,7 @@ class Conductor:
     # --- the end -------------------------------------------------------------------------------------------------
     def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:
         """A response that a filter or we ourselves have made."""
+        answer = client.own_answer(answer, x)
         close = client.resources.close or self.must_close(client, x.request) or not client.is_request_read
         client.resources.close = close or has_stray_octets(x, client)
         x.status = answer.status
@@ -241,10 +242,10 @@ class Conductor:
         resources.release(reusable=False)
         if client.is_lost or isinstance(error, ClientGone) or x.status:
             resources.close = True
-            client.abort()
+            client.break_off(error)
             return
         resources.close = resources.close or error.close or x.request is None or not client.is_request_read
-        answer = answer_for(error, x.request_id)
+        answer = client.error_answer(error, x.request_id)
         trail = AttemptTrail.of(x)
         if trail is not None and trail.is_shown:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))

@@ -328,12 +328,14 @@ class UpstreamStream(Http2Stream):
         if self._is_complete or self._is_given_up:
             return
         if code == ErrorCodes.REFUSED_STREAM:
-            self._fail(unseen("the upstream refused the stream"))
+            fault = unseen("the upstream refused the stream")
         elif self._is_answered:
-            self._fail(UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF, detail=name(code)))
+            fault = UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF, detail=name(code))
         else:
             message = f"the upstream reset the stream ({name(code)})"
-            self._fail(UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.IF_IDEMPOTENT))
+            fault = UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.IF_IDEMPOTENT)
+        fault.reset_code = code
+        self._fail(fault)
 
     def connection_is_lost(self) -> None:
         """The connection is gone, and what is missing with it."""

@@ -1,0 +1,32 @@
+"""GrpcStatus: how a call of gRPC has ended. Source: grpc.io, Status codes and their use in gRPC."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["GRPC_NAMES", "GrpcStatus"]
+
+
+class GrpcStatus(IntEnum):
+    """The codes, with their names; there are no others."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+GRPC_NAMES = tuple(status.name for status in GrpcStatus)
