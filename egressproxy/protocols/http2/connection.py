@@ -69,6 +69,8 @@ HARD_LIMIT = 2
 MAX_AT_ONCE = 16
 #: Bytes that a peer leaves untaken of what we have to say beside bodies, before we hear no more of it.
 MAX_UNTAKEN = 4 * HIGH_WATER
+#: A frame that is shorter and not the last of what there was has a tiny window to go through.
+LONG_PIECE = 1024
 #: How long a peer may take to read our last word.
 CLOSE_S = 10.0
 
@@ -533,7 +535,8 @@ class Http2Connection(FlowControl):
             piece = stream.take_unsent(min(room, MAX_FRAME))
             is_last = stream._is_ending and not stream._unsent and stream._trailers is None
             h2.send_data(stream.number, piece, end_stream=is_last)
-            self._guard.frame_sent()
+            if len(piece) >= LONG_PIECE or not stream._unsent:  # else it is the window that is tiny (CVE-2019-9511)
+                self._guard.frame_sent()
             if is_last:
                 stream._is_ending = False
                 stream.has_said_all = True

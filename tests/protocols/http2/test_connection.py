@@ -308,6 +308,20 @@ def test_a_window_that_overflows_ends_its_stream_alone(talk: Talk):
     assert talk.client.of(other).is_whole
 
 
+def test_tiny_windows_are_counted(talk: Talk):
+    talk.client.opens_windows = False
+    number = talk.client.request(POST)
+    stream = talk.begun()
+    stream.send_fields(OK, is_last=False)
+    stream.send_body(bytes(100_000))
+    talk.settle()
+    talk.server.data_received(raw_frame(8, b"\0\0\xff\xff"))
+    for _ in range(int(BURST) + 100):
+        talk.server.data_received(raw_frame(8, b"\0\0\0\1", number))
+    assert talk.server.why is not None
+    assert talk.server.why[0] is ErrorCodes.ENHANCE_YOUR_CALM
+
+
 @pytest.mark.parametrize(("kind", "payload", "stream", "name"), [
     (6, bytes(8), 0, "PING"), (4, b"", 0, "SETTINGS"), (2, bytes(5), 3, "PRIORITY"), (0, b"", 1, "empty DATA"),
     (8, b"\0\0\0\1", 1, "WINDOW_UPDATE"), (11, b"x", 0, "unknown"),
