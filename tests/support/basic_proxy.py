@@ -10,7 +10,7 @@ import base64
 import socket
 import threading
 
-__all__ = ["BasicProxy"]
+__all__ = ["BasicProxy", "pump"]
 
 WAIT_S = 30.0
 CHALLENGE = b'Proxy-Authenticate: Negotiate\r\nProxy-Authenticate: Basic realm="corp"\r\n'
@@ -77,15 +77,15 @@ class BasicProxy:
         with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as origin:
             if method == b"CONNECT":
                 sock.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                other = threading.Thread(target=_pump, args=(sock, origin), daemon=True)
+                other = threading.Thread(target=pump, args=(sock, origin), daemon=True)
                 other.start()
-                _pump(origin, sock)
+                pump(origin, sock)
                 other.join(WAIT_S)
                 return False
             kept = [field for field in fields if not _is_ours(field.partition(b":")[0])]
             origin.sendall(b"\r\n".join([line, *kept, b"Connection: close", b"", b""]))
             origin.shutdown(socket.SHUT_WR)
-            _pump(origin, sock)
+            pump(origin, sock)
         return False
 
 
@@ -93,7 +93,8 @@ def _is_ours(name: bytes) -> bool:
     return name.lower() == b"proxy-authorization"
 
 
-def _pump(one: socket.socket, other: socket.socket) -> None:
+def pump(one: socket.socket, other: socket.socket) -> None:
+    """Pass everything on, and the end of it."""
     try:
         while piece := one.recv(65536):
             other.sendall(piece)

@@ -1,0 +1,135 @@
+"""SOCKS5, several parents, destinations past them, and gateways in a row: the real process."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_parents import PASSWORD, needs, tunnel
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message
+from tests.support import manifests as m
+from tests.support.basic_proxy import BasicProxy
+from tests.support.manifests import Manifest
+from tests.support.name_server import NameServer
+from tests.support.net import free_port
+from tests.support.process import GatewayProcess
+from tests.support.socks_proxy import SocksProxy
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(90)
+LOGIN = {"credentialsRef": {"name": "login"}, "allowPlaintext": True}
+NAMES = {"one.test": ["127.0.0.1"], "two.test": ["127.0.0.1"], "past.test": ["127.0.0.1"]}
+
+
+def objects(port: int, dns: str, parent: dict[str, Any], *backends: Manifest) -> list[Manifest]:
+    return [
+        m.gateway(m.forward_listener(port)),
+        m.policy(["api.test", "past.test"], dns=dns, cidrs=ALLOW_LOOPBACK, parent=parent),
+        m.secret("login", {"username": "robot", "password": PASSWORD}, kind="kubernetes.io/basic-auth"),
+        *backends,
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_everything_goes_through_a_socks_proxy_but_what_is_listed(workers: int, tmp_path: Path):
+    forward = free_port()
+    with NameServer(NAMES) as dns, Origin() as origin, SocksProxy("robot", PASSWORD) as proxy:
+        parent = {"name": "one", **LOGIN, "noProxy": [{"hostnames": ["past.test"], "ports": [origin.port]}]}
+        made = objects(forward, dns.address, parent, m.backend("one", "one.test", proxy.port, protocol="SOCKS5"))
+        with GatewayProcess(tmp_path / "gw", made, arguments=["--workers", str(workers)]) as gateway:
+            with client(forward) as sock:
+                assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
+            with client(forward) as sock:
+                assert tunnel(sock, "api.test", origin.port) == 200
+                assert ask(sock, get("api.test", origin.port, absolute=False)) == (200, b"ok")
+            assert proxy.asked == [("api.test", origin.port)] * 2
+            with client(forward) as sock:
+                assert ask(sock, get("past.test", origin.port)) == (200, b"ok")
+            with client(forward) as sock:
+                assert tunnel(sock, "past.test", origin.port) == 200
+            assert len(proxy.asked) == 2
+            with client(forward) as sock:
+                assert tunnel(sock, "api.test", free_port()) == 503
+            assert gateway.wait_for_record(status=503)["reason"] == "upstream_refused"
+            assert PASSWORD not in gateway.stderr + str(gateway.records) + gateway.admin("/metrics")[1]
+
+
+def test_a_parent_that_is_gone_costs_no_request(tmp_path: Path):
+    forward, gone = free_port(), free_port()
+    with NameServer(NAMES) as dns, Origin() as origin, BasicProxy("robot", PASSWORD) as proxy:
+        parent = {"name": "one", "fallbacks": [{"name": "two", **LOGIN}]}
+        backends = m.backend("one", "one.test", gone), m.backend("two", "two.test", proxy.port)
+        with GatewayProcess(tmp_path / "gw", objects(forward, dns.address, parent, *backends)) as gateway:
+            for _ in range(20):
+                with client(forward) as sock:
+                    assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
+                with client(forward) as sock:
+                    assert tunnel(sock, "api.test", origin.port) == 200
+            assert len(proxy.asked) == 40
+            wait_until(lambda: "parent proxy agents/one): it is put aside for 1 s" in gateway.stderr)
+
+
+def test_two_gateways_that_are_each_others_parents_do_not_go_round(tmp_path: Path):
+    one, two = free_port(), free_port()
+    with NameServer(NAMES) as dns:
+        first = objects(one, dns.address, {"name": "two"}, m.backend("two", "two.test", two))
+        second = objects(two, dns.address, {"name": "one"}, m.backend("one", "one.test", one))
+        with GatewayProcess(tmp_path / "one", first) as gateway, GatewayProcess(tmp_path / "two", second) as other:
+            with client(one) as sock:
+                assert tunnel(sock, "api.test", 443) == 502
+            with client(one) as sock:
+                sock.sendall(get("api.test", 8080))
+                assert read_message(sock)[0].startswith(b"HTTP/1.1 508 ")
+            gateway.wait_for_record(status=508, reason="loop_detected")
+            assert other.wait_for_record(status=502)["reason"] == "parent_refused"
+            other.mark()
+            assert len(other.records) == 2
+
+
+@contextmanager
+def running(*command: str) -> Iterator[None]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    port = int(command[command.index("-p") + 1])
+    try:
+        wait_until(lambda: _listens(port))
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("password", "expected"), [(PASSWORD, 200), ("another", 502)])
+def test_microsocks(password: str, expected: int, tmp_path: Path):
+    needs("microsocks")
+    forward, port = free_port(), free_port()
+    with Origin() as origin, running("microsocks", "-i", "127.0.0.1", "-p", str(port), "-u", "robot", "-P", password):
+        ip = {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": [{"number": port, "protocol": "SOCKS5"}]}
+        made = [
+            m.gateway(m.forward_listener(forward)),
+            m.policy(
+                cidrs=ALLOW_LOOPBACK,
+                destinations={"allow": [{"cidrs": ALLOW_LOOPBACK}]},
+                parent={"name": "one", **LOGIN},
+            ),
+            m.manifest(f"{m.OURS}/v1alpha1", "Backend", "one", "agents", spec={"destination": ip}),
+            m.secret("login", {"username": "robot", "password": PASSWORD}),
+        ]
+        with GatewayProcess(tmp_path / "gw", made):
+            with client(forward) as sock:
+                assert ask(sock, get("127.0.0.1", origin.port))[0] == expected
+            with client(forward) as sock:
+                assert tunnel(sock, "127.0.0.1", origin.port) == expected
