@@ -32,6 +32,7 @@ class RunOptions:
     api_writes: bool = False
     api_token_file: Path | None = None
     guarded: bool = False  # a reload that would allow what was recently denied has to be acknowledged
+    zone: str = ""  # where this gateway runs, as in EndpointSlices; "": not known
     session_key: SecretBytes = _NO_KEY  # empty: one is made up
 
     @property

@@ -110,6 +110,11 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " with the same sessions, and for sessions that survive a restart. Read at the start. Default: a random key.",
 )  # fmt: skip
 @click.option(
+    "--zone", default="", envvar="EGRESSPROXY_ZONE", metavar="NAME",
+    help="The zone that the gateway runs in (topology.kubernetes.io/zone of its node): hints of EndpointSlices and"
+    " traffic.loadBalancer.zoneAware prefer endpoints of this zone. Default: $EGRESSPROXY_ZONE, or none.",
+)  # fmt: skip
+@click.option(
     "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
     help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
     " process serves itself.",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
+from egressproxy.gateway.endpoint_reports import EndpointReporter
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.snapshot import Port, Snapshot
@@ -27,6 +28,7 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import FilterStats
+from egressproxy.upstream.endpoint_health import HealthState
 from egressproxy.upstream.own_sockets import OwnSockets
 
 __all__ = ["GatewayServer"]
@@ -50,9 +52,10 @@ class GatewayServer:
         pseudonym: bytes = b"",
         bind: Callable[[str, int], socket.socket] = bind,
         session_key: bytes = b"",
+        zone: str = "",
     ) -> None:
-        """`pseudonym` is the name in Via; `session_key`: see Network; `bind` gives the listening socket of an address
-        and port, or raises OSError.
+        """`pseudonym` is the name in Via; `session_key`, `zone`: see Network; `bind` gives the listening socket of an
+        address and port, or raises OSError.
         """
         loop = asyncio.get_running_loop()
         pseudonym = pseudonym or new_pseudonym()
@@ -60,7 +63,7 @@ class GatewayServer:
         self.metrics = metrics
         self.wheel = TimerWheel()
         self.wheel.start(loop)
-        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key)
+        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key, zone)
         self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics)
         self.snapshot: Snapshot | None = None
         self._bind = bind
@@ -70,6 +73,8 @@ class GatewayServer:
         metrics.add_upstream_source(self._upstream_counts)
         metrics.add_downstream_source(self._downstream_counts)
         metrics.add_filter_source(self._filter_counts)
+        metrics.add_endpoint_source(self._endpoint_states, self._open_circuits)
+        self.network.health.on_change = EndpointReporter(metrics)
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
@@ -197,6 +202,28 @@ class GatewayServer:
         for port in self._bound.values():
             first = port.state.port.first
             yield first.gateway, first.name, port.open_connections
+
+    def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
+        for backend, healths in self._endpoints().items():
+            for address, state in healths.items():
+                yield backend, address, state.value
+
+    def _endpoints(self) -> dict[str, dict[str, HealthState]]:
+        """By backend and endpoint. One that several routes reach under different policies has its worst state."""
+        found: dict[str, dict[str, HealthState]] = {}
+        for connector in self.snapshot.connectors.values() if self.snapshot is not None else ():
+            if connector.watched is not None:
+                known = found.setdefault(connector.name, {})
+                for health in connector.watched.healths():
+                    if known.get(health.address, HealthState.HEALTHY) is HealthState.HEALTHY:
+                        known[health.address] = health.state
+        return found
+
+    def _open_circuits(self) -> Iterator[tuple[str, str]]:
+        for connector in self.snapshot.connectors.values() if self.snapshot is not None else ():
+            if connector.watched is not None:
+                for limit in connector.watched.open_circuits():
+                    yield connector.name, limit
 
     def _filter_counts(self) -> Iterable[FilterStats]:
         return self.snapshot.filters.stats() if self.snapshot is not None else ()

@@ -56,6 +56,9 @@ class Counts:
     reloads: dict[str, int] = field(default_factory=dict)
     upstream: dict[tuple[str, str], int] = field(default_factory=dict)
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)
+    endpoints: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    ejections: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    open_circuits: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
     events: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -101,4 +104,6 @@ class Counts:
             series.tunnels_active = 0
         self.upstream.clear()
         self.downstream.clear()
+        self.endpoints.clear()
+        self.open_circuits.clear()
         self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is MetricKind.COUNTER}

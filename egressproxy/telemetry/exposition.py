@@ -133,6 +133,7 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     for place, count in sorted(counts.downstream.items()):
         downstream.add_metric(place, count)
     yield from (upstream, waiting, downstream)
+    yield from _endpoints(counts)
     rejected = "Client connections closed at once, and times when none could be accepted."
     reloads = "Configurations read, that of the start included, by result."
     of_filter = ("filter", "type", "phase", "scope", "result")
@@ -152,6 +153,29 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     for name, histogram in counts.histograms.items():
         buckets = _cumulative(_bound_texts(histogram.bounds), histogram.buckets)
         yield HistogramMetricFamily(name, histogram.description, buckets, histogram.sum_s)
+
+
+def _endpoints(counts: Counts) -> Iterator[Metric]:
+    """What is known of endpoints; nothing where no policy watches any."""
+    health = GaugeMetricFamily(
+        "egress_endpoint_health",
+        "Workers in which an endpoint has this state; one that is not healthy takes no requests.",
+        labels=("backend", "endpoint", "state"),
+    )
+    for backend, endpoint in sorted({key[:2] for key in counts.endpoints}):
+        health.add_metric((backend, endpoint, "healthy"), counts.endpoints.get((backend, endpoint, "healthy"), 0))
+    for key, count in sorted(counts.endpoints.items()):
+        if key[2] != "healthy":
+            health.add_metric(key, count)
+    circuits = GaugeMetricFamily(
+        "egress_circuit_breakers_open", "Endpoints that have reached a limit.", labels=("backend", "limit")
+    )
+    for place, count in sorted(counts.open_circuits.items()):
+        circuits.add_metric(place, count)
+    ejected = "Times that an endpoint was taken out of service, by reason."
+    yield health
+    yield _counter("egress_endpoint_ejections", ejected, ("backend", "endpoint", "reason"), counts.ejections)
+    yield circuits
 
 
 def _workers(workers: Iterable[ProcessFigures]) -> Iterator[Metric]:

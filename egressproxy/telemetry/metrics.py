@@ -19,7 +19,15 @@ from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCoun
 from egressproxy.telemetry.notices import FilterStats, Notices
 from egressproxy.telemetry.series import Labels, Series
 
-__all__ = ["DownstreamSource", "FilterSource", "HistogramSource", "Metrics", "UpstreamSource"]
+__all__ = [
+    "CircuitSource",
+    "DownstreamSource",
+    "EndpointSource",
+    "FilterSource",
+    "HistogramSource",
+    "Metrics",
+    "UpstreamSource",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +38,8 @@ MAX_IDENTITY_SERIES: Final = 1000
 #: own: a client that asks for everything on a long deny list must not hide what others are allowed by.
 MAX_ENTRY_SERIES: Final = 1000
 OVERFLOW: Final = "_other"
+#: The most label sets for endpoints that were ejected, over the life of the process.
+MAX_EJECTION_SERIES: Final = 1000
 
 #: What is counted of a backend's pools: active and idle connections, and exchanges that wait for one.
 UPSTREAM_STATES: Final = ("active", "idle", "waiting")
@@ -40,6 +50,10 @@ _T = TypeVar("_T")
 UpstreamSource = Callable[[], Iterable[tuple[str, int, int, int]]]
 #: Yields (gateway, listener, open connections).
 DownstreamSource = Callable[[], Iterable[tuple[str, str, int]]]
+#: Yields (backend, endpoint, state).
+EndpointSource = Callable[[], Iterable[tuple[str, str, str]]]
+#: Yields (backend, limit), for each endpoint whose limit is reached.
+CircuitSource = Callable[[], Iterable[tuple[str, str]]]
 FilterSource = Callable[[], Iterable[FilterStats]]
 #: Gives the count of each bucket, one more than there are bounds, and the sum in seconds.
 HistogramSource = Callable[[], tuple[tuple[int, ...], float]]
@@ -81,6 +95,7 @@ class Metrics:
         self.reloads: Counter[str] = Counter()
         self.connections_rejected: Counter[str] = Counter()
         self.http2_connections_broken: Counter[str] = Counter()
+        self.ejections: Counter[tuple[str, str, str]] = Counter()
         self.external_auth = ExternalAuthCounts()
         self.config_generation = 0
         self.config_last_reload_success = False
@@ -92,6 +107,8 @@ class Metrics:
         self._upstream_sources: list[UpstreamSource] = []
         self._downstream_sources: list[DownstreamSource] = []
         self._filter_sources: list[FilterSource] = []
+        self._endpoint_sources: list[EndpointSource] = []
+        self._circuit_sources: list[CircuitSource] = []
         self._readings: list[tuple[str, MetricKind, str, Callable[[], float]]] = []
         self._histograms: list[tuple[str, str, tuple[float, ...], HistogramSource]] = []
         self.add_gauge(
@@ -159,6 +176,13 @@ class Metrics:
         """A client's HTTP/2 connection was ended for what it did; `code` is that of GOAWAY (RFC 9113 section 7)."""
         self.http2_connections_broken[code] += 1
 
+    def count_ejection(self, backend: str, endpoint: str, reason: str) -> None:
+        """An endpoint ("host:port") was taken out of service; `reason` is one of a closed list of words."""
+        key = (backend, endpoint, reason)
+        if key not in self.ejections and len(self.ejections) >= MAX_EJECTION_SERIES:
+            key = (backend, OVERFLOW, reason)  # addresses of names come and go
+        self.ejections[key] += 1
+
     def count_event(self, severity: str, reason: str, count: int) -> None:
         """An Event occurred `count` times; `reason` is one of a closed list of words."""
         self.events[severity, reason] += count
@@ -189,6 +213,11 @@ class Metrics:
     def add_downstream_source(self, source: DownstreamSource) -> None:
         """Register a source of the connections to listeners."""
         self._downstream_sources.append(source)
+
+    def add_endpoint_source(self, endpoints: EndpointSource, circuits: CircuitSource) -> None:
+        """Register a source of the state of endpoints, and one of the limits of circuit breakers that are reached."""
+        self._endpoint_sources.append(endpoints)
+        self._circuit_sources.append(circuits)
 
     def add_filter_source(self, source: FilterSource) -> None:
         """Register a source of the counters of filters."""
@@ -233,6 +262,9 @@ class Metrics:
             dict(self.reloads),
             dict(upstream),
             dict(downstream),
+            dict(Counter(_read_all(self._endpoint_sources))),
+            dict(self.ejections),
+            dict(Counter(_read_all(self._circuit_sources))),
             dict(filters),
             dict(self.external_auth.asked),
             dict(self.events),

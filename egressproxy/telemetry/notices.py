@@ -184,6 +184,14 @@ class Notices:
         if not self._is_counted(key, "") and (source := InvolvedObject.read(filter_.source)) is not None:
             self._begin(key, "", _failure(source, filter_, how, is_open=is_open))
 
+    def endpoint_changed(
+        self, backend: InvolvedObject, reason: str, message: str, severity: str = EventType.WARNING
+    ) -> None:
+        """An endpoint of this backend was taken out of service, or has returned; `reason` is one word."""
+        key = (backend, reason, "")
+        if not self._is_counted(key, message):
+            self._begin(key, message, new_notice(reason, "Balance", backend, message, severity=severity))
+
     def add(self, notices: Iterable[Notice]) -> None:
         """Add the notices of another process."""
         was_empty = self.is_empty

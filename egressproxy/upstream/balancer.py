@@ -69,6 +69,7 @@ class Balancer(Generic[T]):
         "_spec",
         "_total_weight",
         "_turn",
+        "_usable",
         "_version",
         "_zone",
         "is_panicking",
@@ -92,6 +93,7 @@ class Balancer(Generic[T]):
         self._places = {member: place for place, member in enumerate(self.members)}
         self._turn = self._random.randrange(max(1, len(self.members)))  # workers do not all begin at the first
         self._candidates: tuple[Member[T], ...] = ()
+        self._usable: tuple[Member[T], ...] = ()  # the candidates, and those of other zones
         self._is_even = True
         self._total_weight = 0.0
         self.is_panicking = False
@@ -110,15 +112,15 @@ class Balancer(Generic[T]):
         candidates = self._candidates
         if not candidates:
             raise self.none_left()
-        most = self._breaker
-        is_narrow = False  # fewer than the candidates, whose weights have to be added up again
-        if most is not None:
-            candidates = tuple(member for member in candidates if member.target.in_flight < most)
-            is_narrow = True
+        is_narrow = False  # others than the candidates, whose weights have to be added up again
+        if self._breaker is not None:
+            candidates, is_narrow = self._with_room(candidates) or self._with_room(self._usable), True
             if not candidates:
                 raise open_circuit(self._name, "maxParallelRequests")
         if avoid:
             others = tuple(member for member in candidates if member.target not in avoid)
+            if not others and len(self._usable) > len(candidates):  # in other zones
+                others = tuple(member for member in self._with_room(self._usable) if member.target not in avoid)
             if others:
                 candidates, is_narrow = others, True
         member = candidates[0] if len(candidates) == 1 else self._choose(candidates, key, is_narrow)
@@ -154,6 +156,11 @@ class Balancer(Generic[T]):
         chosen.credit -= total
         return chosen
 
+    def _with_room(self, members: tuple[Member[T], ...]) -> tuple[Member[T], ...]:
+        """Those of them whose circuit breaker allows one more request."""
+        most = self._breaker
+        return members if most is None else tuple(each for each in members if each.target.in_flight < most)
+
     def _hashed(self, candidates: tuple[Member[T], ...], key: bytes) -> Member[T]:
         assert self._ring is not None
         percent = self._spec.load_balancer.hash_balance_percent
@@ -182,10 +189,11 @@ class Balancer(Generic[T]):
         self.is_panicking = bool(self.members) and len(usable) * 100 < panic * len(self.members)
         if self.is_panicking:
             usable = list(self.members)
-        self._candidates = self._in_zone(usable)
+        self._usable = tuple(usable)
+        self._candidates = self._in_zone(self._usable)
         self._weigh(now)
 
-    def _in_zone(self, usable: Sequence[Member[T]]) -> tuple[Member[T], ...]:
+    def _in_zone(self, usable: tuple[Member[T], ...]) -> tuple[Member[T], ...]:
         """Those for the zone of this process, where there are any; else all.
 
         Hints hold where every endpoint has one, as in kube-proxy (EndpointSlice `hints.forZones`); otherwise, with
@@ -201,15 +209,15 @@ class Balancer(Generic[T]):
                 near = tuple(member for member in usable if zone in member.for_zones)
                 if near:
                     return near
-        return tuple(usable)
+        return usable
 
     def _weigh(self, now: float) -> None:
         window_s = self._spec.load_balancer.slow_start_s
         if window_s:
-            for member in self._candidates:
+            for member in self._usable:
                 age = (now - member.health.returned_at) / window_s
                 member.weight = 1.0 if age >= 1 else max(LEAST_WEIGHT, age)
-            if any(member.weight < 1 for member in self._candidates):
+            if any(member.weight < 1 for member in self._usable):
                 self._due = min(self._due, now + window_s / SLOW_STEPS)
         weights = [member.weight for member in self._candidates]
         self._total_weight = sum(weights)

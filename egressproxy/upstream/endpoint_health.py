@@ -13,7 +13,6 @@ by step. Times are monotonic seconds that the caller gives. Source: Envoy, outli
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from weakref import WeakValueDictionary
@@ -49,6 +48,22 @@ class Why(str, Enum):
     CHECK_PASSED = "health_check_passed"
     TRIAL_PASSED = "trial_passed"
 
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    Why.CONSECUTIVE_5XX: "too many answers of 500 and above in a row",
+    Why.CONSECUTIVE_GATEWAY: "too many gateway errors in a row",
+    Why.CONSECUTIVE_LOCAL: "too many failed connections in a row",
+    Why.TRIAL_FAILED: "the request that tried it again failed, too",
+    Why.CHECK_FAILED: "it fails its health checks",
+    Why.CHECK_PASSED: "it passes its health checks",
+    Why.TRIAL_PASSED: "the request that tried it again got a good answer",
+}
+
 
 class HealthRegistry:
     """The health of every endpoint in use: it outlives a reload that leaves the endpoint and its settings alone.
@@ -56,11 +71,10 @@ class HealthRegistry:
     `version` counts the changes of any endpoint. `on_change` is called with the endpoint and the reason.
     """
 
-    __slots__ = ("_known", "ejections", "on_change", "version")
+    __slots__ = ("_known", "on_change", "version")
 
     def __init__(self) -> None:
         self.version = 0
-        self.ejections: Counter[tuple[str, str, str]] = Counter()  # by backend, endpoint and reason
         self.on_change: Callable[[EndpointHealth, Why], None] = lambda health, why: None
         self._known: WeakValueDictionary[object, EndpointHealth] = WeakValueDictionary()
 
@@ -80,8 +94,6 @@ class HealthRegistry:
     def changed(self, health: EndpointHealth, why: Why) -> None:
         """Count a change, and tell of it."""
         self.version += 1
-        if health.state in (HealthState.EJECTED, HealthState.UNHEALTHY):
-            self.ejections[health.backend, health.address, why.value] += 1
         self.on_change(health, why)
 
     def __repr__(self) -> str:

@@ -203,6 +203,15 @@ def test_zones_are_preferred_where_asked_for_while_enough_are_healthy():
     assert len(chosen(balancer(4, zone="a", zones="aab-", load_balancer=few))) == 4
 
 
+def test_an_attempt_leaves_the_zone_when_all_in_it_were_tried_or_are_full():
+    spec = LoadBalancerIR(prefers_zone=True)
+    made = balancer(3, zone="a", zones="abb", load_balancer=spec)
+    assert made.choose(None, 0.0, {made.members[0].target}) is not made.members[0]
+    made = balancer(3, zone="a", zones="abb", load_balancer=spec, breaker=CircuitBreakerIR(max_requests=1))
+    made.members[0].target.in_flight = 1
+    assert set(chosen(made)) == {"e1", "e2"}
+
+
 def test_hints_hold_where_every_endpoint_has_one():
     assert chosen(balancer(3, zone="a", hints="aab")) == {"e0": 150, "e1": 150}
     assert len(chosen(balancer(3, zone="a", hints="aa-"))) == 3

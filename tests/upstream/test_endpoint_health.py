@@ -147,7 +147,6 @@ def test_the_registry_gives_the_same_health_to_equal_scopes_and_counts_and_tells
         ("10.0.0.1:80", "ejected", "consecutive_5xx"),
         ("10.0.0.1:80", "healthy", "trial_passed"),
     ]
-    assert registry.ejections == {("ns/b", "10.0.0.1:80", "consecutive_5xx"): 1}
 
 
 def test_the_registry_forgets_an_endpoint_that_nobody_uses():

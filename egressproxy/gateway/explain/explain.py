@@ -258,12 +258,14 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
             else:
                 verdict, why = "refuse", policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)[1]
             made["addresses"].append(_address(endpoint.address, endpoint.port, verdict, why))
+        _describe_endpoints(made, connector)
         if not connector.endpoints:
             connector.tunnel_target(x)  # says what is missing
     else:
         target = connector.tunnel_target(x)
         made["host"], made["port"] = target.host, target.port
         made["tls"] = _tls(decided, connector, target.host)
+        _describe_endpoints(made, connector)
         if connector.parent is None:
             await _describe_addresses(made, decided, connector, target)
         else:
@@ -271,6 +273,20 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
             made["dns"] = f"resolved by the parent {connector.parent.name}"
     if connector.parent is not None:
         await _describe_parent(made, decided, connector, connector.parent)
+
+
+def _describe_endpoints(made: dict[str, Any], connector: Connector) -> None:
+    """What is known of endpoints, where a policy has them watched: their health, and the limits that are reached."""
+    if connector.watched is not None:
+        now = connector.network.wheel.now
+        made["loadBalancer"] = connector.spec.resilience.load_balancer.type.value
+        made["endpoints"] = [
+            {"address": health.address, "health": health.state.value}
+            | ({"outForSeconds": round(health.ejected_until - now, 1)} if health.ejected_until > now else {})
+            for health in connector.watched.healths()
+        ]
+        if limits := sorted(set(connector.watched.open_circuits())):
+            made["openCircuits"] = limits
 
 
 async def _describe_parent(made: dict[str, Any], decided: Decision, connector: Connector, parent: Connector) -> None:

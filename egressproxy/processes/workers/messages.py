@@ -45,8 +45,8 @@ class Begin:
     """The first message. Its descriptors are the FileLock of the access log, the SharedCounters and the FileLock of
     standard error.
 
-    `pseudonym` is the gateway's name in Via, `session_key` signs the tokens of session persistence: both are the same
-    for all workers of a run.
+    `pseudonym` is the gateway's name in Via, `session_key` signs the tokens of session persistence, `zone` is where
+    the gateway runs: they are the same for all workers of a run.
     """
 
     worker: int
@@ -56,6 +56,7 @@ class Begin:
     pseudonym: bytes
     session_key: bytes = field(repr=False)
     log_format: str = "text"
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

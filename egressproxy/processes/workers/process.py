@@ -141,7 +141,7 @@ class WorkerProcess:
         try:
             self._worker = Worker(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
-                SharedCounters(tally, asked.workers, asked.worker), asked.session_key,
+                SharedCounters(tally, asked.workers, asked.worker), asked.session_key, asked.zone,
             )  # fmt: skip
         except ConfigRefused as error:
             return error

@@ -161,7 +161,7 @@ class Supervisor:
         options, key = self._options, self._session_key.reveal()
         asked = Begin(
             handle.number, options.workers, options.access_log, options.log_level, self._pseudonym, key,
-            options.log_format,
+            options.log_format, options.zone,
         )  # fmt: skip
         await handle.begin(asked, self._shared)
 

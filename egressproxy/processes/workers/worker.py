@@ -57,6 +57,7 @@ class Worker:
         turn: AbstractContextManager[object] | None = None,
         tally: SharedCounters | None = None,
         session_key: bytes = b"",
+        zone: str = "",
     ) -> None:
         try:
             check_codec(HeadLimits(), UPSTREAM_LIMITS)
@@ -68,7 +69,7 @@ class Worker:
             raise ConfigRefused(f"access log {access_log}: {error.strerror} ({remedy})") from None
         self.metrics = metrics
         self.gateway = GatewayServer(
-            Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key
+            Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone
         )
         lag = LoopLag()
         self.gateway.wheel.watch = lag.tick
@@ -158,7 +159,7 @@ class InProcess:
     async def start(self) -> None:
         """See `fleet.Fleet`."""
         key = self._options.session_key.reveal()
-        self._worker = Worker(self._options.access_log, self._metrics, session_key=key)
+        self._worker = Worker(self._options.access_log, self._metrics, session_key=key, zone=self._options.zone)
 
     async def apply(self, configuration: Configuration) -> None:
         """See `fleet.Fleet`."""

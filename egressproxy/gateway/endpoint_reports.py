@@ -1,0 +1,36 @@
+"""EndpointReporter: counts endpoints that are taken out of service, and tells of them and of those that return."""
+
+from __future__ import annotations
+
+from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import EventType, InvolvedObject
+from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, Why
+
+__all__ = ["EndpointReporter"]
+
+
+OWN = ".egressproxy.io"
+
+
+class EndpointReporter:
+    """Called with each change (`HealthRegistry.on_change`)."""
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def __call__(self, health: EndpointHealth, why: Why) -> None:
+        """Count an ejection; an Event in any case, at the backend's object."""
+        backend = InvolvedObject.of(health.kind.removesuffix(OWN), health.name)
+        notices = self._metrics.notices
+        if health.state is HealthState.HEALTHY:
+            message = f"endpoint {health.address} takes requests again: {why.text}"
+            notices.endpoint_changed(backend, "EndpointReturned", message, EventType.NORMAL)
+            return
+        self._metrics.count_ejection(health.backend, health.address, why.value)
+        reason = "EndpointEjected" if health.state is HealthState.EJECTED else "EndpointUnhealthy"
+        notices.endpoint_changed(backend, reason, f"endpoint {health.address} takes no requests: {why.text}")
+
+    def __repr__(self) -> str:
+        return "EndpointReporter()"
