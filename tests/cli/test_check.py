@@ -340,7 +340,7 @@ UDP = "apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: UDPRoute\nmetadata:
          "UnsupportedValue"),
         ([GATEWAY, POLICY.replace("name: gw", "name: gone")], "TargetNotFound"),
         ([GATEWAY, POLICY.partition("  extensions")[0] + "  subjects: [{namespace: a}]\n"], "UnsupportedValue"),
-        ([GATEWAY, POLICY.partition("  extensions")[0] + "  traffic: {healthCheck: {}}\n"], "PartlyServed"),
+        ([GATEWAY, POLICY.partition("  extensions")[0] + "  dns: {reverseCheck: Report}\n"], "PartlyServed"),
         ([GATEWAY, INJECTING], "SecretNotFound"),
         ([GATEWAY, UDP], "KindLeftOut"),
     ],

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.explain.explain import explain
+from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.upstream.endpoint_health import HealthState
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
@@ -302,6 +304,24 @@ def test_tunnels_go_to_endpoints_that_are_well_and_say_what_became_of_a_dial(con
             client << ESTABLISHED
         client.leaves()
     assert refused == 2
+
+
+def test_explain_shows_health_and_limits(converse: Start):
+    talk = converse(to_pods({"healthCheck": PASSIVE, "circuitBreaker": {"maxConnections": 1}}, *PODS[:2]))
+    talk.act(lambda: eject(talk, PODS[0]))
+    talk.client >> GET
+    accept(talk)
+    asked = HypotheticalRequest.of([("url", "http://x:8080/")])
+    shown = talk.run(explain(talk.snapshot, asked))["backends"][0]
+    assert shown["loadBalancer"] == "RoundRobin"
+    assert shown["endpoints"] == [
+        {"address": f"{PODS[0]}:8080", "health": "ejected", "outForSeconds": 30.0},
+        {"address": f"{PODS[1]}:8080", "health": "healthy"},
+    ]
+    assert shown["openCircuits"] == ["maxConnections"]
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
 
 
 # --- names with several addresses ------------------------------------------------------------------------------------

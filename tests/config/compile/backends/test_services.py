@@ -51,6 +51,12 @@ def test_ready_endpoints_serve_with_the_port_of_their_slice():
     )
 
 
+def test_zones_and_hints_of_endpoints_are_kept():
+    zoned = SLICE.replace("[10.0.0.2]}", "[10.0.0.2], zone: b, hints: {forZones: [{name: b}, {name: a}]}}")
+    found = service_of(compiled(REVERSE, ROUTE, SERVICE, zoned)).endpoints
+    assert [(each.zone, each.for_zones) for each in found] == [("", ()), ("b", ("a", "b"))]
+
+
 def test_the_port_is_found_by_its_name():
     made = compiled(REVERSE, ROUTE.replace("port: 80", "port: 81"), SERVICE, SLICE)
     assert {endpoint.port for endpoint in service_of(made).endpoints} == {9090}

@@ -1,0 +1,64 @@
+"""What is counted and told of endpoints."""
+
+from __future__ import annotations
+
+from egressproxy.gateway.endpoint_reports import EndpointReporter
+from egressproxy.ir.backend import BackendIR, Destination
+from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
+from egressproxy.telemetry.exposition import Exposition
+from egressproxy.telemetry.metrics import MAX_EJECTION_SERIES, Metrics
+from egressproxy.upstream.endpoint_health import HealthRegistry, Why
+
+
+def test_ejections_and_returns_are_events_of_the_backend_and_ejections_are_counted():
+    metrics, registry = Metrics("0"), HealthRegistry()
+    registry.on_change = EndpointReporter(metrics)
+    owner = BackendIR("agents/api", Destination.FQDN, kind="Backend.egressproxy.io")
+    check = HealthCheckIR(unhealthy_threshold=1)
+    health = registry.of("s", "agents/api", owner, "10.0.0.1:443", OutlierDetectionIR(), check, 0.0)
+    health.eject(0.0, Why.CONSECUTIVE_5XX)
+    health.check_passed(1.0)
+    health.check_failed()
+    told = [(str(n.regarding), n.severity, n.reason, n.message) for n in metrics.notices.take()]
+    assert told == [
+        ("Backend agents/api", "Warning", "EndpointEjected",
+         "endpoint 10.0.0.1:443 takes no requests: too many answers of 500 and above in a row"),
+        ("Backend agents/api", "Normal", "EndpointReturned",
+         "endpoint 10.0.0.1:443 takes requests again: it passes its health checks"),
+        ("Backend agents/api", "Warning", "EndpointUnhealthy",
+         "endpoint 10.0.0.1:443 takes no requests: it fails its health checks"),
+    ]  # fmt: skip
+    assert metrics.ejections == {
+        ("agents/api", "10.0.0.1:443", "consecutive_5xx"): 1,
+        ("agents/api", "10.0.0.1:443", "health_check_failed"): 1,
+    }
+
+
+def test_ejections_of_many_addresses_share_one_series():
+    metrics = Metrics("0")
+    for number in range(MAX_EJECTION_SERIES + 5):
+        metrics.count_ejection("b", f"10.0.0.{number}:80", "consecutive_5xx")
+    assert len(metrics.ejections) == MAX_EJECTION_SERIES + 1
+    assert metrics.ejections["b", "_other", "consecutive_5xx"] == 5
+
+
+def test_the_state_of_endpoints_is_shown_and_that_of_workers_added_up():
+    def gathered(state: str):
+        metrics = Metrics("0")
+        metrics.add_endpoint_source(lambda: [("b", "e:1", state)], lambda: [("b", "maxConnections")] * 2)
+        metrics.count_ejection("b", "e:1", "trial_failed")
+        return metrics.gather()
+
+    total = gathered("healthy")
+    total.add(gathered("ejected"))
+    text = Exposition("0").render(total)[0].decode()
+    for line in (
+        'egress_endpoint_health{backend="b",endpoint="e:1",state="healthy"} 1.0',
+        'egress_endpoint_health{backend="b",endpoint="e:1",state="ejected"} 1.0',
+        'egress_endpoint_ejections_total{backend="b",endpoint="e:1",reason="trial_failed"} 2.0',
+        'egress_circuit_breakers_open{backend="b",limit="maxConnections"} 4.0',
+    ):
+        assert line in text
+    total.forget_gauges()
+    assert not total.endpoints
+    assert total.ejections
