@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from egressproxy.errors import GatewayError
+from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange
@@ -81,4 +82,29 @@ def test_nothing_is_left_of_a_connection_that_was_refused(request_: bytes):
     talk.until(lambda: bool(talk.records))
     assert talk.records[0]["status"] == 503
     assert left_of(talk) == Counter()
+    talk.close()
+
+
+def test_nothing_is_left_of_attempts_at_several_backends():
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        *(m.backend(name, f"{name}.example", 80) for name in ("a", "b", "c", "d")),
+        m.failover("any", "a", "b", "c", "d", firstByte="20ms", attemptsHeader=True),
+        m.http_route("route", m.prefix_rule("/", "any")),
+    ]
+    talk = conversation(objects)
+    talk.client >> b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
+    talk.refused("a.example", 80, UpstreamFault(Reason.CONNECT_REFUSED, "no", retry=RetrySafety.SAFE))
+    talk.dialled("b.example", 80).take(rb"POST .*?\r\n\r\nbody")
+    talk.origin >> b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"
+    talk.dialled("c.example", 80).take(rb"POST .*?\r\n\r\nbody")
+    while not talk.dialer.dials:  # until the first byte is late, on a timer of the loop
+        talk.run(asyncio.sleep(0.01))
+    talk.dialled("d.example", 80).take(rb"POST .*?\r\n\r\nbody")
+    talk.origin.resets()
+    talk.until(lambda: bool(talk.records))
+    assert (talk.records[0]["status"], talk.records[0]["attempts"]) == (502, 4)
+    found = left_of(talk)  # what the ends of these connections hold
+    gc.collect()
+    assert left_of(talk) == found
     talk.close()

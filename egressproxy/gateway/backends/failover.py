@@ -78,6 +78,15 @@ class FailoverGroup:
         self.codes = frozenset(spec.codes)
         self.endpoints = tuple(sorted(endpoints, key=lambda endpoint: endpoint.priority))
 
+    @property
+    def note(self) -> str:
+        """Which requests go on to another backend, in a sentence for people."""
+        spec = self.spec
+        seen = " (methods that are not idempotent: where it has not got them)" if spec.only_idempotent else ""
+        first = f", has sent no byte of a body after {spec.first_byte_s:g} s" if spec.first_byte_s else ""
+        codes = f" or answers {', '.join(map(str, spec.codes))}" if spec.codes else ""
+        return f"Failover {spec.name}: a request goes on to the next backend where one fails{seen}{first}{codes}"
+
     def choose(self, asked: Collection[RouteBackend], now: float) -> RouteBackend | None:
         """The backend to ask next; None if all were asked."""
         left = [endpoint for endpoint in self.endpoints if endpoint not in asked]

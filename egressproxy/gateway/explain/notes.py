@@ -22,6 +22,8 @@ def notes(decided: Decision) -> list[str]:
         made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
     if decided.error is None and decided.route is not None and decided.route.retries is not None:
         made += decided.route.retries.notes(decided.route.backends)
+    if decided.error is None and decided.route is not None and decided.route.failovers is not None:
+        made += dict.fromkeys(failover.note for failover in decided.route.failovers.values())
     if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
         made.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
     if decided.error is None and decided.route is not None and not x.is_tunnel:

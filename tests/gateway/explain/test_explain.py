@@ -623,3 +623,26 @@ def test_what_ends_connections_is_shown_where_it_is_set():
     made = ask(routed(traffic={"connections": {"maxAge": "90s", "maxRequests": 7}}), "GET", "http://api.example/v1")
     assert made["backends"][0]["connections"] == {"maxAge": 90.0, "maxRequests": 7.0}
     assert "connections" not in ask(routed(), "GET", "http://api.example/v1")["backends"][0]
+
+
+def test_a_failover_is_told_with_its_endpoints():
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        *(m.backend(name, f"{name}.example", 80) for name in ("a", "b")),
+        m.failover("any", "a", "b", firstByte="5s", codes=[503]),
+        m.http_route("route", m.prefix_rule("/", "any")),
+    ]
+    gone = {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "gone"}, "priority": 7}
+    objects[3]["spec"]["destination"]["failover"]["endpoints"].append(gone)
+    found = ask(objects, "GET", "http://x:8080/", dns="false")
+    assert found["verdict"] == "allowed"
+    assert [(each["name"], each["failover"], each["share"]) for each in found["backends"]] == [
+        ("agents/a", {"name": "agents/any", "priority": 0}, 1.0),
+        ("agents/b", {"name": "agents/any", "priority": 1}, 1.0),
+        ("-", {"name": "agents/any", "priority": 7}, 1.0),
+    ]
+    (note,) = found["notes"]
+    assert note.startswith("Failover agents/any: a request goes on to the next backend where one fails")
+    assert note.endswith(", has sent no byte of a body after 5 s or answers 503")
+    text = "\n".join(line[1] for line in lines(found))
+    assert "agents/b Fqdn b.example:80, priority 1 of Failover agents/any" in text
