@@ -34,6 +34,7 @@ class Questions:
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     def handlers(self) -> dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
+        """The paths that are served, and by what."""
         return {"/explain": self._explain, "/decisions": self._decisions, "/model": self._model}
 
     async def _explain(self, request: web.BaseRequest) -> web.StreamResponse:

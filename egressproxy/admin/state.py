@@ -14,7 +14,8 @@ class AdminState(Protocol):
     """Asked on the event loop, for every request anew."""
 
     @property
-    def metrics(self) -> Metrics: ...
+    def metrics(self) -> Metrics:
+        """What this process counts."""
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""

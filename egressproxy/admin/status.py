@@ -12,16 +12,20 @@ class NamedKind(Protocol):
     """A kind of objects by its names: `kind` is `Gateway`, `plural` `gateways`, `resource` plural and group."""
 
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """The API group; "" for the core."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """As manifests write it."""
 
     @property
-    def plural(self) -> str: ...
+    def plural(self) -> str:
+        """As paths of the API write it."""
 
     @property
-    def resource(self) -> str: ...
+    def resource(self) -> str:
+        """`plural.group`, as kubectl says it."""
 
 
 class Cause(NamedTuple):

@@ -55,6 +55,7 @@ class ApiService:
         self._making_schema = asyncio.Lock()
 
     def sources(self) -> Sequence[ObjectSource]:
+        """What the API shows."""
         return self._sources
 
     async def schema(self) -> bytes:

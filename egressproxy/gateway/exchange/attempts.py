@@ -318,5 +318,6 @@ async def pause(client: Client, seconds: float) -> None:
 
 
 def wake(over: asyncio.Future[None]) -> None:
+    """Let the waiting attempt go on."""
     if not over.done():
         over.set_result(None)

@@ -36,18 +36,22 @@ class BodyFilter:
         self.is_over = False
 
     def pause_reading(self) -> None:
+        """The sink is full: the source pauses."""
         self._is_sink_full = True
         self._source.pause_reading()
 
     def resume_reading(self) -> None:
+        """The sink has drained: the source goes on, unless a filter waits."""
         self._is_sink_full = False
         if self._task is None:
             self._source.resume_reading()
 
     def send_body(self, data: bytes) -> None:
+        """Take one piece."""
         self._take(data, None)
 
     def end_body(self, trailers: bytes) -> None:
+        """The body is whole."""
         self._take(b"", trailers)
 
     def cancel(self) -> None:
@@ -120,11 +124,14 @@ class Collector:
 
     @property
     def body(self) -> bytes:
+        """The whole body."""
         return self._parts.joined()
 
     def send_body(self, data: bytes) -> None:
+        """Take one piece."""
         self._parts.append(data)
 
     def end_body(self, trailers: bytes) -> None:
+        """The body is whole."""
         self.is_whole = True
         self._driver.resume()

@@ -79,6 +79,7 @@ class Client(UpstreamCaller):
 
     @property
     def listener(self) -> ActiveListener:
+        """The listener that accepted the connection, in the current snapshot."""
         return self.state.port.first
 
     def may_pass_trailers(self) -> bool:
@@ -135,6 +136,7 @@ class Client(UpstreamCaller):
             self.attempt_ends_at = NEVER
 
     def count_attempt(self, result: str) -> None:
+        """An attempt has ended; `result` is "ok" or the reason of its failure."""
         self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
 
     def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:

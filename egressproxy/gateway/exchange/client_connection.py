@@ -51,6 +51,7 @@ class ClientConnection(DownstreamConnection, Client):
         self.driver.on_idle = None
 
     def close_if_idle(self) -> bool:
+        """Close it unless an exchange is under way; returns whether it closes."""
         if not self.is_idle:
             return False
         self.close(lingers=False)  # whoever makes way for another is counted no more: its descriptor goes, too

@@ -48,6 +48,7 @@ class RecentDecision(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
+        """Whether the path was longer than what is kept of it."""
         return len(self.path) >= PATH.stop
 
 

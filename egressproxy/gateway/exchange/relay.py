@@ -49,9 +49,11 @@ class PlainClient(TunnelClient, Protocol):
     resources: HeldResources
     state: OpenConnections
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Break the connection off."""
 
-    def close_if_idle(self) -> bool: ...
+    def close_if_idle(self) -> bool:
+        """Close it unless something is under way; returns whether it closes."""
 
 
 def hand_over(

@@ -26,9 +26,11 @@ class InvitedClient(Protocol):
     body_limit: int
     transport: asyncio.Transport
 
-    def send_continue(self) -> None: ...
+    def send_continue(self) -> None:
+        """Ask for the body (RFC 9110 section 10.1.1)."""
 
-    def send_request_body_to(self, sink: BodySink | None) -> None: ...
+    def send_request_body_to(self, sink: BodySink | None) -> None:
+        """The body goes there from now on; None: it stays where it is."""
 
 
 class BufferedRequest:

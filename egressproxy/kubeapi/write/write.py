@@ -68,6 +68,7 @@ class Write:
 
     @property
     def is_secret(self) -> bool:
+        """Whether it is of a Secret, whose values are never shown."""
         return (self.group, self.kind) == ("", "Secret")
 
 

@@ -76,6 +76,7 @@ class LoaderProcess:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._process.pid
 
     def is_waiting(self) -> bool:

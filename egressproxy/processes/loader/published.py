@@ -27,6 +27,7 @@ class PublishedConfiguration:
         self._packed = _Packed(b"", "")
 
     def objects(self) -> Iterable[PublishedObject]:
+        """The objects as the API shows them."""
         return self._packed
 
     def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:

@@ -50,6 +50,7 @@ class FrameChannel:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the other end is gone."""
         return not self._is_open
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:

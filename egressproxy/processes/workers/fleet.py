@@ -59,7 +59,8 @@ class Fleet(Protocol):
     def why_not_ready(self) -> str:
         """ "" while somebody serves."""
 
-    def reopen_access_log(self) -> None: ...
+    def reopen_access_log(self) -> None:
+        """Open the file of the access log anew: it was rotated."""
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         """What would become of a request (`gateway.explain`), as JSON. Raises errors.NotAnswered."""

@@ -101,6 +101,7 @@ class Supervisor:
         return f"{len(self._serving())} workers serve: processes {pids}"
 
     def why_not_ready(self) -> str:
+        """See `fleet.Fleet`."""
         return "" if self._serving() else "no worker serves"
 
     def reopen_access_log(self) -> None:

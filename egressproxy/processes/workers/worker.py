@@ -137,6 +137,7 @@ class Worker:
         return await asyncio.to_thread(lambda: json.dumps([each._asdict() for each in decisions(found)]).encode())
 
     def close(self) -> None:
+        """Write what is to be logged."""
         self.access_log.close()
 
 
@@ -167,30 +168,39 @@ class InProcess:
         await self.worker.gateway.put_into_service(snapshot, configuration.own)
 
     def announcement(self) -> str:
+        """See `fleet.Fleet`."""
         return ""
 
     def why_not_ready(self) -> str:
+        """See `fleet.Fleet`."""
         return ""
 
     def reopen_access_log(self) -> None:
+        """See `fleet.Fleet`."""
         self.worker.access_log.reopen()
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """See `fleet.Fleet`."""
         return await self.worker.explain(pairs)
 
     async def decisions(self) -> list[bytes]:
+        """See `fleet.Fleet`."""
         return [await self.worker.decisions()]
 
     async def counts(self) -> Counts:
+        """See `fleet.Fleet`."""
         return self._metrics.gather()
 
     def figures(self) -> list[ProcessFigures]:
+        """See `fleet.Fleet`."""
         return [process_figures(1, os.getpid())]
 
     async def drain(self, timeout_s: float) -> int:
+        """See `fleet.Fleet`."""
         return await self.worker.gateway.drain(timeout_s)
 
     def hurry(self) -> None:
+        """See `fleet.Fleet`."""
         self.worker.gateway.hurry()
 
     async def stop(self) -> None:
