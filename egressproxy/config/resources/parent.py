@@ -12,7 +12,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Model
 from egressproxy.config.resources.object_references import Group, Kind, SecretObjectReference
 from egressproxy.config.resources.values import Bool, Cidr, Label, Port, RefusedValue
 
-__all__ = ["BackendParent", "NoProxyEntry", "ParentReference"]
+__all__ = ["BackendParent", "NoProxyEntry", "ParentProxyRef"]
 
 
 class NoProxyEntry(Model):
@@ -31,7 +31,7 @@ class NoProxyEntry(Model):
             raise RefusedValue("the entry names no destination", "add hostnames or cidrs")
 
 
-class ParentReference(Model):
+class ParentProxyRef(Model):
     """A Backend that is a proxy, and what it is shown.
 
     `credentialsRef` names a Secret with `username` and `password` (type kubernetes.io/basic-auth): an HTTP proxy is
@@ -68,12 +68,12 @@ class ParentReference(Model):
             )
 
 
-class BackendParent(ParentReference):
+class BackendParent(ParentProxyRef):
     """The Backend through which this one is reached; or `direct: true`: none, whatever a policy says."""
 
     direct: Bool = False
     """In place of a name: no proxy, though a policy of a wider level names one."""
-    fallbacks: Annotated[tuple[ParentReference, ...], Field(max_length=7)] = ()
+    fallbacks: Annotated[tuple[ParentProxyRef, ...], Field(max_length=7)] = ()
     """Parents that are asked, in this order, where those before cannot be connected to."""
     no_proxy: Annotated[tuple[NoProxyEntry, ...], Field(max_length=64)] = ()
     """Destinations that are reached past the parents, as the address policy allows."""

@@ -48,7 +48,7 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.parent import BackendParent, ParentReference
+from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
@@ -414,7 +414,7 @@ class BackendCompiler:
                     problems[source.key] = unresolved
         return problems
 
-    def parent(self, source: Resource, ref: ParentReference) -> ResolvedBackend:
+    def parent(self, source: Resource, ref: ParentProxyRef) -> ResolvedBackend:
         """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises UnresolvedRef."""
         if self._has_too_many(source, ref):
             raise UnresolvedRef("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
@@ -441,7 +441,7 @@ class BackendCompiler:
             )
         return parent
 
-    def _has_too_many(self, source: Resource, ref: ParentReference) -> bool:
+    def _has_too_many(self, source: Resource, ref: ParentProxyRef) -> bool:
         """Whether the parents in a row from here on are more than there may be, as they are written: whoever has them
         is told, and those on the way that have fewer are not, in whatever order they are read.
         """

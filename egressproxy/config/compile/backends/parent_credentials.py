@@ -11,7 +11,7 @@ import re
 
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.parent import ParentReference
+from egressproxy.config.resources.parent import ParentProxyRef
 from egressproxy.ir.backend import BackendIR, ParentCredentials, Protocol
 from egressproxy.model.secret import SecretBytes
 
@@ -23,7 +23,7 @@ _MAX_COUNTED = 255
 
 
 def parent_credentials(
-    references: References, source: Resource, ref: ParentReference, parent: BackendIR
+    references: References, source: Resource, ref: ParentProxyRef, parent: BackendIR
 ) -> ParentCredentials | None:
     """What `source` has its parent shown; None where it names no credentials.
 

@@ -42,7 +42,7 @@ from egressproxy.config.compile.policies.restrictions import (
 )
 from egressproxy.config.compile.policies.retries import policy_retry
 from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.resources.parent import BackendParent, ParentReference
+from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.config.resources.values import Duration
@@ -315,7 +315,7 @@ def _in_full(policy: EgressPolicy) -> BackendParent:
     return ref.model_copy(update={**_namespaces(ref, policy), "fallbacks": fallbacks})
 
 
-def _namespaces(ref: ParentReference, policy: EgressPolicy) -> dict[str, Any]:
+def _namespaces(ref: ParentProxyRef, policy: EgressPolicy) -> dict[str, Any]:
     secret = ref.credentials_ref
     if secret is not None:
         secret = secret.model_copy(update={"namespace": secret.namespace or policy.namespace})
