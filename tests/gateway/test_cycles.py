@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch, TargetGuard
+from egressproxy.gateway.backends.health_checks import EndpointCheck, HealthChecks
 from egressproxy.gateway.backends.mirror_copy import Copies, Copy
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
@@ -18,6 +20,7 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
 from egressproxy.protocols.tunnel.tunnel import Tunnel
+from egressproxy.upstream.endpoint_health import EndpointHealth
 from tests.gateway.kit import ESTABLISHED, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
@@ -118,3 +121,19 @@ def test_nothing_is_left_of_a_request_that_went_again():
     talk.until(lambda: talk.open == 0)
     assert left_of(talk) == Counter()
     talk.close()
+
+
+def test_nothing_is_left_of_endpoints_that_a_reload_has_retired():
+    check = {"type": "TCP", "interval": "10s"}
+    health = {"passive": {"consecutive5XxErrors": 1}, "active": check}
+    watched = reverse(traffic={"healthCheck": health, "circuitBreaker": {"maxConnections": 2}})
+    talk = conversation(watched)
+    try:
+        exchange(talk)
+        kinds = (Endpoints, TargetGuard, NameWatch, EndpointWatch, HealthChecks, EndpointCheck, EndpointHealth)
+        there = {type(found) for found in gc.get_objects() if isinstance(found, kinds)}
+        assert there == {Endpoints, TargetGuard, NameWatch, HealthChecks, EndpointCheck, EndpointHealth}
+        talk.reload(reverse(traffic={"timeouts": {"connect": "3s"}}))
+        assert not [found for found in gc.get_objects() if isinstance(found, kinds)]
+    finally:
+        talk.close()

@@ -191,10 +191,19 @@ class TargetGuard(TargetWatch, WatchesTargets):
         if error.reason is Reason.RESPONSE_TIMEOUT:
             if upstream is None:  # it has waited for the connection, or for other requests
                 return not (isinstance(target, Target) and target.waiting)
-            return upstream.has_sent_all and not upstream.is_write_blocked and upstream.head is None
+            return self._has_kept_us_waiting(upstream)
         if upstream is not None and upstream.was_reused and error.retry is RetrySafety.IF_REUSED:
             return False  # an idle connection that the server has closed
         return error.reason in FAILURES
+
+    def _has_kept_us_waiting(self, upstream: Upstream) -> bool:
+        """Whether the time until an answer was spent by the upstream. It was the client's where sending the request
+        took the larger part: a client that sends a body until the time is nearly over must not eject an endpoint.
+        """
+        if not upstream.has_sent_all or upstream.is_write_blocked or upstream.head is not None:
+            return False
+        sent_at = max(upstream.sent_at, upstream.last_read)  # the latter is when the request began
+        return self.now - sent_at >= sent_at - upstream.last_read
 
     @property
     def now(self) -> float:

@@ -47,6 +47,7 @@ class UpstreamConnection(FlowControl):
         "last_read",
         "on_lost",
         "reader",
+        "sent_at",
         "served",
         "sink",
         "wheel",
@@ -72,6 +73,7 @@ class UpstreamConnection(FlowControl):
         self._awaits_continue = False  # and the upstream has not said that it wants it
         self.is_last = False  # no other exchange may follow the current one
         self.last_read = 0.0
+        self.sent_at = 0.0  # when a body was whole, of this request or of an earlier one
         self.served = 0
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
@@ -176,6 +178,7 @@ class UpstreamConnection(FlowControl):
         """Send the end of the request's body, with these trailers: the request is whole."""
         super().end_body(trailers)
         self.has_sent_all = True
+        self.sent_at = self.wheel.now
 
     def next_head(self) -> ResponseHead | None:
         """The next head, interim ones too; None if it is not here yet. Raises UpstreamFault."""

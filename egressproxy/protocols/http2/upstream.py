@@ -75,6 +75,7 @@ class UpstreamStream(Http2Stream):
         "has_ended",
         "head",
         "last_read",
+        "sent_at",
         "sink",
         "transport",
         "was_reused",
@@ -98,6 +99,7 @@ class UpstreamStream(Http2Stream):
         self.error: GatewayError | None = None
         self.has_ended = False  # the response is whole, and handed on
         self.last_read = connection.wheel.now
+        self.sent_at = 0.0  # when a body was whole
         self._begun_at = 0.0
         self._method = b""
         self._heads: list[ResponseHead] = []  # that nobody has taken yet
@@ -153,6 +155,7 @@ class UpstreamStream(Http2Stream):
     def end_body(self, trailers: bytes) -> None:
         """Send the end of the request's body, with these trailers: the request is whole."""
         self.end(block_fields(trailers) if trailers else None)
+        self.sent_at = self.connection.wheel.now
 
     def next_head(self) -> ResponseHead | None:
         """The next head, interim ones too; None if it is not here yet. Raises UpstreamFault."""

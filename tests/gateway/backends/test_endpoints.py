@@ -141,6 +141,23 @@ def test_an_upload_that_its_client_stalls_says_nothing_about_the_endpoint(conver
     assert ask(talk, set()) == (PODS[0], 200)
 
 
+@pytest.mark.parametrize(("upload_s", "state"), [(1.0, HealthState.EJECTED), (9.0, HealthState.HEALTHY)])
+def test_an_answer_that_is_late_counts_where_the_endpoint_had_the_larger_part_of_the_time(
+    converse: Start, upload_s: float, state: HealthState
+):
+    traffic = {"healthCheck": {"passive": {"consecutive5XxErrors": 1, "maxEjectionPercent": 100}}}
+    talk = converse(to_pods({**traffic, "timeouts": {"backendRequest": "10s", "idle": "60s"}}, PODS[0]))
+    talk.client >> POST
+    accept(talk)
+    talk.origin.take(rb"POST .*?\r\n\r\n")
+    talk.after(upload_s)
+    talk.client >> b"hello"
+    talk.origin << b"hello"
+    talk.after(11 - upload_s)
+    assert talk.client.answer()[0] == 504
+    assert healths(talk) == {f"{PODS[0]}:8080": state}
+
+
 def test_an_idle_connection_that_the_server_closed_says_nothing_about_the_endpoint(converse: Start):
     talk = converse(
         to_pods({"healthCheck": {"passive": {"consecutive5XxErrors": 1, "maxEjectionPercent": 100}}}, PODS[0])
