@@ -1,0 +1,175 @@
+"""A service of gRPC whose messages are plain bytes, and the gateway in front of it: what tests of grpcio call.
+
+Its methods are those that gRPC's interoperability tests need.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+from tests.support import manifests as m
+from tests.support.manifests import Manifest
+from tests.support.net import free_port
+from tests.support.pki import Pki, chain
+from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
+
+__all__ = ["GrpcWorld"]
+
+SERVICE = "test.Service"
+#: Any size, in both directions.
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+ECHO, ECHO_BIN = "x-echo-initial", "x-echo-trailing-bin"
+NAME = "grpc.egress.test"
+
+
+class Service:
+    """`ended` has, of calls of Wait, whether their clients gave up."""
+
+    def __init__(self, grpc: Any) -> None:
+        self._grpc = grpc
+        self.ended: list[str] = []
+        self._changed = threading.Condition()
+        self.left: list[float] = []
+
+    def wait_for_end(self) -> str:
+        """How the next call of Wait has ended."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.ended, WAIT_S)
+            return self.ended.pop(0)
+
+    def handler(self) -> Any:
+        """What a server is given."""
+        grpc = self._grpc
+        kinds = {
+            "Unary": grpc.unary_unary_rpc_method_handler(self._unary),
+            "Input": grpc.stream_unary_rpc_method_handler(self._input),
+            "Output": grpc.unary_stream_rpc_method_handler(self._output),
+            "Duplex": grpc.stream_stream_rpc_method_handler(self._duplex),
+            "Status": grpc.unary_unary_rpc_method_handler(self._status),
+            "Wait": grpc.unary_stream_rpc_method_handler(self._wait),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, kinds)
+
+    def _unary(self, message: bytes, context: Any) -> bytes:
+        metadata = dict(context.invocation_metadata())
+        self.left.append(context.time_remaining() or 0.0)
+        if ECHO in metadata:
+            context.send_initial_metadata(((ECHO, metadata[ECHO]),))
+        if ECHO_BIN in metadata:
+            context.set_trailing_metadata(((ECHO_BIN, metadata[ECHO_BIN]),))
+        return message
+
+    def _input(self, messages: Iterator[bytes], context: Any) -> bytes:
+        return b"%d" % sum(map(len, messages))
+
+    def _output(self, message: bytes, context: Any) -> Iterator[bytes]:
+        for size in message.split():
+            yield bytes(int(size))
+
+    def _duplex(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        yield from messages
+
+    def _status(self, message: bytes, context: Any) -> bytes:
+        code, _, text = message.decode().partition(" ")
+        context.abort(getattr(self._grpc.StatusCode, code), text)
+        return b""
+
+    def _wait(self, message: bytes, context: Any) -> Iterator[bytes]:
+        """One message if there is one in the request, then nothing until the client gives up."""
+        over = threading.Event()
+        context.add_callback(over.set)
+        if message:
+            yield message
+        has_left = over.wait(WAIT_S)
+        with self._changed:
+            self.ended.append("gave up" if has_left else "stayed")
+            self._changed.notify_all()
+
+
+class GrpcWorld:
+    """A server of grpcio in plain text and in TLS, and the gateway. `plain` and `tls` lead to channels through it."""
+
+    def __init__(self, folder: Path) -> None:
+        grpc = self.grpc = importlib.import_module("grpc")
+        self.pki = Pki()
+        self.service = Service(grpc)
+        self.server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
+        self.server.add_generic_rpc_handlers((self.service.handler(),))
+        plain = self.server.add_insecure_port("127.0.0.1:0")
+        leaf = self.pki.issue(NAME)
+        pair = leaf.private_key_pem.bytes(), chain(leaf).encode()
+        secure = self.server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+        self.server.start()
+        self.down_port = free_port()
+        self.ports = {"plain": free_port(), "tls": free_port()}
+        self.gateway = GatewayProcess(folder / "gateway", self._manifests(plain, secure)).start()
+        self._channels = {
+            "plain": grpc.insecure_channel(f"127.0.0.1:{self.ports['plain']}", OPTIONS),
+            "tls": grpc.secure_channel(
+                f"127.0.0.1:{self.ports['tls']}",
+                grpc.ssl_channel_credentials(self.pki.ca_pem.encode()),
+                [*OPTIONS, ("grpc.ssl_target_name_override", NAME), ("grpc.default_authority", NAME)],
+            ),
+        }
+
+    def channel(self, way: str) -> Any:
+        """Through the listener of this name, to the server in the same form."""
+        return self._channels[way]
+
+    def close(self) -> None:
+        """End everything."""
+        for channel in self._channels.values():
+            channel.close()
+        self.gateway.stop()
+        self.server.stop(0).wait(WAIT_S)
+
+    def _manifests(self, plain: int, secure: int) -> list[Manifest]:
+        """In plain text a Service of h2c, in TLS a Service with a BackendTLSPolicy."""
+        leaf = self.pki.issue(NAME)
+        pair = {"tls.crt": chain(leaf), "tls.key": leaf.private_key_pem.bytes().decode()}
+        tls = {"mode": "Terminate", "certificateRefs": [{"name": "listener"}]}
+        limit = {"requests": [{"per": "Route", "limit": 1, "window": "1h"}]}
+        named = {"group": "", "kind": "Service", "name": "secure"}
+        validation = {"hostname": NAME, "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]}
+        policy = {"targetRefs": [named], "validation": validation}
+        limited = {
+            "targetRefs": [{"group": m.GATEWAY_API, "kind": "GRPCRoute", "name": "limited"}], "limits": limit,
+        }  # fmt: skip
+        return [
+            m.gateway(
+                m.http_listener(self.ports["plain"], "plain"),
+                {"name": "tls", "port": self.ports["tls"], "protocol": "HTTPS", "tls": tls},
+            ),
+            m.secret("listener", pair, kind="kubernetes.io/tls"),
+            m.config_map("ca", {"ca.crt": self.pki.ca_pem}),
+            *_service("open", plain, appProtocol="kubernetes.io/h2c"),
+            *_service("secure", secure),
+            *_service("down", self.down_port, appProtocol="kubernetes.io/h2c"),
+            m.manifest(f"{m.GATEWAY_API}/v1", "BackendTLSPolicy", "secure", "agents", spec=policy),
+            _route("to-plain", "plain", "open", SERVICE),
+            _route("to-tls", "tls", "secure", SERVICE),
+            *[_route(f"down-{way}", way, "down", "test.Down") for way in self.ports],
+            _route("limited", "plain", "open", "test.Limited"),
+            m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "limited", "agents", spec=limited),
+        ]
+
+
+def _service(name: str, port: int, **more: Any) -> list[Manifest]:
+    ports = [{"name": "grpc", "port": 80, **more}]
+    piece = m.manifest("discovery.k8s.io/v1", "EndpointSlice", name, "agents")
+    piece["metadata"]["labels"] = {"kubernetes.io/service-name": name}
+    piece |= {"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}]}
+    piece["ports"] = [{"name": "grpc", "port": port}]
+    return [m.manifest("v1", "Service", name, "agents", spec={"ports": ports}), piece]
+
+
+def _route(name: str, section: str, backend: str, service: str) -> Manifest:
+    rule = {"matches": [{"method": {"service": service}}], "backendRefs": [{"name": backend, "port": 80}]}
+    spec = {"parentRefs": [{"name": "gw", "sectionName": section}], "rules": [rule]}
+    return m.manifest(f"{m.GATEWAY_API}/v1", "GRPCRoute", name, "agents", spec=spec)
