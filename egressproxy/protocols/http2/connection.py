@@ -30,10 +30,10 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
-from h2.exceptions import H2Error, StreamClosedError
+from h2.exceptions import H2Error, ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
-from h2.stream import H2Stream, StreamClosedBy
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, RstStreamFrame
+from h2.stream import H2Stream, StreamClosedBy, StreamInputs
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
 from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Reads
 from egressproxy.net.loop import poller
@@ -42,7 +42,12 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder, FieldList
 from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
 from egressproxy.protocols.http2.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
     GOAWAY,
+    HEADER_SIZE,
     HEADERS,
     MAX_FRAME,
     PREFACE,
@@ -50,6 +55,7 @@ from egressproxy.protocols.http2.frames import (
     FrameError,
     FrameSplitter,
     check_control_frame,
+    frame_header,
     goaway_last_stream,
     stream_of,
 )
@@ -75,6 +81,15 @@ LONG_PIECE = 1024
 CLOSE_S = 10.0
 
 _HEADS = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
+
+
+#: Flags of frames without padding or priority, beside END_STREAM.
+_USUAL = {HEADERS: END_HEADERS, DATA: 0}
+
+_SEND_HEADERS = StreamInputs.SEND_HEADERS  # a member looked up on its class costs 60 ns more
+_SEND_INTERIM = StreamInputs.SEND_INFORMATIONAL_HEADERS
+_SEND_DATA = StreamInputs.SEND_DATA
+_SEND_END = StreamInputs.SEND_END_STREAM
 
 
 class _StreamState(H2Stream):
@@ -140,6 +155,58 @@ class _States(H2Connection):
         if self._stream_closed_by(frame.stream_id) is StreamClosedBy.SEND_RST_STREAM:
             frames = [each for each in frames if not isinstance(each, RstStreamFrame)]
         return frames, events
+
+    # What follows is what h2 does with the usual frames, in a third of the time: its states and windows are kept, and
+    # the frames are written and read here.
+    def say_fields(self, number: int, fields: FieldList, *, is_last: bool) -> None:
+        """A list of fields on a stream; one that is new begins with it. Raises H2Error."""
+        stream = self.streams.get(number)
+        if stream is None:
+            self.send_headers(number, fields, end_stream=is_last)
+            return
+        machine = stream.state_machine
+        is_interim = not machine.client and fields[0][0] == b":status" and fields[0][1][:1] == b"1"
+        machine.process_input(_SEND_INTERIM if is_interim else _SEND_HEADERS)
+        if is_last:
+            machine.process_input(_SEND_END)
+        block = self.encoder.encode(fields)
+        most = min(self.max_outbound_frame_size, MAX_FRAME)
+        flags = END_STREAM if is_last else 0
+        kind = HEADERS
+        while len(block) > most:
+            self._data_to_send += frame_header(kind, flags, number, most) + block[:most]
+            kind, flags, block = CONTINUATION, 0, block[most:]
+        self._data_to_send += frame_header(kind, flags | END_HEADERS, number, len(block)) + block
+
+    def say_data(self, number: int, data: bytes, *, is_last: bool) -> None:
+        """One frame of DATA, for which the windows have room. Raises H2Error."""
+        stream = self.streams[number]
+        machine = stream.state_machine
+        machine.process_input(_SEND_DATA)
+        if is_last:
+            machine.process_input(_SEND_END)
+        size = len(data)
+        self.outbound_flow_control_window -= size
+        stream.outbound_flow_control_window -= size
+        self._data_to_send += frame_header(DATA, END_STREAM if is_last else 0, number, size)
+        self._data_to_send += data
+
+    def hear(self, kind: int, frame: bytes) -> list[Event]:
+        """One whole frame, or the preface. Raises H2Error."""
+        if kind in _USUAL and frame[4] & ~END_STREAM == _USUAL[kind] and not self.incoming_buffer._headers_buffer:
+            number = stream_of(frame)
+            if number:
+                parsed = HeadersFrame(number) if kind == HEADERS else DataFrame(number)
+                parsed.data = frame[HEADER_SIZE:]
+                parsed.body_len = len(frame) - HEADER_SIZE
+                if frame[4] & END_STREAM:
+                    parsed.flags.add("END_STREAM")
+                try:
+                    return self._receive_frame(parsed)
+                except ProtocolError as error:
+                    self._terminate_connection(error.error_code)
+                    raise
+        return self.receive_data(frame)
 
     def let_go(self, number: int) -> None:
         """A stream is over. h2 would find out when it counts."""
@@ -410,7 +477,7 @@ class Http2Connection(FlowControl):
                 h2.highest_inbound_stream_id, h2.highest_outbound_stream_id
             ):
                 raise FrameError("a reset of a stream that has not begun")
-        for event in h2.receive_data(frame):
+        for event in h2.hear(kind, frame):
             self._take(event)
 
     def _go_on(self) -> None:
@@ -518,7 +585,7 @@ class Http2Connection(FlowControl):
     # --- what goes -------------------------------------------------------------------------------------------------
     def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
         """A head or trailers of this stream."""
-        self._h2.send_headers(stream.number, fields, end_stream=is_last)
+        self._h2.say_fields(stream.number, fields, is_last=is_last)
         self._guard.frame_sent()
         self._touch()
         if is_last:
@@ -534,7 +601,7 @@ class Http2Connection(FlowControl):
                 break
             piece = stream.take_unsent(min(room, MAX_FRAME))
             is_last = stream._is_ending and not stream._unsent and stream._trailers is None
-            h2.send_data(stream.number, piece, end_stream=is_last)
+            h2.say_data(stream.number, piece, is_last=is_last)
             if len(piece) >= LONG_PIECE or not stream._unsent:  # else it is the window that is tiny (CVE-2019-9511)
                 self._guard.frame_sent()
             if is_last:
@@ -550,9 +617,9 @@ class Http2Connection(FlowControl):
             stream._is_ending = False
             stream.has_said_all = True
             if stream._trailers is not None:
-                h2.send_headers(stream.number, stream._trailers, end_stream=True)
+                h2.say_fields(stream.number, stream._trailers, is_last=True)
             else:
-                h2.end_stream(stream.number)
+                h2.say_data(stream.number, b"", is_last=True)
             self._touch()
         self._waiting.pop(stream.number, None)
         if stream.has_said_all:

@@ -5,25 +5,36 @@ h2 takes a GOAWAY as the end of everything, while the streams that it spares go 
 
 from __future__ import annotations
 
+from struct import Struct
+
 from h2.errors import ErrorCodes
 
 __all__ = [
+    "CONTINUATION",
+    "DATA",
+    "END_HEADERS",
+    "END_STREAM",
     "GOAWAY",
     "HEADERS",
+    "HEADER_SIZE",
     "MAX_FRAME",
     "PREFACE",
     "RST_STREAM",
     "FrameError",
     "FrameSplitter",
     "check_control_frame",
+    "frame_header",
     "goaway_last_stream",
     "stream_of",
 ]
 
-HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 1, 2, 3, 4, 6, 7, 8, 9
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
+#: Flags (RFC 9113 sections 6.1 and 6.2).
+END_STREAM, END_HEADERS = 0x1, 0x4
 #: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
 MAX_FRAME = 16384
-_HEADER = 9
+HEADER_SIZE = 9
+_pack = Struct(">HBBBL").pack
 #: What stands in the place of a type for the first bytes of a client.
 PREFACE = -1
 PREFACE_SIZE = 24
@@ -73,7 +84,7 @@ class FrameSplitter:
             frames.append((PREFACE, bytes(buffer[:PREFACE_SIZE])))
             at = PREFACE_SIZE
             self._awaits_preface = False
-        while len(buffer) - at >= _HEADER:
+        while len(buffer) - at >= HEADER_SIZE:
             length = int.from_bytes(buffer[at : at + 3], "big")
             if length > MAX_FRAME:
                 raise FrameError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
@@ -81,7 +92,7 @@ class FrameSplitter:
                 if buffer[at + 3] != SETTINGS:
                     raise FrameError("the first frame is not SETTINGS")
                 self._awaits_settings = False
-            end = at + _HEADER + length
+            end = at + HEADER_SIZE + length
             if end > len(buffer):
                 break
             frames.append((buffer[at + 3], bytes(buffer[at:end])))
@@ -90,14 +101,19 @@ class FrameSplitter:
         return frames
 
 
+def frame_header(kind: int, flags: int, number: int, size: int) -> bytes:
+    """What stands before a payload of so many bytes (RFC 9113 section 4.1)."""
+    return _pack(size >> 8, size & 0xFF, kind, flags, number)
+
+
 def stream_of(frame: bytes) -> int:
     """The number of the stream that a frame is for; 0: for the connection."""
-    return int.from_bytes(frame[5:_HEADER], "big") & 0x7FFF_FFFF
+    return int.from_bytes(frame[5:HEADER_SIZE], "big") & 0x7FFF_FFFF
 
 
 def check_control_frame(kind: int, frame: bytes) -> None:
     """Raises FrameError for a payload whose length is not that of its type. h2 would call it another error."""
-    length = len(frame) - _HEADER
+    length = len(frame) - HEADER_SIZE
     wanted = _SIZES.get(kind)
     if wanted is not None:
         is_wrong = length != wanted
@@ -111,6 +127,6 @@ def goaway_last_stream(frame: bytes) -> int:
     """The last stream that the peer still answers. Raises FrameError for a frame that is cut short."""
     if stream_of(frame):
         raise FrameError("a GOAWAY of a stream")
-    if len(frame) < _HEADER + 8:
+    if len(frame) < HEADER_SIZE + 8:
         raise FrameError("a GOAWAY that is cut short", ErrorCodes.FRAME_SIZE_ERROR)
-    return int.from_bytes(frame[_HEADER : _HEADER + 4], "big") & 0x7FFF_FFFF
+    return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") & 0x7FFF_FFFF

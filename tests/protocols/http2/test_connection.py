@@ -178,6 +178,27 @@ def test_a_request_and_its_answer(talk: Talk):
     assert not talk.server._h2.streams, "h2 keeps nothing of it"
 
 
+def test_a_long_head_takes_several_frames(talk: Talk):
+    number = talk.client.request(POST)
+    stream = talk.begun()
+    stream.send_fields([*OK, (b"x-long", 40_000 * b"x")], is_last=False)
+    stream.send_body(b"answer")
+    stream.end([(b"x-long", 20_000 * b"y")])
+    talk.settle()
+    answer = talk.client.of(number)
+    assert len(answer[b"x-long"]) == 40_000
+    assert (bytes(answer.data), answer.trailers) == (b"answer", [(b"x-long", 20_000 * b"y")])
+
+
+def test_padding_and_priority_are_read_past(talk: Talk):
+    head_of_one = talk.client.h2.encoder.encode(POST)
+    talk.say(raw_frame(1, b"\2" + bytes(5) + head_of_one + bytes(2), 1, 0x2C))
+    talk.say(raw_frame(0, b"\3abc" + bytes(3), 1, 0x8))
+    talk.say(raw_frame(0, b"def", 1, 1))
+    (stream,) = talk.server.began
+    assert (stream.data, stream.has_ended) == (b"abcdef", True)
+
+
 def test_a_stream_sends_what_the_window_allows_and_pauses_who_feeds_it(talk: Talk):
     paused: list[bool] = []
 
