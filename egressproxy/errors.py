@@ -75,6 +75,8 @@ class Reason(str, Enum):
     BAD_TARGET = "bad_target"
     BAD_FIELD = "bad_field"
     BAD_FRAMING = "bad_framing"
+    MCP_VERSION = "mcp_version"
+    MCP_SESSION = "mcp_session"
     UNKNOWN_CODING = "unknown_transfer_coding"
     CLIENT_GONE = "client_gone"
     CLIENT_TIMEOUT = "client_timeout"

@@ -18,6 +18,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.failover import FailoverGroup
+from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
@@ -27,6 +28,8 @@ from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
+from egressproxy.gateway.mcp.filters import MARK
+from egressproxy.gateway.mcp.rules import PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
@@ -198,11 +201,18 @@ class SnapshotBuilder:
         request_s = policy.timeouts.request_s if rule.request_s is None else rule.request_s
         times = (request_s, *(backend.backend_request_s for backend in backends))
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in times)
+        is_mcp = attached.kind == "HTTPRoute" and speaks_mcp(rule)
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
         retries = None
-        if rule.session is not None or rule.retry is not None or failovers or is_short or notes:
+        if rule.session is not None or rule.retry is not None or failovers or is_short or notes or is_mcp:
             key = self.session_key
-            sessions = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
+            sessions: PersistentSessions | McpSessions | None
+            sessions = others = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
+            if is_mcp:
+                sessions = McpSessions(name, key, backends, others)
+                own = requests_filter(name, sessions, backends, self.metrics.mcp_calls)
+                spec = self.parts.place_own(name, REQUESTS, own, self.metrics.notices, mark=MARK)
+                extensions = (*extensions, spec)
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic)
         made = Route(
             name,
@@ -217,6 +227,7 @@ class SnapshotBuilder:
             retries=retries,
             kind=attached.kind,
             permission=self.permission(attached, policy, rule.backends),
+            looks_at_bodies=is_mcp,
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
             and not self.parts.destination_policy(listener.policy).is_firm,
             choices=choices,
@@ -256,6 +267,9 @@ class SnapshotBuilder:
         name = weighted.backend.label if weighted.backend is not None else "-"
         request_s = rule.backend_request_s
         denied, connector = self.parts.reachable(weighted)
+        path = path_filter(rule, weighted) if attached.kind == "HTTPRoute" else None
+        if path is not None:
+            extensions = (*extensions, self.parts.place_own(attached.route, PATH, path, self.metrics.notices))
         return RouteBackend(
             name,
             connector,

@@ -42,11 +42,13 @@ class Route:
     auth: ExternalAuth | None = None  # asks an authorization server about each request, in its chain
     kind: str = ""
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
+    looks_at_bodies: bool = False  # for MCP, in its chain
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
     choices: tuple[RouteBackend, ...] = ()  # where it has Failovers: one backend stands for each of them
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
     buffers_request: bool = field(init=False)
+    reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     is_judged: bool = field(init=False)  # else whatever it matches may go
     mode: Mode = field(init=False)
     clock_s: float = field(init=False)
@@ -62,6 +64,7 @@ class Route:
         self.buffers_request = (self.auth is not None and self.auth.spec.max_body > 0) or (
             body is not None and any(step.buffers for step in body.steps)
         )
+        self.reads_early = self.auth is not None or self.looks_at_bodies
         self.is_judged = self.destinations.denies or self.permission is not None
         self.mode = policy.mode
         self.clock_s = on_the_wheel(self.request_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from egressproxy.filters.base import Phase
+from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
@@ -34,7 +34,7 @@ class SharedParts:
         self._filters = filters
         self._known = known
         self._chains: dict[tuple[ExtensionIR, ...], Chain] = {}
-        self._asking: dict[ExtensionIR, PlacedFilter] = {}  # the filters that have a backend of their own
+        self._asking: dict[ExtensionIR, PlacedFilter] = {}  # the gateway's own filters, each of one rule
         self._destinations: dict[tuple[DestinationsIR, tuple[str, ...]], DestinationPolicy] = {}
         #: One object for all equal ones, those in service first: long lists compare slowly, but for the same object.
         self._addresses = {spec.addresses: spec.addresses for spec in known}
@@ -48,8 +48,24 @@ class SharedParts:
 
     def place_asking(self, route: str, spec: ExtensionIR, auth: ExternalAuth, notices: Notices) -> ExtensionIR:
         """Place the external authorization of one rule of this route. Returns the spec under which chains find it."""
-        spec = replace(spec, scope=f"{route}, question {len(self._asking)}")  # it serves this rule alone
-        self._asking[spec] = PlacedFilter(spec, auth, frozenset((Phase.RESPONSE_HEADERS,)), notices=notices)
+        return self.place_own(route, spec, auth, notices, also=frozenset((Phase.RESPONSE_HEADERS,)))
+
+    def place_own(
+        self,
+        route: str,
+        spec: ExtensionIR,
+        made: Filter,
+        notices: Notices,
+        *,
+        also: frozenset[Phase] = frozenset(),
+        mark: str = "",
+    ) -> ExtensionIR:
+        """Place a filter of the gateway's own, for one rule alone. Returns the spec under which chains find it.
+
+        `also` and `mark`: as of PlacedFilter.
+        """
+        spec = replace(spec, scope=f"{route}, question {len(self._asking)}")
+        self._asking[spec] = PlacedFilter(spec, made, also, mark=mark, notices=notices)
         return spec
 
     def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Connector | None]:

@@ -17,6 +17,7 @@ __all__ = [
     "ConnectionIR",
     "Destination",
     "EndpointAddress",
+    "McpIR",
     "NoProxyRule",
     "OtherParent",
     "ParentCredentials",
@@ -81,6 +82,16 @@ class BackendTlsIR:
 
 
 @dataclass(frozen=True, slots=True)
+class McpIR:
+    """`protocolOptions.mcp`. `version` is the one revision that the server speaks; "" for one that nothing is known of.
+    `path` is that of its endpoint; "" where the client's path stays.
+    """
+
+    version: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ParentCredentials:
     """What a parent is shown: the value of Proxy-Authorization (RFC 9110 section 11.7.2), or for a SOCKS5 proxy the
     message with username and password (RFC 1929). `source` names the Secret it comes from, for people.
@@ -141,6 +152,7 @@ class BackendIR:
     extensions: tuple[ExtensionIR, ...] = ()
     kind: str = ""
     shares_name: bool = False
+    mcp: McpIR | None = None  # what a backend of protocol MCP says of it
 
     def parents(self) -> Iterator[BackendIR]:
         """Every upstream gateway that may be on the way, the next ones first."""

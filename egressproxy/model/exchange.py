@@ -12,7 +12,10 @@ from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.message import RequestHead, ResponseHead
 
-__all__ = ["ANONYMOUS", "CallerIdentity", "Exchange", "LocalResponse"]
+__all__ = ["ANONYMOUS", "LOGGED", "CallerIdentity", "Exchange", "LocalResponse"]
+
+#: The note with further fields for the access log: a dictionary.
+LOGGED = "logged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import LOGGED, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -113,7 +113,7 @@ class AccessLog:
         """Log a finished exchange. Never blocks."""
         if self._writer is None:
             return
-        if x.reason is _OK and not x.would_deny and not x.detail:
+        if x.reason is _OK and not x.would_deny and not x.detail and (x.notes is None or LOGGED not in x.notes):
             line = self._plain(x)
         elif x.denied and self._is_flood(x):
             return
@@ -235,6 +235,8 @@ class AccessLog:
             trail = AttemptTrail.of(x)
             if trail is not None:
                 values["attempts_detail"] = trail.values
+        if x.notes is not None:
+            values |= x.notes.get(LOGGED, {})
         if x.would_deny:
             values["would_deny"] = [reason.value for reason in x.would_deny]
         return _dumps(values)

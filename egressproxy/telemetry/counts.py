@@ -61,6 +61,7 @@ class Counts:
     open_circuits: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    mcp_calls: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     events: dict[tuple[str, str], int] = field(default_factory=dict)
     readings: dict[str, Reading] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)

@@ -140,6 +140,9 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     yield _counter("egress_filter", "Runs of filters, by result.", of_filter, counts.filters)
     calls = "Calls to authorization servers, by result."
     yield _counter("egress_external_auth", calls, ("route", "backend", "result"), counts.external_auth)
+    messages = "Messages of JSON-RPC to MCP backends, by method, tool and result."
+    of_call = ("route", "backend", "method", "tool", "result")
+    yield _counter("egress_mcp_messages", messages, of_call, counts.mcp_calls)
     occurrences = "Occurrences that Events counted, by type and reason."
     yield _counter("egress_events", occurrences, ("type", "reason"), counts.events)
     yield _counter("egress_dns_lookups", "DNS lookups, by result.", ("result",), counts.dns_lookups)

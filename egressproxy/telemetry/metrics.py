@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
 from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCounts
+from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.notices import FilterStats, Notices
 from egressproxy.telemetry.series import Labels, Series
 
@@ -97,6 +98,7 @@ class Metrics:
         self.http2_connections_broken: Counter[str] = Counter()
         self.ejections: Counter[tuple[str, str, str]] = Counter()
         self.external_auth = ExternalAuthCounts()
+        self.mcp_calls = McpCalls()
         self.config_generation = 0
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
@@ -267,6 +269,7 @@ class Metrics:
             dict(Counter(_read_all(self._circuit_sources))),
             dict(filters),
             dict(self.external_auth.asked),
+            dict(self.mcp_calls.counted),
             dict(self.events),
             dict(_read_all([self._read_readings])),
             dict(_read_all([self._read_histograms])),

@@ -50,7 +50,7 @@ from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import LOGGED, Exchange
 from egressproxy.net.any_certificate import can_take_any_certificate
 from egressproxy.net.listening import bind
 from egressproxy.net.loop import new_loop
@@ -105,7 +105,7 @@ class Records(AccessLog):
         self.lines: list[dict[str, Any]] = []
 
     def record(self, x: Exchange) -> None:
-        is_plain = x.reason.value == "-" and not x.would_deny and not x.detail
+        is_plain = x.reason.value == "-" and not x.would_deny and not x.detail and LOGGED not in (x.notes or ())
         self.lines.append(json.loads(self._plain(x) if is_plain else self._explained(x)))
 
 

@@ -231,12 +231,14 @@ class Failover(Model):
 
 
 class McpOptions(Model):
-    """Compared with the known revisions of MCP. Requests keep the version and the path that the client sends."""
+    """What the MCP server speaks, and where."""
 
     version: Annotated[str, Field(max_length=256)] = ""
-    """Revision of the Model Context Protocol that the server speaks, such as 2025-06-18."""
-    path: str = "/mcp"
-    """Path of the server's MCP endpoint."""
+    """The revision of the Model Context Protocol that the server speaks, such as 2025-06-18: a client whose
+    MCP-Protocol-Version is another one gets 400. Default: the server itself says what it speaks.
+    """
+    path: Annotated[str, Field(max_length=1024)] = "/mcp"
+    """Path of the server's MCP endpoint: requests for the path that a rule matches go there."""
 
 
 class ProtocolOptions(Model):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
@@ -41,7 +42,9 @@ class RetryPolicy:
 
     __slots__ = ("_budget", "_retry", "attempts", "codes", "repeat", "sessions")
 
-    def __init__(self, retry: RetryIR, sessions: PersistentSessions | None, now: Callable[[], float]) -> None:
+    def __init__(
+        self, retry: RetryIR, sessions: PersistentSessions | McpSessions | None, now: Callable[[], float]
+    ) -> None:
         """`now` gives monotonic seconds."""
         self._retry = retry
         self.attempts = retry.attempts  # so many times a request may go again

@@ -13,7 +13,7 @@ import re
 import struct
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,7 +24,10 @@ from egressproxy.ir.route import SessionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["PersistentSessions", "Session"]
+__all__ = ["PLACE", "PersistentSessions", "Session", "SessionPlaces"]
+
+#: Bytes of the digest of an endpoint.
+PLACE = 12
 
 #: Began, renewed (milliseconds since 1970), endpoint, digest.
 _TOKEN = struct.Struct(">QQ12s16s")
@@ -61,19 +64,12 @@ class Session:
         return target if connector.watched is None or connector.watched.is_usable(target) else connector.target(x)
 
 
-class PersistentSessions:
-    """The session persistence of one rule, over all its backends, those of weight 0 included."""
+class SessionPlaces:
+    """The endpoints of backends by their digest, and the other way round. `digest` is a keyed one."""
 
-    __slots__ = ("_cookie", "_key", "_name", "_names", "_places", "_spec")
+    __slots__ = ("_names", "_places")
 
-    def __init__(self, spec: SessionIR, key: SecretBytes, backends: Sequence[RouteBackend]) -> None:
-        self._spec = spec
-        self._key = key
-        self._name = spec.name.encode()
-        self._cookie = re.compile(
-            rb"(?:^|[;,])[ \t]*%s=\"?([A-Za-z0-9_-]{%d})\"?[ \t]*(?=[;,]|$)" % (re.escape(self._name), _TOKEN_TEXT)
-        )
-        #: Endpoints by their digest, and the other way round.
+    def __init__(self, backends: Iterable[RouteBackend], digest: Callable[[bytes, bytes], bytes]) -> None:
         self._places: dict[bytes, tuple[RouteBackend, EndpointAddress | None]] = {}
         self._names: dict[tuple[RouteBackend, str, int], bytes] = {}
         for backend in backends:
@@ -84,9 +80,37 @@ class PersistentSessions:
             endpoints: Sequence[EndpointAddress | None] = backend.connector.endpoints or (None,)
             for endpoint in endpoints:
                 host, port = (str(endpoint.address), endpoint.port) if endpoint is not None else ("", 0)
-                place = self._digest(b"endpoint", f"{name} {host} {port}".encode())[:12]
+                place = digest(b"endpoint", f"{name} {host} {port}".encode())[:PLACE]
                 self._places.setdefault(place, (backend, endpoint))
                 self._names[backend, host, port] = place
+
+    def find(self, place: bytes) -> tuple[RouteBackend, EndpointAddress | None] | None:
+        """The backend and the endpoint with this digest."""
+        return self._places.get(place)
+
+    def digest_of(self, backend: RouteBackend, target: Target) -> bytes:
+        """The digest of the endpoint of this backend that is the target."""
+        assert backend.connector is not None
+        has_endpoints = bool(backend.connector.endpoints)
+        return self._names[(backend, target.host, target.port) if has_endpoints else (backend, "", 0)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class PersistentSessions:
+    """The session persistence of one rule, over all its backends, those of weight 0 included."""
+
+    __slots__ = ("_cookie", "_key", "_name", "_places", "_spec")
+
+    def __init__(self, spec: SessionIR, key: SecretBytes, backends: Sequence[RouteBackend]) -> None:
+        self._spec = spec
+        self._key = key
+        self._name = spec.name.encode()
+        self._cookie = re.compile(
+            rb"(?:^|[;,])[ \t]*%s=\"?([A-Za-z0-9_-]{%d})\"?[ \t]*(?=[;,]|$)" % (re.escape(self._name), _TOKEN_TEXT)
+        )
+        self._places = SessionPlaces(backends, self._digest)
 
     @property
     def shown_as(self) -> str:
@@ -125,15 +149,13 @@ class PersistentSessions:
             return None
         if spec.idle_s and now_ms >= renewed_ms + spec.idle_s * 1000:
             return None
-        found = self._places.get(place)
+        found = self._places.find(place)
         return Session(began_ms, renewed_ms, place, *found) if found is not None else None
 
     # --- the response ----------------------------------------------------------------------------------------------
     def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: Target) -> None:
         """Put a new token into `x.response`, unless the client's leads to this endpoint and needs no renewal."""
-        assert backend.connector is not None
-        has_endpoints = bool(backend.connector.endpoints)
-        place = self._names[(backend, target.host, target.port) if has_endpoints else (backend, "", 0)]
+        place = self._places.digest_of(backend, target)
         now_ms, spec = _now_ms(), self._spec
         if session is None or session.place != place:
             began_ms = now_ms

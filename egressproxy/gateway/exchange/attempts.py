@@ -16,6 +16,7 @@ from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve
+from egressproxy.gateway.backends.mcp_sessions import McpSession
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
@@ -23,6 +24,7 @@ from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBacke
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange, LocalResponse
@@ -159,7 +161,8 @@ async def _reach(
             if timer is not None:
                 timer.cancel()
         note_attempt(x, backend, outcome, began)
-        session = None
+        if following is not None or not isinstance(session, McpSession) or target in down:
+            session = None  # other endpoints do not know a session of MCP: its retries stay with its own
         if following is not None:
             wait_s = 0.0
             if following is not backend:
@@ -175,7 +178,7 @@ async def _reach(
             head.fields.remove(b"expect")
         if following is not None:
             backend = following
-        else:
+        elif session is None:
             backend = course.first(client.wheel.now) if course is not None else route.choose()
     trail = AttemptTrail.of(x)
     if trail is not None:
@@ -282,6 +285,8 @@ def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) ->
 def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None, limit: int) -> ReplayableBody | None:
     """The request's body in a form that can be sent more than once; None where it has none. `limit` in bytes."""
     length, plan = x.request.body, route.chain.request_body
+    early: BufferedRequest | None = x.notes.get(HELD) if x.notes is not None else None
+    source = early or client
     if collected is not None:
         return ReplayableBody.whole(collected)
     if length == 0:
@@ -289,10 +294,10 @@ def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None
 
     def start(sink: BodySink) -> Reads:
         if plan is None:
-            client.send_request_body_to(sink)
+            source.send_request_body_to(sink)
             return client
         body_filter = client.resources.request_filter = BodyFilter(x, plan.begin(x), sink, client, client.driver)
-        client.send_request_body_to(body_filter)
+        source.send_request_body_to(body_filter)
         return body_filter
 
     return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start, limit)

@@ -13,6 +13,7 @@ from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
@@ -99,9 +100,9 @@ class Client(UpstreamCaller):
         return grpc_trailers(trailers)  # without which no call would end
 
     # --- the form of an answer -----------------------------------------------------------------------------------
-    def error_answer(self, error: GatewayError, request_id: str) -> LocalResponse:
+    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
         """What the client is told of an error."""
-        return answer_for(error, request_id)
+        return answer_for(error, x.request_id, McpCall.of(x))
 
     def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
         """A response of our own, or of a filter, as this client understands it."""

@@ -166,9 +166,9 @@ class CallStream(ClientStream):
         self._note(parsed_status(passed))
         return passed
 
-    def error_answer(self, error: GatewayError, request_id: str) -> LocalResponse:
+    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
         """Trailers alone."""
-        return error_of_call(error, request_id)
+        return error_of_call(error, x.request_id)
 
     def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
         """Trailers alone."""

@@ -112,7 +112,7 @@ class Conductor:
                 head.max_forwards -= 1
             steps = route.chain.request_headers
             if steps is not None:
-                if route.auth is not None:
+                if route.reads_early:
                     x.note(HELD, BufferedRequest(client, head))
                 outcome = run(steps, x)
                 if outcome is not None:
@@ -214,7 +214,7 @@ class Conductor:
         body_filter = client.resources.request_filter = BodyFilter(x, plan.begin(x), collector, client, client.driver)
         if early is None:
             invite_body(client, head)
-            client.send_request_body_to(body_filter)
+            (held or client).send_request_body_to(body_filter)
         else:
             body_filter.send_body(early)
             body_filter.end_body(b"")
@@ -245,7 +245,7 @@ class Conductor:
             client.break_off(error)
             return
         resources.close = resources.close or error.close or x.request is None or not client.is_request_read
-        answer = client.error_answer(error, x.request_id)
+        answer = client.error_answer(error, x)
         trail = AttemptTrail.of(x)
         if trail is not None and trail.is_shown:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
+from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.protocols.http1.writer import safe_phrase
 
@@ -96,8 +97,11 @@ def is_told(error: GatewayError) -> bool:
     return error.source is FaultSource.GATEWAY and error.reason not in UNTOLD
 
 
-def answer_for(error: GatewayError, request_id: str) -> LocalResponse:
-    """The response for this error: the reason in the status phrase, in Proxy-Status, and in a JSON body."""
+def answer_for(error: GatewayError, request_id: str, call: McpCall | None = None) -> LocalResponse:
+    """The response for this error: the reason in the status phrase, in Proxy-Status, and in a JSON body.
+
+    `call`: what the request to an MCP backend was, whose client gets an error object of JSON-RPC.
+    """
     denied = is_denial(error)
     message = error.message
     phrase = safe_phrase(f"Denied: {message}" if denied and error.status == 403 else message)
@@ -115,7 +119,9 @@ def answer_for(error: GatewayError, request_id: str) -> LocalResponse:
     if error.remedy:
         about["remedy"] = error.remedy
     about["request_id"] = request_id
-    body = json.dumps({"error": about}).encode() + b"\n"
+    body = call.error(error, about, denied=denied) if call is not None else None
+    if body is None:
+        body = json.dumps({"error": about}).encode() + b"\n"
     fields: list[tuple[bytes, bytes]] = [
         (b"Content-Type", b"application/json"),
         (b"Proxy-Status", proxy_status),

@@ -1,7 +1,7 @@
-"""A request that waits for the answer of an authorization server.
+"""A request whose body is read early: for an authorization server, or for a look at its beginning.
 
-A filter of the request-headers phase may have its body then, before a backend is chosen; it goes on as it was
-collected.
+A filter of the request-headers phase may have its body then, or the first bytes of it, before a backend is chosen; it
+goes on as it was collected.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ class InvitedClient(Protocol):
 class BufferedRequest:
     """`body` is None until it is taken."""
 
-    __slots__ = ("_client", "_head", "_parts", "_whole", "body")
+    __slots__ = ("_client", "_head", "_is_whole", "_parts", "_read", "_size", "_wanted", "body")
 
     def __init__(self, client: InvitedClient, head: RequestHead) -> None:
         self._client = client
         self._head = head
         self._parts = Pieces()
-        self._whole: asyncio.Future[None] | None = None
+        self._size = 0
+        self._wanted = -1  # so many bytes are enough; -1: all of them
+        self._is_whole = head.body == 0
+        self._read: asyncio.Future[None] | None = None
         self.body: bytes | None = None
 
     def local_address(self) -> tuple[str, int]:
@@ -55,29 +58,66 @@ class BufferedRequest:
 
         For a task: a client that leaves, or sends too much, cancels it.
         """
-        head, client = self._head, self._client
-        if head.body > limit:
+        if self._head.body > limit or self._size > limit:
             message = f"the request body is longer than the {limit} octets that are shown to the authorization server"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
-        if head.body != 0:
-            self._whole = asyncio.get_running_loop().create_future()
-            client.body_limit = limit
-            invite_body(client, head)
-            client.send_request_body_to(self)
-            await self._whole
+        self._client.body_limit = limit
+        await self._read_on(-1)
         self.body = self._parts.joined()
         self._parts.clear()
         return self.body
+
+    async def peek(self, limit: int) -> bytes:
+        """The beginning of the body: `limit` bytes, or all where it is shorter. They stay a part of it.
+
+        For a task, as `take_body`.
+        """
+        await self._read_on(limit)
+        return self._parts.joined()[:limit]
+
+    def send_request_body_to(self, sink: BodySink) -> None:
+        """From now on the body goes there: what was read early, then what the client sends.
+
+        Raises LimitExceeded (413) if a limit that came later allows less than was read.
+        """
+        client = self._client
+        if 0 <= client.body_limit < self._size:
+            message = f"the request body is longer than {client.body_limit} bytes"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
+        parts, self._parts = self._parts, Pieces()
+        for piece in parts:
+            sink.send_body(piece)
+        if self._is_whole:
+            sink.end_body(b"")
+        else:
+            client.send_request_body_to(sink)
+
+    async def _read_on(self, wanted: int) -> None:
+        if self._is_whole or 0 <= wanted <= self._size:
+            return
+        self._read = asyncio.get_running_loop().create_future()
+        self._wanted = wanted
+        invite_body(self._client, self._head)
+        self._client.send_request_body_to(self)
+        await self._read
 
     # --- a sink --------------------------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
         """Keep a piece."""
         self._parts.append(data)
+        self._size += len(data)
+        if 0 <= self._wanted <= self._size:
+            self._client.send_request_body_to(None)
+            self._wake()
 
     def end_body(self, trailers: bytes) -> None:
         """The body is whole: `take_body` goes on."""
-        if self._whole is not None and not self._whole.done():
-            self._whole.set_result(None)
+        self._is_whole = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._read is not None and not self._read.done():
+            self._read.set_result(None)
 
 
 def invite_body(client: InvitedClient, head: RequestHead) -> None:

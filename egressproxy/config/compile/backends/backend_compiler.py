@@ -25,6 +25,7 @@ from egressproxy.config.compile.backends.parent_no_proxy import is_direct
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
     check_tls,
+    mcp_options,
     port_forms,
     protocol_of,
     tls_field,
@@ -341,6 +342,7 @@ class BackendCompiler:
             extensions=ordered(extensions),
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
+            mcp=mcp_options(backend.spec, form) if form is not None else None,
         )
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)

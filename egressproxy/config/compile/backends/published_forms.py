@@ -8,6 +8,7 @@ alone. Sources: as in `resources.destination`; MCP revisions: modelcontextprotoc
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -17,14 +18,15 @@ from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
 from egressproxy.config.resources.destination import BackendTls, FqdnTls
 from egressproxy.config.resources.x_backend import XBackendSpec
-from egressproxy.ir.backend import Protocol
+from egressproxy.ir.backend import McpIR, Protocol
+from egressproxy.model.mcp import MCP_REVISIONS
 
 __all__ = [
-    "MCP_REVISIONS",
     "PortForm",
     "TlsForm",
     "check_tls",
     "destination_summary",
+    "mcp_options",
     "notes",
     "port_forms",
     "port_option_errors",
@@ -36,9 +38,8 @@ __all__ = [
 #: The port of a destination that names none.
 DEFAULT_PORT: Final = 443
 
-#: Revisions of the Model Context Protocol.
-MCP_REVISIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-
+#: A path without query (RFC 3986 section 3.3), as far as it can stand in a request line.
+_PATH: Final = re.compile(r"/[!-\"$->@-~]*")
 #: What a mode asks for, where it is another word for one of ours.
 _MEANS: Final = {"PlatformProvided": "Simple", "InsecureDisable": "None"}
 #: Protocols that are HTTP over TLS by their name.
@@ -178,8 +179,10 @@ def notes(spec: DestinationSpec) -> Iterator[str]:
         if form.tls is not None:
             sentences.update(dict.fromkeys(_tls_notes(form.tls, is_published=is_published)))
     yield from sentences
-    if any(port.protocol_options is not None for port in spec.destination.ports):
-        yield "protocolOptions are checked; requests keep the version and the path that the client sends."
+    for port, form in zip(spec.destination.ports, port_forms(spec), strict=False):
+        options = port.protocol_options
+        if options is not None and options.mcp is not None and form.protocol != "MCP":
+            yield f"protocolOptions.mcp of port {port.value} does nothing: its protocol is {form.protocol}, not MCP."
 
 
 def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
@@ -209,6 +212,16 @@ def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
         yield "tls.mode PLATFORM_PROVIDED with caBundleRef: the server is verified with that, not with the system's."
 
 
+def mcp_options(spec: DestinationSpec, form: PortForm) -> McpIR | None:
+    """What a port of protocol MCP says of it; a revision that is not known, and what is no path, say nothing."""
+    for port in spec.destination.ports:
+        mcp = port.protocol_options.mcp if port.protocol_options is not None else None
+        if port.value == form.number and mcp is not None and form.protocol == "MCP":
+            version = mcp.version if mcp.version in MCP_REVISIONS else ""
+            return McpIR(version, mcp.path if _PATH.fullmatch(mcp.path) else "")
+    return None
+
+
 def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
     """What protocolOptions say that cannot be right."""
     for port in spec.destination.ports:
@@ -217,8 +230,11 @@ def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
             near = difflib.get_close_matches(mcp.version, MCP_REVISIONS, 1, 0.8)
             remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(MCP_REVISIONS)}"
             yield f"protocolOptions.mcp.version {mcp.version} of port {port.value} is no revision of MCP: {remedy}"
-        if mcp is not None and not mcp.path.startswith("/"):
-            yield f"protocolOptions.mcp.path {mcp.path} of port {port.value} is no path: it starts with /"
+        if mcp is not None and not _PATH.fullmatch(mcp.path):
+            yield (
+                f"protocolOptions.mcp.path {mcp.path} of port {port.value} is no path: it starts with /, and has no "
+                "query, fragment, blanks nor other characters than those of ASCII"
+            )
 
 
 def destination_summary(spec: DestinationSpec) -> str:

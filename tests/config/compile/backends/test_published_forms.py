@@ -6,11 +6,11 @@ import base64
 
 import pytest
 
-from egressproxy.config.compile.backends.published_forms import MCP_REVISIONS
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import Severity
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
+from egressproxy.model.mcp import MCP_REVISIONS
 from tests.config.compile.kit import REVERSE, compiled, of_object, rule
 from tests.support.pki import Pki, chain
 

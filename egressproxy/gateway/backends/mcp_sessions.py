@@ -1,0 +1,132 @@
+"""Sessions of MCP: the requests of a session go to the endpoint that has made it.
+
+The id that a client has is the server's, with a signed part of ours behind it, which names the endpoint; the server
+gets its own id back. Nothing is kept here, so every worker, and every gateway with the same key, knows the session. An
+id that is not of our making, or leads to no endpoint of this rule, is answered 404: clients begin a new session then.
+Source: Model Context Protocol, Transports, Session Management.
+"""
+
+from __future__ import annotations
+
+import hmac
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from egressproxy.errors import BadRequest, Reason
+from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.session_persistence import PLACE, PersistentSessions, Session, SessionPlaces
+from egressproxy.ir.backend import Protocol
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.mcp import PROTOCOL_VERSION, SESSION_ID, STATELESS_REVISIONS
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["McpSession", "McpSessions"]
+
+#: Bytes of the digest of the whole.
+_DIGEST: Final = 16
+#: What is behind the last dot: the endpoint's digest and that of the whole, in base64 without padding.
+_SIGNED_TEXT: Final = 38
+#: The note of an exchange with its session.
+_SESSION: Final = "mcp session"
+
+
+@dataclass(frozen=True, slots=True)
+class McpSession(Session):
+    """A session of an MCP server, which no other endpoint knows. `server_id` is the id that the server has given it."""
+
+    server_id: bytes
+
+
+class McpSessions:
+    """The MCP sessions of one rule, over all its backends that speak MCP, those of weight 0 included.
+
+    `others` is the session persistence that the rule asks for: it holds for requests without a session of MCP.
+    """
+
+    __slots__ = ("_key", "_places", "_route", "others")
+
+    def __init__(
+        self, route: str, key: SecretBytes, backends: Sequence[RouteBackend], others: PersistentSessions | None
+    ) -> None:
+        self._route = route
+        self._key = key
+        self.others = others
+        self._places = SessionPlaces(filter(speaks_mcp, backends), self._digest)
+
+    @property
+    def shown_as(self) -> str:
+        """What clients show, in words."""
+        return "an Mcp-Session-Id" + (f", or {self.others.shown_as}," if self.others is not None else "")
+
+    # --- the request -----------------------------------------------------------------------------------------------
+    def admit(self, x: Exchange) -> RouteBackend | None:
+        """Read the id that the client shows, and leave the server's own in the request. Returns the session's backend.
+
+        Raises BadRequest: 404 for an id that is none of ours, 400 for more than one.
+        """
+        fields = x.request.fields
+        shown = fields.get_all(SESSION_ID)
+        if len(shown) > 1:
+            raise BadRequest(Reason.BAD_FIELD, "the request has more than one Mcp-Session-Id", close=False)
+        fields.remove(SESSION_ID)  # what origins read as this field, too
+        if not shown or fields.get(PROTOCOL_VERSION) in STATELESS_REVISIONS:
+            return None
+        session = self._read(shown[0])
+        if session is None:
+            message = "no MCP session has this id: begin a new one with initialize"
+            raise BadRequest(Reason.MCP_SESSION, message, status=404, close=False)
+        fields.add(b"Mcp-Session-Id", session.server_id)
+        x.note(_SESSION, session)
+        return session.backend
+
+    def find(self, x: Exchange) -> Session | None:
+        """The session of the request, which `admit` has read; None without one."""
+        session = x.notes.get(_SESSION) if x.notes is not None else None
+        if isinstance(session, McpSession):
+            return session
+        return self.others.find(x) if self.others is not None else None
+
+    def _read(self, shown: bytes) -> McpSession | None:
+        server_id, _, signed = shown.rpartition(b".")
+        if len(signed) != _SIGNED_TEXT or not server_id:
+            return None
+        try:
+            token = urlsafe_b64decode(signed + b"==")
+        except ValueError:
+            return None
+        place, digest = token[:PLACE], token[PLACE:]
+        if not hmac.compare_digest(digest, self._digest(b"id", place + server_id)) or _text(token) != signed:
+            return None
+        found = self._places.find(place)
+        return McpSession(0, 0, place, *found, server_id) if found is not None else None
+
+    # --- the response ----------------------------------------------------------------------------------------------
+    def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: Target) -> None:
+        """Sign the id that the server names in `x.response`."""
+        if self.others is not None:
+            self.others.keep(x, None if isinstance(session, McpSession) else session, backend, target)
+        server_id = x.response.fields.get(SESSION_ID) if speaks_mcp(backend) else None
+        if not server_id:
+            return
+        place = self._places.digest_of(backend, target)
+        signed = _text(place + self._digest(b"id", place + server_id))
+        x.response.fields.set(b"Mcp-Session-Id", server_id + b"." + signed)
+
+    def _digest(self, purpose: bytes, message: bytes) -> bytes:
+        text = b"mcp %b\0%b\0%b" % (purpose, self._route.encode(), message)
+        return hmac.digest(self._key.reveal(), text, "sha256")[:_DIGEST]
+
+    def __repr__(self) -> str:
+        return f"McpSessions({self._route}, {len(self._places)} endpoints)"
+
+
+def speaks_mcp(backend: RouteBackend) -> bool:
+    """Whether this backend can be used and speaks MCP."""
+    return backend.connector is not None and backend.connector.spec.backend.protocol is Protocol.MCP
+
+
+def _text(token: bytes) -> bytes:
+    return urlsafe_b64encode(token).rstrip(b"=")

@@ -1,0 +1,1 @@
+"""Backends that speak the Model Context Protocol (streamable HTTP)."""

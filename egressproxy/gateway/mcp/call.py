@@ -1,0 +1,73 @@
+"""McpCall: what one request to an MCP backend says in JSON-RPC, for its error, its line in the log and its count."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from egressproxy.errors import FaultSource, GatewayError, Reason
+from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.json_rpc import UNNAMED, RpcBody
+
+__all__ = ["McpCall"]
+
+#: The note of an exchange with it.
+_CALL: Final = "mcp call"
+#: JSON-RPC 2.0 section 5.1; -32022 is MCP's UnsupportedProtocolVersionError (revision 2026-07-28).
+SERVER_ERROR: Final = -32000
+INVALID_REQUEST: Final = -32600
+INTERNAL_ERROR: Final = -32603
+UNSUPPORTED_VERSION: Final = -32022
+
+
+class McpCall:
+    """`body` is None until the request's body was looked at, and for requests without JSON-RPC.
+
+    `supported` are the revisions that the backends of the rule speak, where they say it.
+    """
+
+    __slots__ = ("body", "supported")
+
+    def __init__(self, supported: tuple[str, ...]) -> None:
+        self.body: RpcBody | None = None
+        self.supported = supported
+
+    @classmethod
+    def begin(cls, x: Exchange, supported: tuple[str, ...]) -> McpCall:
+        """The call of this exchange, made and kept."""
+        made = cls(supported)
+        x.note(_CALL, made)
+        return made
+
+    @classmethod
+    def of(cls, x: Exchange) -> McpCall | None:
+        """That of this exchange; None where its backend does not speak MCP."""
+        found = x.notes.get(_CALL) if x.notes is not None else None
+        return found if isinstance(found, cls) else None
+
+    def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes | None:
+        """The error object for the client, with `about` as its data; None where the request was no JSON-RPC."""
+        if self.body is None:
+            return None
+        code = INTERNAL_ERROR
+        if error.reason is Reason.MCP_VERSION:
+            code, about = UNSUPPORTED_VERSION, {"supported": list(self.supported), **about}
+        elif denied:
+            code = SERVER_ERROR
+        elif error.source is FaultSource.DOWNSTREAM:
+            code = INVALID_REQUEST
+        return self.body.error(code, error.message, about)
+
+    def log_fields(self) -> dict[str, object]:
+        """The fields for the access log: method and tool, or "batch" and how many messages were seen."""
+        if self.body is None:
+            return {}
+        first = self.body.messages[0]
+        if self.body.is_batch:
+            return {"mcp_method": "batch", "mcp_messages": len(self.body.messages)}
+        said: dict[str, object] = {"mcp_method": first.method}
+        if first.tool != UNNAMED:
+            said["mcp_tool"] = first.tool
+        return said
+
+    def __repr__(self) -> str:
+        return f"McpCall({self.body})"

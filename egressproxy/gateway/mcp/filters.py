@@ -1,0 +1,119 @@
+"""What is done to requests for MCP backends: the gateway's own filters, in the chains of such a rule and its backends.
+
+Source: Model Context Protocol, Transports, Streamable HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
+
+from egressproxy.errors import BadRequest, Reason
+from egressproxy.filters.base import Filter, Phase
+from egressproxy.gateway.backends.mcp_sessions import McpSessions
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.mcp.call import McpCall
+from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.mcp import PROTOCOL_VERSION
+from egressproxy.protocols.json_rpc import read_rpc
+from egressproxy.telemetry.mcp_calls import McpCalls
+
+__all__ = ["LOOK", "MARK", "McpPath", "McpRequests"]
+
+#: Bytes of a body that are looked at: most messages are shorter.
+LOOK: Final = 16 * 1024
+#: The note that asks for `complete`.
+MARK: Final = "mcp"
+
+
+class McpRequests(Filter):
+    """Looks at each request of one rule before everything else does: its JSON-RPC, its revision, its session.
+
+    `versions` has the revision that each MCP backend of the rule speaks, where its Backend says one that we know.
+    """
+
+    runs_in = frozenset((Phase.REQUEST_HEADERS,))
+
+    def __init__(
+        self,
+        route: str,
+        sessions: McpSessions,
+        versions: Mapping[RouteBackend, str],
+        calls: McpCalls,
+        *,
+        speaks_others: bool,
+    ) -> None:
+        self._route = route
+        self._sessions = sessions
+        self._versions = versions
+        #: Those of all backends; none where one of them says nothing: what it speaks is its own to say.
+        self._supported = () if speaks_others else tuple(dict.fromkeys(versions.values()))
+        self._calls = calls
+
+    def request_headers(self, x: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Raises BadRequest: 400 for another revision or more than one session id, 404 for an unknown session."""
+        if x.is_tunnel:
+            return None
+        call = McpCall.begin(x, self._supported)
+        if x.method == b"POST" and x.request.body != 0 and is_json(x):
+            return self._look(x, call)
+        self._check(x, call)
+        return None
+
+    async def _look(self, x: Exchange, call: McpCall) -> None:
+        held: BufferedRequest = x.notes[HELD]  # type: ignore[index]  # the conductor has left it
+        call.body = read_rpc(await held.peek(LOOK))
+        self._check(x, call)
+
+    def _check(self, x: Exchange, call: McpCall) -> None:
+        backend = self._sessions.admit(x)
+        if backend is not None:
+            call.supported = (self._versions[backend],) if backend in self._versions else ()
+        shown = x.request.fields.get_all(PROTOCOL_VERSION)
+        if not shown or not call.supported:  # without the field it is an older client, or one that initializes
+            return
+        for version in shown:
+            if version.decode("latin-1") not in call.supported:
+                spoken = ", ".join(call.supported)
+                message = f"the MCP server does not speak the revision of MCP-Protocol-Version: it speaks {spoken}"
+                raise BadRequest(Reason.MCP_VERSION, message, close=False)
+
+    def complete(self, x: Exchange) -> None:
+        """Count the messages, and say them in the log."""
+        call = McpCall.of(x)
+        if call is None or call.body is None:
+            return
+        result = "ok" if 200 <= x.status < 400 else "error"
+        for message in call.body.messages:
+            self._calls.count(self._route, x.backend, message.method, message.tool, result)
+        x.note(LOGGED, call.log_fields())
+
+    def __repr__(self) -> str:
+        return f"McpRequests({self._route})"
+
+
+class McpPath(Filter):
+    """Sends requests for the path of a rule to the path of the backend's MCP endpoint; all others stay as they are."""
+
+    runs_in = frozenset((Phase.BACKEND_REQUEST,))
+
+    def __init__(self, path: str, endpoints: frozenset[bytes]) -> None:
+        self._path = path.encode()
+        self._endpoints = endpoints
+
+    def backend_request(self, x: Exchange) -> None:
+        """Set the path; the query stays."""
+        path, mark, query = x.request.path.partition(b"?")
+        if path in self._endpoints:
+            x.request.path = self._path + mark + query
+
+    def __repr__(self) -> str:
+        return f"McpPath({self._path.decode()})"
+
+
+def is_json(x: Exchange) -> bool:
+    """Whether the body is JSON text that can be read as it is."""
+    fields = x.request.fields
+    kind = (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+    return kind == b"application/json" and b"content-encoding" not in fields

@@ -1,0 +1,20 @@
+"""The Model Context Protocol, as far as the gateway knows it: its revisions and its fields.
+
+Source: modelcontextprotocol.io, Versioning; Transports, Streamable HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["MCP_REVISIONS", "PROTOCOL_VERSION", "SESSION_ID", "STATELESS_REVISIONS"]
+
+#: All revisions, the oldest first.
+MCP_REVISIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
+#: Those of them that have no sessions: each request stands by itself.
+STATELESS_REVISIONS: Final = frozenset((b"2026-07-28",))
+
+#: The field with the revision that client and server have agreed on.
+PROTOCOL_VERSION: Final = b"mcp-protocol-version"
+#: The field with the id of the session.
+SESSION_ID: Final = b"mcp-session-id"

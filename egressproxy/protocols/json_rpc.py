@@ -1,0 +1,144 @@
+"""JSON-RPC 2.0, as far as the first bytes of a body tell it: methods, the names of tools, and the id to answer to.
+
+A body may be longer than what is looked at. Then what stands behind is not known: the walk goes member by member, and
+keeps what it has seen whole. Sources: JSON-RPC 2.0; Model Context Protocol, tools/call; RFC 8259.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["OTHER", "UNNAMED", "RpcBody", "RpcMessage", "read_rpc"]
+
+#: What stands for a name that breaks the grammar.
+OTHER: Final = "_other"
+#: What stands where there is no name: a response has no method, and only tools/call has a tool.
+UNNAMED: Final = "-"
+#: Messages of one batch that are looked at.
+MAX_BATCH: Final = 50
+#: Longer ids are not repeated.
+MAX_ID: Final = 256
+
+_METHOD = re.compile(r"[A-Za-z][A-Za-z0-9_./$-]{0,63}")
+_TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
+_SPACE = re.compile(r"[ \t\n\r]*")
+_value_at = json.JSONDecoder().raw_decode
+
+
+@dataclass(frozen=True, slots=True)
+class RpcMessage:
+    """One message. `id` is the JSON text of its id; "null" where it has none, or none was seen."""
+
+    method: str = UNNAMED
+    tool: str = UNNAMED
+    id: str = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class RpcBody:
+    """The messages that were seen, at least one."""
+
+    messages: tuple[RpcMessage, ...]
+    is_batch: bool = False
+
+    def error(self, code: int, message: str, data: Mapping[str, object]) -> bytes:
+        """An error object for the request; for a batch its id is null: no single request of it is meant."""
+        answered = "null" if self.is_batch else self.messages[0].id
+        said = json.dumps({"code": code, "message": message, "data": data})
+        return f'{{"jsonrpc": "2.0", "id": {answered}, "error": {said}}}\n'.encode()
+
+
+def read_rpc(head: bytes) -> RpcBody | None:
+    """What the first bytes of a body say; None if they are no JSON-RPC: no object, nor an array of objects."""
+    text = head.decode("utf-8", "replace")
+    at = _skip(text, 0)
+    is_batch = text.startswith("[", at)
+    found = list(_batch(text, at) if is_batch else _single(text, at))
+    return RpcBody(tuple(found), is_batch) if found else None
+
+
+def _single(text: str, at: int) -> Iterator[RpcMessage]:
+    message, _ = _message(text, at)
+    if message is not None:
+        yield message
+
+
+def _batch(text: str, at: int) -> Iterator[RpcMessage]:
+    for _ in range(MAX_BATCH):
+        message, end = _message(text, _skip(text, at + 1))
+        if message is None:
+            return
+        yield message
+        at = _skip(text, end)
+        if end < 0 or not text.startswith(",", at):
+            return
+
+
+def _message(text: str, at: int) -> tuple[RpcMessage | None, int]:
+    """The message that begins here, and where it ends: -1 where it is cut off. None: no object of JSON-RPC."""
+    if not text.startswith("{", at):
+        return None, -1
+    found: dict[str, Any] = {}
+    params: dict[str, Any] = {}
+    try:
+        end = _walk(text, at, ("jsonrpc", "id", "method"), found, params)
+    except (ValueError, RecursionError):
+        end = -1
+    if "jsonrpc" not in found and "method" not in found:
+        return None, -1
+    method = _named(found["method"], _METHOD) if "method" in found else UNNAMED
+    tool = _named(params["name"], _TOOL) if method == "tools/call" and "name" in params else UNNAMED
+    return RpcMessage(method, tool, _id(found.get("id"))), end
+
+
+def _walk(text: str, at: int, names: tuple[str, ...], found: dict[str, Any], params: dict[str, Any] | None) -> int:
+    """Walk over the object at `at`, keep the members with these names, and of `params` its name. Returns where it ends.
+
+    Raises ValueError where the text ends or is no JSON, RecursionError where it nests too deep.
+    """
+    at = _skip(text, at + 1)
+    if text.startswith("}", at):
+        return at + 1
+    while True:
+        key, at = _value_at(text, at)
+        at = _skip(text, at)
+        if not isinstance(key, str) or not text.startswith(":", at):
+            raise ValueError("no member")
+        at = _skip(text, at + 1)
+        value: object = None
+        if key == "params" and params is not None and text.startswith("{", at):
+            at = _walk(text, at, ("name",), params, None)
+        else:
+            value, at = _value_at(text, at)
+        at = _skip(text, at)
+        is_last = text.startswith("}", at)
+        if not is_last and not text.startswith(",", at):
+            raise ValueError("no end of a member")  # a number may go on behind what is here
+        if key in names:
+            found[key] = value
+        if is_last:
+            return at + 1
+        at = _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found is not None else at
+
+
+def _named(name: object, grammar: re.Pattern[str]) -> str:
+    return name if isinstance(name, str) and grammar.fullmatch(name) else OTHER
+
+
+def _id(value: object) -> str:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return "null"
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        return "null"
+    return text if len(text) <= MAX_ID else "null"
