@@ -27,6 +27,7 @@ it reads in the same way whatever is accepted here (but for optional blanks and 
 from __future__ import annotations
 
 import re
+from copy import copy
 from functools import partial
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason, RetrySafety, UpstreamFault
@@ -214,14 +215,17 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     def has_begun_body(self) -> bool:
         """Behind a final head: whether the buffer holds a byte of the body, or its end.
 
-        Raises UpstreamFault where the upstream has ended before.
+        Raises UpstreamFault where the upstream has ended before, or has sent no chunk.
         """
-        buffer, at = self._buffer, self._at
+        has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
-            at = buffer.find(b"\n", at) + 1 or len(buffer)  # behind the line with the size of the first chunk
-        if at < len(buffer) or (self._state is _UNTIL_CLOSE and self._eof):
+            try:
+                has_begun = copy(self._chunks).decode(self._buffer, self._at)[0] is not None
+            except Malformed as fault:
+                self._break(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}")
+        if has_begun and self._fault is None:
             return True
-        if self._eof is not None:
+        if self._eof is not None and self._fault is None:
             self._break_off()
         if self._fault is not None:
             raise self._fault()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
@@ -270,6 +271,18 @@ def test_an_answer_that_ends_before_its_first_byte_goes_to_the_next_backend(conv
     talk.client << OK_PASSED
 
 
+def test_a_body_that_begins_with_no_chunk_goes_to_the_next_backend(converse: Start):
+    talk = converse(config(firstByte="5s"))
+    talk.client >> POST
+    asked(talk, "a", b"POST")
+    talk.origin >> HEAD
+    talk.origin >> b"no chunk\r\n"
+    asked(talk, "b", b"POST")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["attempts_detail"][0]["outcome"] == "upstream_bad_response"
+
+
 def test_a_stream_flows_from_its_first_byte_on_and_has_no_such_limit_any_more(converse: Start):
     talk = converse(config(firstByte="50ms"))
     talk.client >> GET
@@ -454,6 +467,23 @@ def test_on_a_forward_proxy_the_route_is_the_permission_and_a_deny_holds(convers
     talk = converse([*objects[:-1], m.policy(destinations=everything)])
     talk.client >> get
     assert talk.client.answer()[0] == 403
+    talk.no_dial()
+
+
+def test_endpoints_that_are_denied_are_left_out_and_where_all_are_it_is_a_403(converse: Start):
+    talk = converse([*config("a", "b"), m.policy(destinations={"deny": [{"hostnames": ["a.example"]}]})])
+    served_by(talk, "b")
+    talk = converse([*config("a", "b"), m.policy(destinations={"deny": [{"hostnames": ["*.example"]}]})])
+    talk.client >> GET
+    assert talk.client.answer()[0] == 403
+    talk.no_dial()
+
+
+def test_a_name_that_leads_to_a_denied_address_ends_the_request(converse: Start):
+    talk = converse(config("a", "b"))
+    talk.names.zone["a.example"] = (IPv4Address("10.0.0.7"),)
+    talk.client >> GET
+    assert talk.client.answer()[3]["reason"] == "resolved_denied"
     talk.no_dial()
 
 
