@@ -500,3 +500,54 @@ def test_never_more_than_so_many_streams_on_a_connection(converse: Start):
         origin.responds(3 + 2 * number)
     for client in clients:
         client << OK
+
+
+# --- by way of others ----------------------------------------------------------------------------------------------
+def test_it_goes_through_the_tunnel_of_a_parent(converse_on: Start):
+    """Never in absolute-form, which is HTTP/1."""
+    behind = m.backend("a", "a.example", 80, protocol="H2C", parent={"name": "corp"})
+    objects = [each for each in h2c(behind, m.backend("corp", "corp.example", 3128)) if each != h2c()[2]]
+    talk = converse_on(objects)
+    talk.client >> GET
+    peer = talk.dialled("corp.example", 3128)
+    peer.take(rb"CONNECT a\.example:80 HTTP/1\.1\r\n.*?\r\n\r\n")
+    peer >> b"HTTP/1.1 200 OK\r\n\r\n"
+    origin = Http2Origin(talk, peer)
+    origin.waits_for(1)
+    origin.responds(1)
+    talk.client << OK
+
+
+def test_a_mirror_may_speak_it(converse_on: Start):
+    to_b = {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "b"}}
+    rule = m.prefix_rule("/", "a", filters=[{"type": "RequestMirror", "requestMirror": to_b}])
+    talk = converse_on(reverse(rule, objects=(m.backend("b", "b.example", 80, protocol="H2C"),)))
+    talk.client >> POST + b"Content-Length: 2\r\n\r\nok"
+    talk.dialled("a.example", 80).take(rb"POST .*?\r\n\r\nok")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+    talk.client << OK
+    mirror = Http2Origin(talk, talk.dialled("b.example", 80))
+    (seen,) = mirror.waits_for(1).values()
+    mirror.goes_on()
+    assert (bytes(seen.data), seen.is_whole) == (b"ok", True)
+    mirror.responds(1)
+    talk.until(lambda: talk.idle == 2)
+    assert talk.idle == 2
+
+
+def test_a_rule_with_retries_sends_it_to_the_next_attempt(converse: Start):
+    rule = m.prefix_rule("/", "a", retry={"attempts": 2, "codes": [503], "backoff": "0s"})
+    objects = [each for each in h2c() if each["kind"] != "HTTPRoute"]
+    talk = converse([*objects, m.http_route("route", rule)])
+    talk.client >> POST + b"Content-Length: 2\r\n\r\nok"
+    origin = dialled(talk)
+    origin.waits_for(1)
+    origin.server.h2.reset_stream(1, ErrorCodes.REFUSED_STREAM)
+    talk.until(lambda: len(origin.waits_for(1)) == 2)
+    seen = origin.waits_for(2)[3]
+    assert bytes(seen.data) == b"ok"
+    origin.responds(3, b"", status=b"503")
+    talk.until(lambda: len(origin.waits_for(2)) == 3)
+    origin.waits_for(3)
+    origin.responds(5)
+    talk.client << OK
