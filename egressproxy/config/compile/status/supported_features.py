@@ -44,6 +44,8 @@ ROUTE_FEATURES: Final[tuple[str, ...]] = (
     "BackendTLSPolicySANValidation",
     "CookieSessionPersistence",
     "CookieSessionPersistencePermanentLifetime",
+    "GRPCRoute",
+    "GRPCRouteNamedRouteRule",
     "Gateway",
     "GatewayAddressEmpty",
     "GatewayBackendClientCertificate",
