@@ -43,6 +43,7 @@ class CheckType(str, Enum):
 
     HTTP = "HTTP"
     TCP = "TCP"
+    GRPC = "GRPC"  # grpc.health.v1.Health/Check
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class HealthCheckIR:
     timeout_s: float = 1.0
     healthy_threshold: int = 1
     unhealthy_threshold: int = 3
+    service: str = ""  # of gRPC
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,11 +117,20 @@ class HttpHealthCheck(Model):
     """Statuses of a healthy endpoint."""
 
 
+class GrpcHealthCheck(Model):
+    service: Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{0,127}$")] = ""
+    """The service that is asked about. Default: the server as a whole."""
+
+
 class ActiveHealthCheck(Model):
-    type: Literal["HTTP", "TCP"]
-    """HTTP: a request has to be answered. TCP: a connection has to open, TLS included where the backend has it."""
+    type: Literal["HTTP", "TCP", "GRPC"]
+    """HTTP: a request has to be answered. TCP: a connection has to open, with TLS where the backend has it.
+    GRPC: grpc.health.v1.Health/Check has to say SERVING.
+    """
     http: HttpHealthCheck | None = None
     """For type HTTP: what is asked for. Default: GET /, which has to be answered 200."""
+    grpc: GrpcHealthCheck | None = None
+    """For type GRPC."""
     interval: Duration = Duration("3s", 3.0)
     """How often each endpoint is asked; at random up to a tenth less, so that not all are asked at once."""
     timeout: Duration = Duration("1s", 1.0)
@@ -132,9 +141,10 @@ class ActiveHealthCheck(Model):
     """Failures in a row after which an endpoint takes no requests."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue for `http` with another type, and for times that are empty."""
-        if self.http is not None and self.type != "HTTP":
-            raise RefusedValue(f"http does not belong to type {self.type}", "remove http")
+        """Raises RefusedValue for a block of another type, and for times that are empty."""
+        for name, block in (("http", self.http), ("grpc", self.grpc)):
+            if block is not None and self.type != name.upper():
+                raise RefusedValue(f"{name} does not belong to type {self.type}", f"remove {name}")
         require_time("interval", self.interval)
         require_time("timeout", self.timeout)
 

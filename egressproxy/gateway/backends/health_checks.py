@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target
@@ -27,9 +28,14 @@ from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import address_text
 from egressproxy.net.timers import TICK_S, Deadline
+from egressproxy.protocols.grpc.framing import call_fields, framed, reply
+from egressproxy.protocols.grpc.health import CHECK, check_message, is_serving
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.upstream.endpoint_health import EndpointHealth
+
+if TYPE_CHECKING:
+    from egressproxy.gateway.backends.http2_checks import Http2Answer
 
 __all__ = ["HealthChecks"]
 
@@ -41,8 +47,8 @@ LIMITS = HeadLimits(max_fields=256)
 #: What counts as the client, for shares.
 CLIENT = "health-check:0"
 FIELDS = ((b"User-Agent", b"egressproxy-health-check"), (b"Accept", b"*/*"))
-#: What is asked in HTTP/1.1; of other protocols the connection alone is judged.
-ASKED = frozenset((Protocol.HTTP, Protocol.HTTP11, Protocol.MCP))
+#: Backends that are asked in HTTP/2; others in HTTP/1.1.
+HTTP_2_PROTOCOLS = frozenset((Protocol.HTTP2, Protocol.H2C, Protocol.GRPC))
 
 
 class HealthChecks:
@@ -126,7 +132,6 @@ class EndpointCheck:
 
     __slots__ = (
         "_check",
-        "_connection",
         "_driver",
         "_due",
         "_health",
@@ -150,7 +155,6 @@ class EndpointCheck:
         self._owner = spec.backend.name.partition("/")[0]  # its namespace
         self._target = target
         self._driver = Driver()
-        self._connection: UpstreamConnection | None = None
         self._due: Deadline | None = Deadline(network.wheel, self._begin)
         self._limit = Deadline(network.wheel, self._too_late)
 
@@ -178,9 +182,8 @@ class EndpointCheck:
         self._driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "the health check took too long", status=504))
 
     async def _run(self) -> None:
-        connection = UpstreamConnection(self._network.wheel, LIMITS)
         try:
-            is_well = await self._ask(connection)
+            is_well = await self._ask()
         except asyncio.CancelledError:
             return
         except GatewayError as error:
@@ -192,31 +195,57 @@ class EndpointCheck:
         finally:
             self._network.checks.give_back(self._owner)
             self._limit.clear()
-            connection.deadline.close()
-            if hasattr(connection, "transport"):
-                connection.finish()
-                connection.abort()
         if is_well:
             self._health.check_passed(self._network.wheel.now)
         else:
             self._health.check_failed()
         self.begin(self._check.interval_s * (1 - random.random() * JITTER))  # noqa: S311 (no secret)
 
-    async def _ask(self, connection: UpstreamConnection) -> bool:
+    async def _ask(self) -> bool:
         """Whether the endpoint is well. Raises GatewayError where it is not."""
         check, target = self._check, self._target
         x = Exchange(CLIENT, "-", "-", monotonic(), backend=self._health.backend)
-        head = x.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
-        await self._opener.open(x, target, None, connection)
-        if check.type is CheckType.TCP or self._spec.backend.protocol not in ASKED:
-            return not connection.is_lost
         host = check.hostname.encode() or host_field(target)
-        connection.begin(self._driver, head)
-        connection.send_head(head, host, self._network.pseudonym)
-        while (response := connection.next_head()) is None or response.is_interim:
-            if response is None:
-                await pause()
-        return response.status in check.statuses
+        if check.type is CheckType.GRPC:
+            return await self._is_serving(x, host)
+        x.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
+        if check.type is CheckType.HTTP and self._spec.backend.protocol in HTTP_2_PROTOCOLS:
+            answer = await self._ask_over_http2(x, host, b"")
+            return answer.head is not None and answer.head.status in check.statuses
+        return await self._ask_over_http1(x, host)
+
+    async def _ask_over_http1(self, x: Exchange, host: bytes) -> bool:
+        """For type TCP the connection is all that is asked for."""
+        connection = UpstreamConnection(self._network.wheel, LIMITS)
+        try:
+            await self._opener.open(x, self._target, None, connection)
+            if self._check.type is CheckType.TCP:
+                return not connection.is_lost
+            connection.begin(self._driver, x.request)
+            connection.send_head(x.request, host, self._network.pseudonym)
+            while (response := connection.next_head()) is None or response.is_interim:
+                if response is None:
+                    await pause()
+            return response.status in self._check.statuses
+        finally:
+            connection.deadline.close()
+            if hasattr(connection, "transport"):
+                connection.finish()
+                connection.abort()
+
+    async def _is_serving(self, x: Exchange, host: bytes) -> bool:
+        """grpc.health.v1.Health/Check."""
+        x.request = RequestHead(b"POST", CHECK, Fields.of(call_fields(self._check.timeout_s)))
+        x.request.te_trailers = True
+        answer = await self._ask_over_http2(x, host, framed(check_message(self._check.service)))
+        assert answer.head is not None
+        return is_serving(reply(answer.head.status, answer.head.fields, answer.body, answer.trailers))
+
+    async def _ask_over_http2(self, x: Exchange, host: bytes, body: bytes) -> Http2Answer:
+        # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
+        from egressproxy.gateway.backends.http2_checks import ask_over_http2
+
+        return await ask_over_http2(self._opener, self._network, self._driver, self._target, x, host, LIMITS, body)
 
     def __repr__(self) -> str:
         return f"EndpointCheck({self._health})"

@@ -675,6 +675,7 @@ def test_a_policy_that_is_silent_on_destinations_differs_from_one_that_allows_no
             "type Header needs header",
         ),
         ({"traffic": {"healthCheck": {"active": {"type": "TCP", "http": {}}}}}, "http does not belong to type TCP"),
+        ({"traffic": {"healthCheck": {"active": {"type": "HTTP", "grpc": {}}}}}, "grpc does not belong to type HTTP"),
         ({"traffic": {"healthCheck": {"active": {"type": "TCP", "interval": "0s"}}}}, "interval is 0s"),
         ({"traffic": {"healthCheck": {"passive": {"consecutiveErrors": 3}}}}, "Extra inputs"),
         ({"traffic": {"healthCheck": {"panicThreshold": 101}}}, "less than or equal to 100"),

@@ -14,7 +14,9 @@ from egressproxy.upstream.endpoint_health import HealthState
 from tests.gateway.backends.test_endpoints import PODS, ask, healths, to_pods
 from tests.gateway.conftest import Start
 from tests.gateway.kit import reverse, through_parent
+from tests.support import manifests as m
 from tests.support.conversation import Conversation, Dial, MemoryPeer, MemoryTransport
+from tests.support.http2 import Http2Origin
 
 CHECK = {"type": "HTTP", "interval": "10s", "timeout": "2s", "unhealthyThreshold": 2, "healthyThreshold": 2}
 ASKED = b"GET / HTTP/1.1\r\nHost: %b\r\nUser-Agent: egressproxy-health-check\r\nAccept: */*\r\nVia: 1.1 gw\r\n\r\n"
@@ -206,3 +208,65 @@ def test_the_number_of_checks_at_once_is_bounded_and_one_namespace_leaves_some_t
     assert len(talk.dialer.dials) == most_of(MAX_CHECKS)
     while talk.dialer.dials:
         refuse(talk, talk.dialer.dials[0])
+
+
+# --- HTTP/2 --------------------------------------------------------------------------------------------------------
+def over_http2(converse: Start, protocol: str, **check: Any) -> Conversation:
+    return converse(
+        [
+            m.gateway(m.http_listener(8080)),
+            m.policy(traffic=checking(unhealthyThreshold=1, **check)),
+            m.backend("a", "a.example", 80, protocol=protocol),
+            m.http_route("route", m.prefix_rule("/", "a")),
+        ]
+    )
+
+
+def http2_origin(talk: Conversation) -> Http2Origin:
+    return Http2Origin(talk, accept(talk, dials(talk)[0]))
+
+
+@pytest.mark.parametrize(("status", "state"), [(b"200", HealthState.HEALTHY), (b"500", HealthState.UNHEALTHY)])
+def test_a_backend_that_speaks_http_2_is_asked_in_it(converse: Start, status: bytes, state: HealthState):
+    talk = over_http2(converse, "H2C", http={"path": "/up"})
+    origin = http2_origin(talk)
+    (seen,) = origin.waits_for(1).values()
+    assert (seen.headers[b":method"], seen.headers[b":path"], seen.headers[b":authority"]) == (
+        b"GET", b"/up", b"a.example",
+    )  # fmt: skip
+    origin.responds(1, status=status)
+    assert set(healths(talk).values()) == {state}
+    origin.peer.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "state"),
+    [
+        (b"\x08\x01", 0, HealthState.HEALTHY),
+        (b"\x08\x02", 0, HealthState.UNHEALTHY),  # NOT_SERVING
+        (b"", 0, HealthState.UNHEALTHY),  # UNKNOWN
+        (None, 5, HealthState.UNHEALTHY),  # the service is not known
+        (None, 12, HealthState.UNHEALTHY),  # there is no health service
+    ],
+)
+def test_a_grpc_service_has_to_say_that_it_serves(
+    converse: Start, message: bytes | None, status: int, state: HealthState
+):
+    talk = over_http2(converse, "GRPC", type="GRPC", grpc={"service": "pkg.Echo"})
+    origin = http2_origin(talk)
+    (seen,) = origin.waits_for(1).values()
+    assert seen.headers[b":path"] == b"/grpc.health.v1.Health/Check"
+    assert seen.headers[b"te"] == b"trailers"
+    assert seen.message == b"\x0a\x08pkg.Echo"
+    origin.server.answer(1, message, status)
+    origin.goes_on()
+    assert set(healths(talk).values()) == {state}
+
+
+def test_a_grpc_check_that_is_not_answered_in_time_has_failed(converse: Start):
+    talk = over_http2(converse, "H2C", type="GRPC", timeout="1s")
+    origin = http2_origin(talk)
+    origin.waits_for(1)
+    talk.after(1.5)
+    assert set(healths(talk).values()) == {HealthState.UNHEALTHY}
+    assert talk.network.checks.total == 0

@@ -76,6 +76,7 @@ def health_check(written: ActiveHealthCheck | None) -> HealthCheckIR | None:
         timeout_s=written.timeout.seconds,
         healthy_threshold=written.healthy_threshold,
         unhealthy_threshold=written.unhealthy_threshold,
+        service=written.grpc.service if written.grpc is not None else "",
     )
 
 
