@@ -7,6 +7,7 @@ from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
+from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
@@ -15,6 +16,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
+from tests.support.http2 import Http2Origin
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde"
@@ -655,3 +657,68 @@ def test_a_session_moves_from_a_backend_that_is_put_aside(converse: Start):
         asked(talk, "b", is_new=False)
         talk.origin >> OK
         passed(talk, 200)
+
+
+# --- with backends that speak HTTP/2 ----------------------------------------------------------------------------------
+def over_http2(**failover: Any) -> list[m.Manifest]:
+    """As `config`, where a speaks HTTP/2."""
+    made = config(**failover)
+    made[1] = m.backend("a", "a.example", 80, protocol="H2C")
+    return made
+
+
+def http2_asked(talk: Conversation) -> Http2Origin:
+    """The backend a has the request, and its whole body."""
+    talk.client >> POST
+    origin = Http2Origin(talk, talk.dialled("a.example", 80))
+    (seen,) = origin.waits_for(1).values()
+    assert bytes(seen.data) == b"abcde"
+    return origin
+
+
+def goes_on_to_b(talk: Conversation) -> None:
+    assert b"\r\nHost: b.example\r\n" in asked(talk, "b", b"POST")
+    talk.origin << b"abcde"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("code", [ErrorCodes.INTERNAL_ERROR, ErrorCodes.ENHANCE_YOUR_CALM])
+def test_a_stream_that_is_reset_goes_to_the_next_backend(converse: Start, code: ErrorCodes):
+    talk = converse(over_http2())
+    origin = http2_asked(talk)
+    origin.server.h2.reset_stream(1, code)
+    origin.goes_on()
+    goes_on_to_b(talk)
+
+
+def test_a_code_of_failure_of_a_stream_goes_to_the_next_backend(converse: Start):
+    talk = converse(over_http2())
+    http2_asked(talk).responds(1, b"no", (b"retry-after", b"30"), status=b"429")
+    goes_on_to_b(talk)
+    served_by(talk, "b", is_new=False)
+
+
+def test_a_stream_without_a_first_byte_goes_to_the_next_backend_and_is_reset(converse: Start):
+    talk = converse(over_http2(firstByte="60ms"))
+    origin = http2_asked(talk)
+    origin.responds(1, None, is_last=False)
+    talk.client.hears_nothing()
+    wait_for_dial(talk)
+    goes_on_to_b(talk)
+    origin.goes_on()
+    assert origin.server.calls[1].reset == ErrorCodes.CANCEL
+
+
+def test_a_stream_of_http2_flows_from_its_first_byte_on(converse: Start):
+    talk = converse(over_http2(firstByte="5s"))
+    origin = http2_asked(talk)
+    origin.responds(1, None, is_last=False)
+    talk.client.hears_nothing()
+    origin.server.h2.send_data(1, b"one")
+    origin.goes_on()
+    talk.client << STREAM + b"3\r\none\r\n"
+    origin.server.h2.send_data(1, b"two", end_stream=True)
+    origin.goes_on()
+    talk.client << b"3\r\ntwo\r\n0\r\n\r\n"
+    talk.no_dial()
