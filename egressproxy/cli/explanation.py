@@ -60,6 +60,8 @@ def _error(error: Mapping[str, Any] | None) -> Iterator[Line]:
     if error is None:
         return
     yield "why", f"{error['status']} {error['reason']}: {error['message']}", "red"
+    if "grpcStatus" in error:
+        yield "gRPC", f"a call is told {error['grpcStatus']}", ""
     if "rule" in error:
         yield "decided by", error["rule"], ""
     if "detail" in error:

@@ -141,7 +141,7 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
         Reason.NO_ROUTE,
         f"no route for this request to {authority.host} on this listener",
         status=404,
-        remedy="attach an HTTPRoute whose hostnames and matches (path, method, headers, query) fit; status of those"
+        remedy="attach a route whose hostnames and matches (path, method, headers, query) fit; status of those"
         " that are there says whether they are attached",
     )
 

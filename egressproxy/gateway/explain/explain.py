@@ -42,6 +42,7 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.backend import Destination
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.protocols.grpc.statuses import is_grpc, status_of
 from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.telemetry.series import decided_by
@@ -92,6 +93,8 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
         if error["reason"] == Reason.ADDRESS_DENIED.value and decided.error is None:
             allowed = made["policy"]["decision"].removesuffix(_DENIED_NOWHERE)
             made["policy"]["decision"] = f"{allowed}, but no address of it may be dialled"
+        if _is_call(decided, error):
+            error["grpcStatus"] = status_of(Reason(error["reason"]), error["status"]).name
         made["error"] = error
         made["verdict"] = "denied" if error["denied"] else "failed"
     return made
@@ -114,6 +117,15 @@ def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | 
     if len(matches) == 1:
         return {**shown, "why": "no other rule matches"}, None
     return {**shown, "why": criterion(winner, matches[1])}, match_values(matches[1])
+
+
+def _is_call(decided: Decision, error: dict[str, Any]) -> bool:
+    """Whether this is, or may well be, a call of gRPC: by its content, or by the routes of its host."""
+    request, route = decided.x.request, decided.route
+    if request is None or request.method != b"POST":
+        return False
+    kinds = {each["kind"] for each in error.get("near", ())} | {route.kind if route is not None else ""}
+    return "GRPCRoute" in kinds or is_grpc(request.fields.get(b"content-type"))
 
 
 def _matches(decided: Decision) -> list[Match[Route]]:

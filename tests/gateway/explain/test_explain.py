@@ -646,3 +646,32 @@ def test_a_failover_is_told_with_its_endpoints():
     assert note.endswith(", has sent no byte of a body after 5 s or answers 503")
     text = "\n".join(line[1] for line in lines(found))
     assert "agents/b Fqdn b.example:80, priority 1 of Failover agents/any" in text
+
+
+def test_a_call_of_grpc():
+    spec = {
+        "parentRefs": [{"name": "gw"}], "hostnames": ["api.example"],
+        "rules": [
+            {"matches": [{"method": {"service": "pkg.Echo", "method": "Say"}}]},
+            {"matches": [{"method": {"method": "Say"}}],
+             "backendRefs": [{"group": m.OURS, "kind": "Backend", "name": "api"}]},
+        ],
+    }  # fmt: skip
+    objects = [
+        m.gateway(m.http_listener(8080)), _policy(), m.backend("api", "api.example", 443, tls=True, protocol="GRPC"),
+        m.manifest(f"{m.GATEWAY_API}/v1", "GRPCRoute", "echo", "agents", spec=spec),
+    ]  # fmt: skip
+    url = "http://api.example:8080"
+    found = ask(objects, "POST", f"{url}/any.Service/Say")
+    assert (found["verdict"], found["route"]["kind"], found["route"]["rule"]) == ("allowed", "GRPCRoute", 1)
+    assert found["route"]["match"] == "POST any service /Say"
+    found = ask(objects, "POST", f"{url}/pkg.Echo/Say")
+    assert found["runnerUp"]["rule"] == 1
+    assert found["route"]["why"] == "an exact path comes before a gRPC method"
+    assert (found["error"]["reason"], found["error"]["grpcStatus"]) == ("backend_invalid", "UNAVAILABLE")
+    found = ask(objects, "POST", f"{url}/pkg.Echo/Other")
+    assert (found["error"]["status"], found["error"]["grpcStatus"]) == (404, "UNIMPLEMENTED")
+    assert ("gRPC", "a call is told UNIMPLEMENTED", "") in list(lines(found))
+    assert "grpcStatus" not in ask(objects, "GET", f"{url}/pkg.Echo/Other")["error"]
+    content = ask(objects, "POST", "http://b.example:8080/", "content-type: application/grpc")
+    assert content["error"]["grpcStatus"] == "UNIMPLEMENTED"
