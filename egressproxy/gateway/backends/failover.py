@@ -70,13 +70,16 @@ def _health(backend: RouteBackend) -> PassiveHealth:
 class FailoverGroup:
     """The endpoints that can be used, by priority. Keeps nothing of a request."""
 
-    __slots__ = ("codes", "endpoints", "spec")
+    __slots__ = ("_usual", "codes", "endpoints", "spec")
 
     def __init__(self, spec: FailoverIR, endpoints: Sequence[RouteBackend]) -> None:
         """Each of the `endpoints` has a connector."""
         self.spec = spec
         self.codes = frozenset(spec.codes)
         self.endpoints = tuple(sorted(endpoints, key=lambda endpoint: endpoint.priority))
+        first, *others = self.endpoints
+        #: Where requests go if it serves, without a look at any other.
+        self._usual = first if not others or others[0].priority > first.priority else None
 
     @property
     def note(self) -> str:
@@ -89,6 +92,9 @@ class FailoverGroup:
 
     def choose(self, asked: Collection[RouteBackend], now: float) -> RouteBackend | None:
         """The backend to ask next; None if all were asked."""
+        usual = self._usual
+        if usual is not None and not asked and may_serve(usual, now):
+            return usual
         left = [endpoint for endpoint in self.endpoints if endpoint not in asked]
         serving = [endpoint for endpoint in left if may_serve(endpoint, now)]
         if serving:

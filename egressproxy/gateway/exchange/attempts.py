@@ -99,7 +99,9 @@ async def _reach(
         target: Target | None = None
         if course is not None:
             course.begin(backend, client.wheel.now)
-        timer = AttemptTimer(client, backend, failover, body) if failover is not None or backend.is_brief else None
+        timer = None
+        if backend.is_brief or (failover is not None and failover.spec.first_byte_s):
+            timer = AttemptTimer(client, backend, failover, body)
         try:
             target = session.target(x) if session is not None else untried(backend, x, tried, down)
             tried.add(target)
