@@ -150,6 +150,12 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
     for each in backend.get("addresses", ()):
         style = "" if each["verdict"] == "dial" else "red"
         yield "  address", f"{each['verdict']:<7}{each['address']} port {each['port']}: {each['why']}", style
+    for each in backend.get("endpoints", ()):
+        left = f", for {each['outForSeconds']:g} s more" if "outForSeconds" in each else ""
+        style = "" if each["health"] == "healthy" else "red"
+        yield "  endpoint", f"{each['health']:<10}{each['address']}{left}", style
+    if "openCircuits" in backend:
+        yield "  circuits", f"open: {', '.join(backend['openCircuits'])}", "red"
     if backend.get("tls"):
         yield "  tls", _tls(backend["tls"]), ""
     elif "tls" in backend:

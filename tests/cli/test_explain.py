@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from egressproxy.cli import main
+from egressproxy.cli import explanation, main
 from tests.support import manifests as m
 from tests.support.net import free_port
 
@@ -136,3 +136,18 @@ def test_it_shows_what_became_of_a_published_form_and_of_which_group_the_backend
     assert "sni.example" in result.output
     found = invoke("GET", "https://api.example/v1/x", "-c", config, "--no-dns", "-o", "json")
     assert json.loads(found.output)["backends"][0]["kind"] == "Backend.egressproxy.io"
+
+
+def test_endpoints_are_shown_with_their_health():
+    backend = {
+        "endpoints": [
+            {"address": "10.0.0.1:80", "health": "ejected", "outForSeconds": 12.5},
+            {"address": "10.0.0.2:80", "health": "healthy"},
+        ],
+        "openCircuits": ["maxConnections"],
+    }
+    assert list(explanation._way(backend)) == [
+        ("  endpoint", "ejected   10.0.0.1:80, for 12.5 s more", "red"),
+        ("  endpoint", "healthy   10.0.0.2:80", ""),
+        ("  circuits", "open: maxConnections", "red"),
+    ]

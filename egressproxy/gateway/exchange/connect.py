@@ -183,6 +183,8 @@ async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) 
     x.attempts += 1
     target: DialTarget | None = None
     try:
+        if connector.fixed is not None and connector.fixed.watch is not None:
+            connector.fixed.watch.admit(connector.fixed)  # other targets are chosen among those that may be used
         if terminated:
             target = connector.target(x)
             parked = PendingProtocol()

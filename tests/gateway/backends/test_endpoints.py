@@ -16,6 +16,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, OK, OK_PASSED, connect, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
+from tests.support.http2 import Http2Origin
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
@@ -339,6 +340,59 @@ def test_explain_shows_health_and_limits(converse: Start):
     talk.origin.take(rb"GET .*?\r\n\r\n")
     talk.origin >> OK
     talk.client << OK_PASSED
+
+
+def test_endpoints_that_speak_http_2_are_judged_and_limited_too(converse: Start):
+    traffic = {"healthCheck": PASSIVE, "circuitBreaker": {"maxParallelRequests": 1}}
+    objects = to_pods(traffic, *PODS[:2])
+    service = next(each for each in objects if each["kind"] == "Service")
+    service["spec"]["ports"][0]["appProtocol"] = "kubernetes.io/h2c"
+    talk = converse(objects)
+    origins: dict[str, Http2Origin] = {}
+
+    def asked() -> tuple[str, int]:
+        """A request, whose endpoint has it now; its stream."""
+        talk.client = talk.connect()
+        talk.client >> GET
+        if talk.pending_dial() is not None:
+            address = dialled(talk)
+            origins[address] = Http2Origin(talk, talk.dialled(address, 8080))
+        for address, origin in origins.items():
+            before = len(origin.server.calls)
+            origin.goes_on()
+            if len(origin.server.calls) > before:
+                return address, max(origin.server.calls)
+        raise AssertionError(talk.client.got)
+
+    first, other = asked(), asked()
+    assert {first[0], other[0]} == set(PODS[:2])
+    third = talk.connect()
+    third >> GET
+    assert third.answer()[3]["reason"] == "circuit_open"
+    for address, stream in (first, other):
+        origins[address].responds(stream)
+    seen = []
+    for _ in range(8):
+        address, stream = asked()
+        seen.append(address)
+        origins[address].responds(stream, status=b"500" if address == PODS[0] else b"200")
+    assert seen.count(PODS[0]) == 2
+    assert healths(talk)[f"{PODS[0]}:8080"] is HealthState.EJECTED
+
+
+def test_a_tunnel_to_a_name_whose_addresses_are_all_out_fails_at_once(converse: Start):
+    passive = {"passive": {**PASSIVE["passive"], "maxEjectionPercent": 100}}
+    objects = [m.backend("a", "a.example", 443, protocol="TCP"), m.tls_route("t", "a", hostnames=["a.example"])]
+    talk = converse(forward(*objects, traffic={"healthCheck": passive}))
+    reasons = []
+    for _ in range(3):
+        client = talk.connect()
+        client >> connect("a.example:443")
+        if talk.pending_dial() is not None:
+            fault = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, retry=RetrySafety.SAFE)
+            talk.refused("a.example", 443, fault)
+        reasons.append(client.answer()[3]["reason"])
+    assert reasons == ["upstream_refused", "upstream_refused", "no_healthy_endpoint"]
 
 
 # --- names with several addresses ------------------------------------------------------------------------------------
