@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from ipaddress import ip_address
 from typing import Any
 
@@ -344,7 +345,7 @@ def test_explain_shows_health_and_limits(converse: Start):
 
 def test_endpoints_that_speak_http_2_are_judged_and_limited_too(converse: Start):
     traffic = {"healthCheck": PASSIVE, "circuitBreaker": {"maxParallelRequests": 1}}
-    objects = to_pods(traffic, *PODS[:2])
+    objects = deepcopy(to_pods(traffic, *PODS[:2]))  # the Service is that of all tests
     service = next(each for each in objects if each["kind"] == "Service")
     service["spec"]["ports"][0]["appProtocol"] = "kubernetes.io/h2c"
     talk = converse(objects)
