@@ -12,15 +12,19 @@ from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, Nam
 from egressproxy.gateway.backends.health_checks import EndpointCheck, HealthChecks
 from egressproxy.gateway.backends.mirror_copy import Copies, Copy
 from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
+from egressproxy.protocols.http2.connection import _States, _StreamState
+from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
 from egressproxy.protocols.tunnel.tunnel import Tunnel
 from egressproxy.upstream.endpoint_health import EndpointHealth
+from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
@@ -28,6 +32,11 @@ from tests.support.pki import Pki
 
 KINDS = (
     ClientConnection,
+    ClientHttp2,
+    ClientStream,
+    StreamTransport,
+    _States,
+    _StreamState,
     UpstreamConnection,
     Tunnel,
     TransportEnd,
@@ -137,3 +146,38 @@ def test_nothing_is_left_of_endpoints_that_a_reload_has_retired():
         assert not [found for found in gc.get_objects() if isinstance(found, kinds)]
     finally:
         talk.close()
+
+
+@pytest.mark.parametrize(
+    "what", ["served", "denied", "malformed", "reset", "cut", "tunnel", "tunnel to port 80", "idle"]
+)
+def test_nothing_is_left_of_a_client_that_spoke_http2(what: str):
+    talk = conversation(forward(), wire="sockets")
+    client = speak_http2(talk)
+    if what in ("served", "reset", "cut"):
+        stream = client.ask()
+        talk.dialled("a.example", 80)
+        talk.origin.take(rb"GET .*?\r\n\r\n")
+        if what == "served":
+            talk.origin >> OK
+            while not client.answer(stream).is_whole:
+                pass
+        elif what == "reset":
+            client.resets(stream)
+    elif what == "denied":
+        client.ask(b"POST", b"/", b"b.example", ends=False)
+    elif what == "malformed":
+        client.ask(b"GET", b"nowhere")
+    elif what == "tunnel":
+        client.connects(b"a.example:22")
+        talk.dialled("a.example", 22)
+    elif what == "tunnel to port 80":
+        client.says(client.connects(b"a.example:80"), b"GET / HTTP/1.1\r\nHost: b.example\r\n\r\n")
+    client.settle()
+    assert client.h2.streams or what == "idle"
+    del client
+    for origin in talk.origins:
+        origin.leaves()
+    talk.until(lambda: talk.open == 0)
+    assert left_of(talk) == Counter()
+    talk.close()

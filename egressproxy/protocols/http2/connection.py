@@ -80,6 +80,7 @@ LONG_PIECE = 1024
 #: How long a peer may take to read our last word.
 CLOSE_S = 10.0
 
+_OF_HEADS = (HEADERS, CONTINUATION)
 _HEADS = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
 
 
@@ -391,6 +392,7 @@ class Http2Connection(FlowControl):
         "_is_dirty",
         "_later",
         "_waiting",
+        "head_size",
         "is_lost",
         "limits",
         "streams",
@@ -412,6 +414,7 @@ class Http2Connection(FlowControl):
         self._h2 = _States(client_side=client_side, limits=limits, extended_connect=extended_connect)
         self._frames = FrameSplitter(has_preface=not client_side)
         self._guard = FloodGuard(wheel.now)
+        self.head_size = 0  # bytes of the head that is coming, frames and all
         self._is_dirty = False  # h2 may have something to send at the end of this turn
         self._waiting: dict[int, Http2Stream] = {}  # those that have more to say than the windows allow
         self._later: list[tuple[int, bytes]] = []  # frames of the next turn
@@ -468,6 +471,8 @@ class Http2Connection(FlowControl):
     def _take_frame(self, kind: int, frame: bytes) -> None:
         """One whole frame."""
         h2 = self._h2
+        if kind in _OF_HEADS:
+            self.head_size += len(frame)
         if kind > HEADERS:
             check_control_frame(kind, frame)
             if kind == GOAWAY and not self.is_head_open:
@@ -537,6 +542,7 @@ class Http2Connection(FlowControl):
     def _take(self, event: Event) -> None:
         if isinstance(event, _HEADS):
             self.take_head(event, self.streams.get(event.stream_id))
+            self.head_size = 0
         elif isinstance(event, DataReceived):
             stream = self.streams.get(event.stream_id)
             size = event.flow_controlled_length
@@ -585,7 +591,9 @@ class Http2Connection(FlowControl):
     # --- what goes -------------------------------------------------------------------------------------------------
     def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
         """A head or trailers of this stream."""
+        before = len(self._h2._data_to_send)
         self._h2.say_fields(stream.number, fields, is_last=is_last)
+        stream.octets_out += len(self._h2._data_to_send) - before
         self._guard.frame_sent()
         self._touch()
         if is_last:

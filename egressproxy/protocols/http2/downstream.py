@@ -390,6 +390,9 @@ class DownstreamStream(Http2Stream):
     def transport_ended(self) -> None:
         """Nobody reads or writes the tunnel any more."""
         self._state = _LOST
+        self.transport = self.connection.transport  # they hold each other: let go
+        if self.is_over:
+            return
         if self.has_said_all and self.is_whole:
             self.connection.forget(self)
         else:
@@ -493,8 +496,7 @@ class DownstreamStream(Http2Stream):
             self._unsent_before = self.unsent_size
             self.deadline.after(REST_S)
         else:
-            self._state = _LOST
-            self.reset(ErrorCodes.CANCEL)
+            self._over(ErrorCodes.CANCEL)
 
     def __repr__(self) -> str:
         return f"DownstreamStream({self.number} of {self.client}, {self._state.name.lower()})"
@@ -573,6 +575,7 @@ class DownstreamHttp2(Http2Connection):
         assert hasattr(event, "headers")
         if stream is not None:
             assert isinstance(stream, DownstreamStream)
+            stream.octets_in += self.head_size
             stream.take_trailers(event.headers)
             return
         if not isinstance(event, RequestReceived):
@@ -586,6 +589,7 @@ class DownstreamHttp2(Http2Connection):
             return
         has_ended = event.stream_ended is not None
         made = self.streams[number] = self.new_stream(number)
+        made.octets_in = self.head_size
         self.deadline.at = NEVER
         try:
             head = self._reader.read(event.headers, has_ended=has_ended)
@@ -642,6 +646,8 @@ class DownstreamHttp2(Http2Connection):
                 self.close()
 
     def _deadline_passed(self) -> None:
+        if self.is_lost:
+            return
         if self._awaits_head:
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, "a head took too long")
         elif not self.streams:

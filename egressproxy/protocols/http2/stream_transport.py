@@ -23,9 +23,6 @@ class TunnelStream(Protocol):
     has_said_all: bool
 
     @property
-    def is_over(self) -> bool: ...
-
-    @property
     def unsent_size(self) -> int: ...
 
     @property
@@ -90,8 +87,7 @@ class StreamTransport(asyncio.Transport):
 
     def _tell(self, error: Exception | None) -> None:
         self._stream.feed_from(None)
-        if not self._stream.is_over:
-            self._stream.transport_ended()
+        self._stream.transport_ended()
         protocol, self._protocol = self._protocol, asyncio.Protocol()
         protocol.connection_lost(error)
 
