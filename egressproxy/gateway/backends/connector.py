@@ -309,7 +309,8 @@ class Connector:
         found = await self._shared(target).acquire(x, connect, self._alpn)
         if not isinstance(found, PendingProtocol):
             return found
-        target.shared = None
+        if target.shared is not None and target.shared.is_empty:
+            target.shared = None
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         found.hand_over(connection)
         claim: Claim[Upstream] = Claim(client_of(x))

@@ -82,11 +82,16 @@ class Http2Connections(SharedConnections):
 
     def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
         """A place, after a dial that was not ours has led to HTTP/2. `version`: of the name, before the dial."""
+        claim = Claim[UpstreamStream](client_of(x))
+        found = self._pool.take(claim)
+        if found is not None:  # another dial was faster
+            parked.transport.close()
+            return found
         connection = self._new()
         parked.hand_over(connection)
         self._pool.opening += 1
         self._pool.opened(connection)
-        return self._place_on(connection, Claim(client_of(x)), version)
+        return self._place_on(connection, claim, version)
 
     async def _settled(self, x: Exchange, place: UpstreamStream) -> UpstreamStream:
         """Whether a server takes an upgrade stands in its settings (RFC 8441 section 3)."""

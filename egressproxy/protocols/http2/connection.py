@@ -15,7 +15,7 @@ from abc import abstractmethod
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import AllowedStreamIDs, ConnectionInputs, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -30,7 +30,7 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
-from h2.exceptions import H2Error, ProtocolError, StreamClosedError
+from h2.exceptions import H2Error, ProtocolError, StreamClosedError, TooManyStreamsError
 from h2.settings import SettingCodes, Settings
 from h2.stream import H2Stream, StreamClosedBy, StreamInputs
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
@@ -163,8 +163,10 @@ class _States(H2Connection):
         """A list of fields on a stream; one that is new begins with it. Raises H2Error."""
         stream = self.streams.get(number)
         if stream is None:
-            self.send_headers(number, fields, end_stream=is_last)
-            return
+            if len(self.streams) >= self.remote_settings.max_concurrent_streams:
+                raise TooManyStreamsError("the peer takes no more")
+            self.state_machine.process_input(ConnectionInputs.SEND_HEADERS)
+            stream = self._begin_new_stream(number, AllowedStreamIDs.ODD)
         machine = stream.state_machine
         is_interim = not machine.client and fields[0][0] == b":status" and fields[0][1][:1] == b"1"
         machine.process_input(_SEND_INTERIM if is_interim else _SEND_HEADERS)
