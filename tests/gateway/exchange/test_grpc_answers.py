@@ -9,13 +9,15 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.filters.base import Filter, Phase
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.protocols.grpc.statuses import parsed_timeout
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.support import manifests as m
-from tests.support.conversation import Conversation
+from tests.support.conversation import Conversation, scripted_filter
 from tests.support.http2 import Http2Origin
 from tests.support.http2_client import Answer
 
@@ -297,6 +299,62 @@ def test_the_status_passes_where_a_filter_looks_at_responses(converse_on: Start)
     answer = client.answer(stream)
     assert answer[b"x-tag"] == b"b"
     assert answer.trailers == [*OK, (b"grpc-message", b"m")]
+
+
+class Noted(Filter):
+    """Looks at the content of responses."""
+
+    runs_in = frozenset([Phase.RESPONSE_BODY])
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        return data
+
+
+def test_the_status_passes_where_a_filter_looks_at_content(converse: Start):
+    objects = routed(extensions=[scripted_filter("noted", "response-body")])
+    talk = converse(objects, filters={"noted": Noted()})
+    client = speak_http2(talk)
+    stream = call(client)
+    origin = reached(talk)
+    origin.waits_for(1)
+    origin.responds(1, MESSAGE, CONTENT, trailers=[*OK, (b"x-tail", b"t")])
+    answer = client.answer(stream)
+    assert (bytes(answer.data), answer.trailers) == (MESSAGE, OK)
+
+
+@pytest.mark.parametrize(("said", "status"), [(b"401 Who", 16), (b"403 No", 7), (b"429 Slow", 14)])
+def test_an_authorization_server_refuses_a_call(converse: Start, said: bytes, status: int):
+    server = {"group": "egressproxy.io", "kind": "Backend", "name": "auth"}
+    auth = {"type": "ExternalAuth", "externalAuth": {"protocol": "HTTP", "backendRef": server, "http": {}}}
+    rule = {**m.prefix_rule("/", "a"), "filters": [auth]}
+    backends = [m.backend("a", "a.example", 80, protocol="GRPC"), m.backend("auth", "auth.example", 9000)]
+    talk = converse([m.gateway(m.http_listener(8080)), m.policy(), *backends, m.http_route("route", rule)])
+    client = speak_http2(talk)
+    stream = call(client)
+    talk.dialled("auth.example", 9000)
+    talk.origin.take(rb"POST /.*?\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 %b\r\nContent-Type: text/plain\r\nX-Why: y\r\nContent-Length: 5\r\n\r\nnever" % said
+    answer = client.answer(stream)
+    assert told(answer) == (status, "ext_auth_denied: never")
+    assert answer[b"x-why"] == b"y"
+    assert talk.record()["grpc_status"] == GrpcStatus(status).name
+
+
+def test_a_call_is_mirrored(converse: Start):
+    copy = {"group": "egressproxy.io", "kind": "Backend", "name": "copy"}
+    mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": copy}}
+    other = m.backend("copy", "copy.example", 80, protocol="HTTP")
+    talk = converse(routed(other, rule={"filters": [mirror]}))
+    client = speak_http2(talk)
+    stream = call(client)
+    origin = reached(talk)
+    mirrored = Http2Origin(talk, talk.dialled("copy.example", 80))
+    origin.waits_for(1)
+    origin.responds(1, MESSAGE, CONTENT, trailers=OK)
+    assert client.answer(stream).trailers == OK
+    (seen,) = mirrored.waits_for(1).values()
+    assert (bytes(seen.data), seen.headers[b":path"]) == (MESSAGE, b"/pkg.Echo/Get")
+    mirrored.responds(1, MESSAGE, CONTENT, trailers=OK)
 
 
 @pytest.mark.parametrize(
