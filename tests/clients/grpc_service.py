@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.support import manifests as m
 from tests.support.manifests import Manifest
+from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
@@ -106,20 +107,25 @@ class GrpcWorld:
         pair = leaf.private_key_pem.bytes(), chain(leaf).encode()
         secure = self.server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
         self.server.start()
+        self.dns = NameServer({NAME: ["127.0.0.1"]}).start()
+        self.forward_port = free_port()
         self.down_port = free_port()
         self.ports = {"plain": free_port(), "tls": free_port()}
         self.gateway = GatewayProcess(folder / "gateway", self._manifests(plain, secure)).start()
+        trust = grpc.ssl_channel_credentials(self.pki.ca_pem.encode())
+        proxy = ("grpc.http_proxy", f"http://127.0.0.1:{self.forward_port}")
         self._channels = {
+            "tunnel": grpc.secure_channel(f"{NAME}:{secure}", trust, [*OPTIONS, proxy]),
             "plain": grpc.insecure_channel(f"127.0.0.1:{self.ports['plain']}", OPTIONS),
             "tls": grpc.secure_channel(
                 f"127.0.0.1:{self.ports['tls']}",
-                grpc.ssl_channel_credentials(self.pki.ca_pem.encode()),
+                trust,
                 [*OPTIONS, ("grpc.ssl_target_name_override", NAME), ("grpc.default_authority", NAME)],
             ),
         }
 
     def channel(self, way: str) -> Any:
-        """Through the listener of this name, to the server in the same form."""
+        """Through the listener of this name, to the server in the same form; "tunnel": TLS by the forward proxy."""
         return self._channels[way]
 
     def close(self) -> None:
@@ -128,6 +134,7 @@ class GrpcWorld:
             channel.close()
         self.gateway.stop()
         self.server.stop(0).wait(WAIT_S)
+        self.dns.stop()
 
     def _manifests(self, plain: int, secure: int) -> list[Manifest]:
         """In plain text a Service of h2c, in TLS a Service with a BackendTLSPolicy."""
@@ -144,8 +151,10 @@ class GrpcWorld:
         return [
             m.gateway(
                 m.http_listener(self.ports["plain"], "plain"),
+                m.forward_listener(self.forward_port),
                 {"name": "tls", "port": self.ports["tls"], "protocol": "HTTPS", "tls": tls},
             ),
+            m.policy([NAME], dns=self.dns.address, cidrs=["127.0.0.0/8"]),
             m.secret("listener", pair, kind="kubernetes.io/tls"),
             m.config_map("ca", {"ca.crt": self.pki.ca_pem}),
             *_service("open", plain, appProtocol="kubernetes.io/h2c"),

@@ -197,3 +197,13 @@ def test_a_limit_is_told_as_a_status(grpc_world: GrpcWorld):
     error = calls.error(lambda: method(b"", timeout=WAIT_S))
     assert error.code() is calls.codes.RESOURCE_EXHAUSTED
     assert error.details().startswith("request_rate: ")
+
+
+def test_calls_in_a_tunnel_of_the_forward_proxy(grpc_world: GrpcWorld):
+    calls = Calls(grpc_world, "tunnel")
+    mark = grpc_world.gateway.mark()
+    assert calls.unary(b"hi", timeout=WAIT_S) == b"hi"
+    assert list(calls.duplex(iter([b"1", b"2"]), timeout=WAIT_S)) == [b"1", b"2"]
+    calls.channel.close()
+    record = calls.record(mark)
+    assert (record["kind"], record["method"], record["status"]) == ("tunnel", "CONNECT", 200)
