@@ -124,7 +124,7 @@ async def _reach(
                     course.succeeded(backend)
                 break
             outcome = str(status)
-            if course is not None:
+            if course is not None and failover is not None and status in failover.codes:
                 course.answered(backend, x.response, client.wheel.now)
                 following = next_backend(course, policy, x, client, backend, None, tried, body, counted)
             if following is None and (

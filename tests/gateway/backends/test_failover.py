@@ -417,6 +417,18 @@ def test_the_rules_retries_begin_again_when_all_were_asked(converse: Start):
     assert talk.record()["attempts"] == 3
 
 
+def test_codes_of_the_rules_retries_say_nothing_of_the_backend(converse: Start):
+    rule = {"retry": {"attempts": 1, "codes": [409], "backoff": "0s"}}
+    talk = converse(config("a", "b", rule=rule))
+    for number in range(3):
+        talk.client >> GET
+        for again in range(2):
+            asked(talk, "a", is_new=not number and not again)
+            answer(talk, 409)
+        passed(talk, 409)
+    talk.no_dial()
+
+
 # --- what an attempt takes along --------------------------------------------------------------------------------------
 def credential(name: str) -> m.Manifest:
     config = {
