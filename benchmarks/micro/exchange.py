@@ -6,12 +6,15 @@ The kit is that of the tests (tests/support/conversation): it is on the loop of 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from typing import cast
 
 from benchmarks.micro.codec import GET, RESPONSE, SMALL, SMALL_RESPONSE
 from benchmarks.micro.stage import Stage
+from egressproxy.model.fields import Fields
 from tests.support.conversation import Conversation, MemoryPeer
+from tests.support.http2_client import Http2Client, head, raw_frame
 
 __all__ = ["stages"]
 
@@ -61,6 +64,7 @@ def stages() -> Iterator[Stage]:
     yield whole("2 request fields, 2 response fields, 1 KiB, allowed", PLAIN, SMALL_GET, SMALL_RESPONSE)
     yield whole("12 and 15 fields, 1 KiB, allowed", PLAIN, GET, RESPONSE)
     yield whole("the same, two header filters and three limits", FILTERED, GET, RESPONSE)
+    yield whole_http2("12 and 15 fields, 1 KiB, allowed, from a client of HTTP/2", PLAIN, GET, RESPONSE)
 
 
 def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
@@ -73,10 +77,41 @@ def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
     origin >> response
     assert client.received.startswith(b"HTTP/1.1 200"), bytes(client.received)
 
+    return stage(name, talk, client, origin, lambda: request, response)
+
+
+def whole_http2(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
+    """The same exchanges, of streams on one connection. What the client says is made beforehand."""
+    talk = Conversation(manifests, {}, is_memory=True)
+    talk.counts_octets = False
+    client = cast(MemoryPeer, talk.client)
+    talk.log.record = lambda x: None  # type: ignore[method-assign]
+    fields = Fields(request[request.index(b"\r\n") : -4])
+    line = request.split(b" ")[1].removeprefix(b"http://").partition(b"/")
+    asked = head(b"GET", b"/" + line[2], line[0]) + [pair for pair in fields if pair[0] not in (b"host", b"connection")]
+    peer = Http2Client(2**31 - 1)
+    peer.h2.increment_flow_control_window(2**31 - 1 - 65535)
+    peer.request(asked)
+    client >> peer.outgoing()
+    origin = cast(MemoryPeer, talk.dialled("api.example.com", 80))
+    origin >> response
+    talk.settle()
+    client.received.clear()
+    last = peer.request(asked)
+    block = peer.outgoing()[9:]  # every field is in the table by now
+    streams = itertools.count(last, 2)
+    return stage(name, talk, client, origin, lambda: raw_frame(1, block, next(streams), 0x05), response)
+
+
+def stage(
+    name: str, talk: Conversation, client: MemoryPeer, origin: MemoryPeer, request: Callable[[], bytes], response: bytes
+) -> Stage:
+    """`request` makes the next one."""
+
     def exchange() -> None:
         origin.received.clear()
         client.received.clear()
-        client.transport.deliver(request)
+        client.transport.deliver(request())
 
     async def exchanges() -> None:
         for _ in range(SHARE):
