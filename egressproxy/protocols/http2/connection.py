@@ -15,7 +15,6 @@ from abc import abstractmethod
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.connection import AllowedStreamIDs, ConnectionInputs, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -30,10 +29,10 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
-from h2.exceptions import H2Error, ProtocolError, StreamClosedError, TooManyStreamsError
+from h2.exceptions import H2Error, StreamClosedError
 from h2.settings import SettingCodes, Settings
-from h2.stream import H2Stream, StreamClosedBy, StreamInputs
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
+from h2.stream import H2Stream, StreamClosedBy
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, RstStreamFrame
 
 from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Reads
 from egressproxy.net.loop import poller
@@ -43,22 +42,17 @@ from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder,
 from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
     GOAWAY,
-    HEADER_SIZE,
     HEADERS,
-    MAX_FRAME,
     PREFACE,
     RST_STREAM,
     FrameError,
     FrameSplitter,
     check_control_frame,
-    frame_header,
     goaway_last_stream,
     stream_of,
 )
+from egressproxy.protocols.http2.usual_frames import UsualFrames
 
 __all__ = ["MAX_STREAMS", "Http2Connection", "Http2Stream"]
 
@@ -84,15 +78,6 @@ _OF_HEADS = (HEADERS, CONTINUATION)
 _HEADS = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
 
 
-#: Flags of frames without padding or priority, beside END_STREAM.
-_USUAL = {HEADERS: END_HEADERS, DATA: 0}
-
-_SEND_HEADERS = StreamInputs.SEND_HEADERS  # a member looked up on its class costs 60 ns more
-_SEND_INTERIM = StreamInputs.SEND_INFORMATIONAL_HEADERS
-_SEND_DATA = StreamInputs.SEND_DATA
-_SEND_END = StreamInputs.SEND_END_STREAM
-
-
 class _StreamState(H2Stream):
     """h2 would end the connection where content and Content-Length differ: `Http2Stream` ends the stream."""
 
@@ -103,9 +88,10 @@ class _StreamState(H2Stream):
         pass
 
 
-class _States(H2Connection):
+class _States(UsualFrames):
     """h2's state machines, with our coding of fields."""
 
+    stream_class = _StreamState
     MAX_CLOSED_STREAMS = 256  # of 65,536 (8 MiB): what comes late is for one of the last few
 
     def __init__(self, *, client_side: bool, limits: HeadLimits, extended_connect: bool) -> None:
@@ -121,7 +107,7 @@ class _States(H2Connection):
         super().__init__(config)
         size = limits.max_head_bytes + 32 * limits.max_fields
         self.decoder = FieldDecoder(HARD_LIMIT * limits.max_fields, HARD_LIMIT * size)  # type: ignore[assignment]
-        self.encoder = FieldEncoder()  # type: ignore[assignment]
+        self.encoder = FieldEncoder()
         values: dict[int, int] = {
             SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
             SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
@@ -156,60 +142,6 @@ class _States(H2Connection):
         if self._stream_closed_by(frame.stream_id) is StreamClosedBy.SEND_RST_STREAM:
             frames = [each for each in frames if not isinstance(each, RstStreamFrame)]
         return frames, events
-
-    # What follows is what h2 does with the usual frames, in a third of the time: its states and windows are kept, and
-    # the frames are written and read here.
-    def say_fields(self, number: int, fields: FieldList, *, is_last: bool) -> None:
-        """A list of fields on a stream; one that is new begins with it. Raises H2Error."""
-        stream = self.streams.get(number)
-        if stream is None:
-            if len(self.streams) >= self.remote_settings.max_concurrent_streams:
-                raise TooManyStreamsError("the peer takes no more")
-            self.state_machine.process_input(ConnectionInputs.SEND_HEADERS)
-            stream = self._begin_new_stream(number, AllowedStreamIDs.ODD)
-        machine = stream.state_machine
-        is_interim = not machine.client and fields[0][0] == b":status" and fields[0][1][:1] == b"1"
-        machine.process_input(_SEND_INTERIM if is_interim else _SEND_HEADERS)
-        if is_last:
-            machine.process_input(_SEND_END)
-        block = self.encoder.encode(fields)
-        most = min(self.max_outbound_frame_size, MAX_FRAME)
-        flags = END_STREAM if is_last else 0
-        kind = HEADERS
-        while len(block) > most:
-            self._data_to_send += frame_header(kind, flags, number, most) + block[:most]
-            kind, flags, block = CONTINUATION, 0, block[most:]
-        self._data_to_send += frame_header(kind, flags | END_HEADERS, number, len(block)) + block
-
-    def say_data(self, number: int, data: bytes, *, is_last: bool) -> None:
-        """One frame of DATA, for which the windows have room. Raises H2Error."""
-        stream = self.streams[number]
-        machine = stream.state_machine
-        machine.process_input(_SEND_DATA)
-        if is_last:
-            machine.process_input(_SEND_END)
-        size = len(data)
-        self.outbound_flow_control_window -= size
-        stream.outbound_flow_control_window -= size
-        self._data_to_send += frame_header(DATA, END_STREAM if is_last else 0, number, size)
-        self._data_to_send += data
-
-    def hear(self, kind: int, frame: bytes) -> list[Event]:
-        """One whole frame, or the preface. Raises H2Error."""
-        if kind in _USUAL and frame[4] & ~END_STREAM == _USUAL[kind] and not self.incoming_buffer._headers_buffer:
-            number = stream_of(frame)
-            if number:
-                parsed = HeadersFrame(number) if kind == HEADERS else DataFrame(number)
-                parsed.data = frame[HEADER_SIZE:]
-                parsed.body_len = len(frame) - HEADER_SIZE
-                if frame[4] & END_STREAM:
-                    parsed.flags.add("END_STREAM")
-                try:
-                    return self._receive_frame(parsed)
-                except ProtocolError as error:
-                    self._terminate_connection(error.error_code)
-                    raise
-        return self.receive_data(frame)
 
     def let_go(self, number: int) -> None:
         """A stream is over. h2 would find out when it counts."""
@@ -450,7 +382,8 @@ class Http2Connection(FlowControl):
             for at, (kind, frame) in enumerate(frames):
                 if kind != PREFACE:
                     self._guard.frame_came(kind, len(frame) - 9, now)
-                self._take_frame(kind, frame)
+                if kind != HEADERS or not self._take_request(frame):
+                    self._take_frame(kind, frame)
                 if self.is_lost:
                     return
                 if kind == HEADERS:
@@ -469,6 +402,21 @@ class Http2Connection(FlowControl):
         else:
             self._touch()
             self._look_whether_to_read()
+
+    def _take_request(self, frame: bytes) -> bool:
+        """A HEADERS frame, if it is the head of a request, and the usual one."""
+        found = self._h2.new_request(frame)
+        if found is None:
+            return False
+        number, fields, has_ended = found
+        self.head_size = len(frame)
+        self.take_request(number, fields, has_ended=has_ended)
+        self.head_size = 0
+        if has_ended:
+            stream = self.streams.get(number)
+            if stream is not None:
+                stream.take_end()
+        return True
 
     def _take_frame(self, kind: int, frame: bytes) -> None:
         """One whole frame."""
@@ -586,6 +534,10 @@ class Http2Connection(FlowControl):
     def take_head(self, event: Event, stream: Http2Stream | None) -> None:
         """A list of fields has come: a head, or trailers. `stream` None: it is a new one, or was given up."""
 
+    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+        """A request has come, on a new stream of a client."""
+        raise NotImplementedError
+
     @abstractmethod
     def peer_goes_away(self, last_stream: int) -> None:
         """GOAWAY: streams of ours above this one were not looked at (RFC 9113 section 6.8)."""
@@ -602,14 +554,39 @@ class Http2Connection(FlowControl):
             stream.has_said_all = True
             stream.was_sent()
 
+    def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
+        """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
+        h2, number = self._h2, stream.number
+        before = len(h2._data_to_send)
+        h2.say_response(number, block, is_last=body == b"")
+        stream.octets_out += len(h2._data_to_send) - before
+        self._guard.frame_sent()
+        if not self._is_dirty:
+            self._touch()
+        if body is None:
+            return
+        if not body:
+            stream.has_said_all = True
+            stream.was_sent()
+        elif self.is_write_blocked or len(body) > h2.room_for(number):
+            stream.send_last(body)
+        else:
+            h2.say_data(number, body, is_last=True)
+            self._guard.frame_sent()
+            stream.octets_out += len(body)
+            stream.has_said_all = True
+            if len(h2._data_to_send) > COPY_LIMIT:
+                self.flush()
+            stream.was_sent()
+
     def send_waiting(self, stream: Http2Stream) -> None:
         """Send what the windows allow of what this stream has to say; the rest waits."""
         h2 = self._h2
         while stream._unsent and not self.is_write_blocked:
-            room = min(h2.local_flow_control_window(stream.number), h2.max_outbound_frame_size)
+            room = h2.room_for(stream.number)
             if room <= 0:
                 break
-            piece = stream.take_unsent(min(room, MAX_FRAME))
+            piece = stream.take_unsent(room)
             is_last = stream._is_ending and not stream._unsent and stream._trailers is None
             h2.say_data(stream.number, piece, is_last=is_last)
             if len(piece) >= LONG_PIECE or not stream._unsent:  # else it is the window that is tiny (CVE-2019-9511)

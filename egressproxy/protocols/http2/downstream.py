@@ -49,7 +49,7 @@ from egressproxy.protocols.http2.response_fields import (
     TUNNEL_ESTABLISHED,
     answer_fields,
     interim_fields,
-    response_fields,
+    response_code,
 )
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.websocket import Handshake
@@ -336,9 +336,8 @@ class DownstreamStream(Http2Stream):
             )
             raise UpstreamFault(Reason.BAD_RESPONSE, message)
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
-        self.send_fields(response_fields(head, pseudonym, has_body=has_body), is_last=body == b"")
-        if body:
-            self.send_last(body)
+        if not self.is_over:
+            self.connection.send_block(self, response_code(head, pseudonym, has_body=has_body), body)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """A whole response of our own. `with_body` false: its head alone, as for HEAD."""
@@ -580,19 +579,21 @@ class DownstreamHttp2(Http2Connection):
             return
         if not isinstance(event, RequestReceived):
             return  # trailers of a stream that was given up
-        number = event.stream_id
+        self.take_request(event.stream_id, event.headers, has_ended=event.stream_ended is not None)
+
+    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+        """A request, on a new stream."""
         if number > self._last_served:
             self.reset_number(number, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
             return
         if len(self.streams) >= MAX_STREAMS:
             self.refuse(number, ErrorCodes.REFUSED_STREAM)
             return
-        has_ended = event.stream_ended is not None
         made = self.streams[number] = self.new_stream(number)
         made.octets_in = self.head_size
         self.deadline.at = NEVER
         try:
-            head = self._reader.read(event.headers, has_ended=has_ended)
+            head = self._reader.read(fields, has_ended=has_ended)
         except Malformed as fault:
             made.refuse(fault, has_ended=has_ended)
         else:

@@ -15,7 +15,15 @@ from hpack.exceptions import HPACKError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-__all__ = ["CompressionError", "FieldDecoder", "FieldEncoder", "FieldList"]
+__all__ = [
+    "CompressionError",
+    "EncodedLines",
+    "FieldDecoder",
+    "FieldEncoder",
+    "FieldList",
+    "RememberedFields",
+    "encoded",
+]
 
 FieldList = list[tuple[bytes, bytes]]
 
@@ -28,6 +36,8 @@ FIELD_OVERHEAD = 32
 MAX_INTEGER_SIZE = 4
 #: Fields up to this size are encoded once.
 MAX_REMEMBERED = 256
+#: Lines whose code is remembered, of all connections together.
+MAX_LINES = 4096
 #: Never to be put into a table, by any hop (RFC 7541 section 7.1.3).
 SENSITIVE = frozenset(
     b"authorization proxy-authorization cookie set-cookie x-api-key api-key x-goog-api-key x-amz-security-token".split()
@@ -35,6 +45,16 @@ SENSITIVE = frozenset(
 
 _STATIC = HeaderTable.STATIC_TABLE
 _INDEX = HeaderTable.STATIC_TABLE_MAPPING
+
+
+class RememberedFields(FieldList):
+    """Fields that a decoder remembers. `meaning`: what was read from them, for whoever reads them again."""
+
+    __slots__ = ("meaning",)
+
+    def __init__(self, fields: FieldList) -> None:
+        super().__init__(fields)
+        self.meaning: object = None
 
 
 class CompressionError(ProtocolError):
@@ -74,7 +94,7 @@ class FieldDecoder:
         elif len(data) <= MEMO_SIZE:
             if len(self._memo) >= MEMO_BLOCKS:
                 self._memo.clear()
-            self._memo[data] = fields
+            fields = self._memo[data] = RememberedFields(fields)
         return fields
 
     def _decode(self, data: bytes) -> tuple[FieldList, bool]:
@@ -159,16 +179,44 @@ class FieldEncoder:
         """The block of these fields. The first one says that our table is empty, and stays so."""
         block = b"".join([
             _remembered(name, value) if len(value) <= MAX_REMEMBERED and name not in SENSITIVE
-            else _encoded(name, value)
+            else encoded(name, value)
             for name, value in headers
         ])  # fmt: skip
-        if self._has_begun:
-            return block
+        return block if self._has_begun else self.begun(block)
+
+    @property
+    def has_begun(self) -> bool:
+        """A block was sent: the peer knows about our table."""
+        return self._has_begun
+
+    def begun(self, block: bytes) -> bytes:
+        """The first block, with what is said of our table before it."""
         self._has_begun = True
         return b"\x20" + block
 
 
-def _encoded(name: bytes, value: bytes) -> bytes:
+class EncodedLines(dict[bytes, bytes]):
+    """The code of a line `Name: value` of HTTP/1; none, b"", where `never` has the (lower-case) name.
+
+    Long and sensitive lines are not remembered.
+    """
+
+    def __init__(self, never: frozenset[bytes]) -> None:
+        super().__init__()
+        self._never = never
+
+    def __missing__(self, line: bytes) -> bytes:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        code = b"" if name in self._never else encoded(name, value.strip(b" \t"))
+        if len(line) <= MAX_REMEMBERED and name not in SENSITIVE:
+            if len(self) >= MAX_LINES:
+                self.clear()
+            self[line] = code
+        return code
+
+
+def encoded(name: bytes, value: bytes) -> bytes:
     """RFC 7541 sections 6.1 (indexed), 6.2.2 (without indexing), 6.2.3 (never indexed)."""
     index, exact = _INDEX.get(name, (0, {}))
     if value in exact and name not in SENSITIVE:
@@ -178,7 +226,7 @@ def _encoded(name: bytes, value: bytes) -> bytes:
     return start + _prefixed(len(value), 0x7F, 0) + value
 
 
-_remembered = lru_cache(maxsize=4096)(_encoded)
+_remembered = lru_cache(maxsize=4096)(encoded)
 
 
 def _prefixed(value: int, prefix: int, flags: int) -> bytes:

@@ -23,6 +23,7 @@ __all__ = [
     "FrameError",
     "FrameSplitter",
     "check_control_frame",
+    "flags_and_stream",
     "frame_header",
     "goaway_last_stream",
     "stream_of",
@@ -34,7 +35,8 @@ END_STREAM, END_HEADERS = 0x1, 0x4
 #: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
 MAX_FRAME = 16384
 HEADER_SIZE = 9
-_pack = Struct(">HBBBL").pack
+_pack = Struct(">LBL").pack
+_flags_and_stream = Struct(">BL").unpack_from
 #: What stands in the place of a type for the first bytes of a client.
 PREFACE = -1
 PREFACE_SIZE = 24
@@ -103,7 +105,12 @@ class FrameSplitter:
 
 def frame_header(kind: int, flags: int, number: int, size: int) -> bytes:
     """What stands before a payload of so many bytes (RFC 9113 section 4.1)."""
-    return _pack(size >> 8, size & 0xFF, kind, flags, number)
+    return _pack(size << 8 | kind, flags, number)
+
+
+def flags_and_stream(frame: bytes) -> tuple[int, int]:
+    """Of a frame; the number of the stream with the reserved bit."""
+    return _flags_and_stream(frame, 4)
 
 
 def stream_of(frame: bytes) -> int:

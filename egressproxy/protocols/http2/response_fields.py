@@ -1,4 +1,4 @@
-"""Response heads as field lists of HTTP/2. Framing, Via and Date are always generated here, as in HTTP/1's writer.
+"""Response heads as fields of HTTP/2. Framing, Via and Date are always generated here, as in HTTP/1's writer.
 
 Sources: RFC 9113 sections 8.2.2 and 8.3.2, RFC 9110 sections 6.6.1 (Date) and 7.6.3 (Via).
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.http1.writer import http_date, via_line
-from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.field_coding import EncodedLines, FieldList, encoded
 from egressproxy.protocols.http2.request_fields import block_fields
 
-__all__ = ["CONTINUE", "TUNNEL_ESTABLISHED", "answer_fields", "interim_fields", "response_fields"]
+__all__ = ["CONTINUE", "TUNNEL_ESTABLISHED", "answer_fields", "interim_fields", "response_code"]
 
 CONTINUE: FieldList = [(b":status", b"100")]
 TUNNEL_ESTABLISHED: FieldList = [(b":status", b"200")]
@@ -20,16 +20,21 @@ TUNNEL_ESTABLISHED: FieldList = [(b":status", b"200")]
 _NEVER = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
 _VIA = len(b"\r\nVia: ")
 _STATUSES = tuple((b":status", b"%d" % status) for status in range(1000))
+_STATUS_CODES = tuple(encoded(*field) for field in _STATUSES)
+_LINES = EncodedLines(_NEVER)
+_code = _LINES.__getitem__
 
 
-def response_fields(head: ResponseHead, pseudonym: bytes, *, has_body: bool) -> FieldList:
-    """The final head as it goes to the client. `has_body`: as in HTTP/1's `response_bytes`."""
-    fields = _fields_of(head, pseudonym)
+def response_code(head: ResponseHead, pseudonym: bytes, *, has_body: bool) -> bytes:
+    """The final head as it goes to the client, in HPACK. `has_body`: as in HTTP/1's `response_bytes`."""
+    block = head.fields.block
+    lines = block.split(b"\r\n")
+    lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
     if has_body and head.body >= 0:
-        fields.append((b"content-length", b"%d" % head.body))
-    if not any(name == b"date" for name, _ in fields):
-        fields.append((b"date", http_date()))
-    return fields
+        lines.append(b"content-length:%d" % head.body)
+    if b"\r\nDate:" not in block and b"\r\ndate:" not in block and b"date" not in head.fields:
+        lines.append(b"date:" + http_date())
+    return _STATUS_CODES[head.status] + b"".join(map(_code, lines))
 
 
 def interim_fields(head: ResponseHead, pseudonym: bytes) -> FieldList:

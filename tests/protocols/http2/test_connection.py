@@ -98,7 +98,10 @@ class Server(Http2Connection):
         if stream is not None:
             stream.take_trailers(event.headers)  # type: ignore[attr-defined]
             return
-        made = Stream(self, event.stream_id)  # type: ignore[attr-defined]
+        self.take_request(event.stream_id, event.headers, has_ended=False)  # type: ignore[attr-defined]
+
+    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+        made = Stream(self, number)
         self.streams[made.number] = made
         self.began.append(made)
 

@@ -10,7 +10,13 @@ from hpack.exceptions import HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.protocols.http2.field_coding import CompressionError, FieldDecoder, FieldEncoder
+from egressproxy.protocols.http2.field_coding import (
+    MAX_LINES,
+    CompressionError,
+    EncodedLines,
+    FieldDecoder,
+    FieldEncoder,
+)
 
 NAMES = st.sampled_from([b":method", b":path", b":status", b"accept", b"cookie", b"authorization", b"x-a", b"x" * 130])
 VALUES = st.one_of(st.sampled_from([b"", b"GET", b"/", b"200", b"gzip, deflate", b"v" * 300]), st.binary(max_size=40))
@@ -92,3 +98,27 @@ def test_a_table_that_has_to_shrink_and_does_not_is_refused():
     ours.max_allowed_table_size = 100
     with pytest.raises(CompressionError):
         ours.decode(b"\x82")
+
+
+@given(st.lists(st.tuples(NAMES, st.sampled_from([b"", b"GET", b"gzip, deflate", b"v" * 300]), st.booleans())))
+def test_lines_are_encoded_as_fields_are(lines: list[tuple[bytes, bytes, bool]]):
+    """Whatever their case, and blanks around a value."""
+    known = EncodedLines(frozenset((b"accept",)))
+    kept = [(name, value) for name, value, _ in lines if name != b"accept" and name[:1] != b":"]
+    spelt = [b"%b:%b" % (name.title(), b" " + value + b"\t" if padded else value) for name, value, padded in lines
+             if name[:1] != b":"]  # fmt: skip
+    for _ in range(2):
+        code = b"".join(map(known.__getitem__, spelt))
+        decoded = Decoder().decode(code, raw=True)
+        assert [tuple(field) for field in decoded] == kept
+        for field in decoded:
+            assert isinstance(field, NeverIndexedHeaderTuple) is (field[0] in (b"cookie", b"authorization"))
+    assert not any(line.lower().startswith((b"cookie", b"authorization")) for line in known)
+    assert all(len(line) <= 256 for line in known)
+
+
+def test_lines_that_are_remembered_are_not_more_than_so_many():
+    known = EncodedLines(frozenset())
+    for number in range(3 * MAX_LINES):
+        assert known[b"x-a: %d" % number].endswith(b"%d" % number)
+        assert len(known) <= MAX_LINES

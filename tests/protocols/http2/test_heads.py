@@ -6,7 +6,7 @@ import pytest
 
 from egressproxy.model.message import CHUNKED, TargetForm
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
-from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/a?b"), (b":authority", b"a.example")]
@@ -195,3 +195,46 @@ def test_responses(fields: FieldList, method: bytes, has_ended: bool, body: int)
 def test_malformed_responses_are_refused(fields: FieldList):
     with pytest.raises(Malformed):
         read_response_fields(fields, HeadLimits(), b"GET", has_ended=True)
+
+
+@pytest.mark.parametrize("is_forward", [False, True])
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [*GET, (b"accept", b"*/*"), (b"via", b"1.1 a"), (b"cookie", b"a"), (b"cookie", b"b"), (b"te", b"trailers")],
+        [*GET, (b"content-length", b"0")],
+        [*GET, (b"expect", b"100-continue"), (b"proxy-authorization", b"Basic eA==")],
+        [*replaced(b":method", b"OPTIONS"), (b"max-forwards", b"3")],
+        CONNECT,
+    ],
+)
+def test_what_is_remembered_is_read_as_it_was(fields: FieldList, *, has_ended: bool, is_forward: bool):
+    """What a filter changes in one head is not in the next."""
+
+    def said(head: object) -> dict[str, object]:
+        names = type(head).__slots__  # type: ignore[attr-defined]
+        return {name: getattr(head, name) for name in names if name != "fields"} | {"block": head.fields.block}  # type: ignore[attr-defined]
+
+    ours, remembered = reader(is_forward=is_forward), RememberedFields(fields)
+    plain = said(reader(is_forward=is_forward).read(fields, has_ended=has_ended))
+    for _ in range(3):
+        head = ours.read(remembered, has_ended=has_ended)
+        assert {**said(head), "authority": str(head.authority)} == {**plain, "authority": str(plain["authority"])}
+        head.fields.add(b"x-filter", b"was here")
+        head.path = head.host = b"changed"
+        ours.read([*GET, (b"via", b"1.1 other")], has_ended=True)
+    other = said(reader(is_forward=is_forward).read(fields, has_ended=not has_ended))
+    head = ours.read(remembered, has_ended=not has_ended)
+    assert {**said(head), "authority": ""} == {**other, "authority": ""}
+
+
+def test_what_is_refused_is_refused_again():
+    ours, remembered = reader(), RememberedFields([*GET, (b"connection", b"close")])
+    for _ in range(2):
+        with pytest.raises(Malformed):
+            ours.read(remembered, has_ended=True)
+    known = RememberedFields([*GET, (b"content-length", b"5")])
+    assert ours.read(known, has_ended=False).body == 5
+    with pytest.raises(Malformed):
+        ours.read(known, has_ended=True)

@@ -1,0 +1,198 @@
+"""The frames of ordinary exchanges leave h2 where its own functions do, and are the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http2.connection import _States
+from egressproxy.protocols.http2.field_coding import FieldEncoder, FieldList
+from tests.support.http2_client import head, raw_frame
+
+HEAD = head(b"GET", b"/", b"a.example")
+OK: FieldList = [(b":status", b"200"), (b"x-a", b"b")]
+
+
+def block(fields: FieldList) -> bytes:
+    encoder = FieldEncoder()
+    encoder.encode([])
+    return encoder.encode(fields)
+
+
+class Server(_States):
+    def __init__(self) -> None:
+        super().__init__(client_side=False, limits=HeadLimits(), extended_connect=False)
+        self.initiate_connection()
+        self.clear_outbound_data_buffer()
+
+    def hears(self, frame: bytes) -> list[Any]:
+        return self.receive_data(frame)
+
+    def says_head(self, number: int, fields: FieldList, *, is_last: bool) -> None:
+        self.send_headers(number, fields, end_stream=is_last)
+
+    def says(self, number: int, data: bytes, *, is_last: bool) -> None:
+        self.send_data(number, data, end_stream=is_last)
+
+    def ended(self) -> object:
+        """Everything that h2 knows."""
+        streams = {
+            number: (
+                {**vars(stream.state_machine)},
+                stream.outbound_flow_control_window,
+                vars(stream._inbound_window_manager),
+                stream.max_outbound_frame_size,
+            )
+            for number, stream in self.streams.items()
+        }
+        return (
+            streams,
+            self.highest_inbound_stream_id,
+            self.outbound_flow_control_window,
+            self.state_machine.state,
+            bytes(self._data_to_send),
+        )
+
+
+class Usual(Server):
+    def hears(self, frame: bytes) -> list[Any]:
+        kind = frame[3]
+        if kind == 1 and self.state_machine.state.name == "SERVER_OPEN":
+            found = self.new_request(frame)
+            if found is not None:
+                return [found]
+        return self.hear(kind, frame)
+
+    def says_head(self, number: int, fields: FieldList, *, is_last: bool) -> None:
+        self.say_response(number, block(fields), is_last=is_last)
+
+    def says(self, number: int, data: bytes, *, is_last: bool) -> None:
+        self.say_data(number, data, is_last=is_last)
+
+
+def client() -> H2Connection:
+    made = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+    made.initiate_connection()
+    return made
+
+
+def both(does: Callable[[Server], None]) -> None:
+    usual, plain = Usual(), Server()
+    for server in (plain, usual):
+        server.receive_data(client().data_to_send())
+        server.hears(raw_frame(1, block(HEAD), 1, 5))  # h2 reads the first one
+        does(server)
+    assert usual.ended() == plain.ended()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_whole_exchange(ends: bool):
+    def does(server: Server) -> None:
+        assert len(server.hears(raw_frame(1, block(HEAD), 3, 5 if ends else 4))) > 0
+        server.says_head(3, OK, is_last=False)
+        server.says(3, b"x" * 1000, is_last=False)
+        server.says(3, b"y", is_last=True)
+
+    both(does)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_head_alone(ends: bool):
+    def does(server: Server) -> None:
+        server.hears(raw_frame(1, block(HEAD), 7, 5 if ends else 4))
+        server.says_head(7, OK, is_last=True)
+
+    both(does)
+
+
+@pytest.mark.parametrize("size", [16300, 16384, 40000, 60000])
+def test_a_long_head_goes_on_in_other_frames(size: int):
+    both(lambda server: server.says_head(1, [*OK, (b"x-long", b"v" * size)], is_last=True))
+
+
+def test_the_body_of_a_request_comes_behind_its_head():
+    def does(server: Server) -> None:
+        server.hears(raw_frame(1, block(HEAD), 3, 4))
+        server.hears(raw_frame(0, b"x" * 100, 3, 1))
+        server.says_head(3, OK, is_last=False)
+        server.says(3, b"y", is_last=True)
+
+    both(does)
+
+
+def test_the_peers_settings_hold_for_streams_that_begin_behind_them():
+    def does(server: Server) -> None:
+        server.hears(raw_frame(1, block(HEAD), 3, 5))
+        server.hears(raw_frame(4, int(SettingCodes.INITIAL_WINDOW_SIZE).to_bytes(2, "big") + (7).to_bytes(4, "big")))
+        server.hears(raw_frame(1, block(HEAD), 5, 5))
+        server.says_head(5, OK, is_last=False)
+        server.says(5, b"1234567", is_last=False)
+
+    both(does)
+
+
+@pytest.mark.parametrize(
+    ("number", "flags", "payload"),
+    [
+        (2, 5, block(HEAD)),  # a stream of ours
+        (1, 5, block(HEAD)),  # one that has begun
+        (3, 1, block(HEAD)),  # CONTINUATION follows
+        (3, 0x0D, b"\1" + block(HEAD) + b"\0"),  # padded
+        (3, 0x25, bytes(4) + b"\x10" + block(HEAD)),  # with priority
+        (0, 5, block(HEAD)),
+    ],
+)
+def test_what_is_not_usual_is_left_to_h2(number: int, flags: int, payload: bytes):
+    server = Usual()
+    server.receive_data(client().data_to_send())
+    server.receive_data(raw_frame(1, block(HEAD), 1, 5))
+    before = server.ended()
+    assert server.new_request(raw_frame(1, payload, number, flags)) is None
+    assert server.ended() == before
+
+
+def test_nothing_is_usual_inside_a_head():
+    server = Usual()
+    server.receive_data(client().data_to_send())
+    server.receive_data(raw_frame(1, block(HEAD), 1, 5))
+    server.receive_data(raw_frame(1, block(HEAD)[:3], 3, 1))
+    assert server.new_request(raw_frame(1, block(HEAD), 5, 5)) is None
+
+
+def test_a_block_that_cannot_be_decoded_ends_the_connection_as_h2_ends_it():
+    def does(server: Server) -> None:
+        with pytest.raises(ProtocolError) as raised:
+            server.hears(raw_frame(1, b"\xff\xff\xff\xff\xff\xff", 3, 5))
+        assert raised.value.error_code == ErrorCodes.COMPRESSION_ERROR
+
+    both(does)
+
+
+def test_there_is_one_response():
+    server = Usual()
+    server.receive_data(client().data_to_send())
+    server.receive_data(raw_frame(1, block(HEAD), 1, 5))
+    server.says_head(1, OK, is_last=False)
+    with pytest.raises(ProtocolError):
+        server.says_head(1, OK, is_last=False)
+
+
+def test_no_frame_is_longer_than_its_window():
+    server = Usual()
+    server.receive_data(client().data_to_send())
+    server.receive_data(raw_frame(1, block(HEAD), 1, 5))
+    server.says_head(1, OK, is_last=False)
+    for _ in range(65535 // 16383):
+        server.says(1, b"x" * 16383, is_last=False)
+    assert server.room_for(1) == 3
+    with pytest.raises(ProtocolError):
+        server.says(1, b"four", is_last=False)
+    assert server.outbound_flow_control_window == 3
