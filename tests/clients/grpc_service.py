@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,8 @@ class GrpcWorld:
         self.forward_port = free_port()
         self.down_port = free_port()
         self.ports = {"plain": free_port(), "tls": free_port()}
-        self.gateway = GatewayProcess(folder / "gateway", self._manifests(plain, secure)).start()
+        self.objects = self._manifests(plain, secure)
+        self.gateway = GatewayProcess(folder / "gateway", self.objects).start()
         trust = grpc.ssl_channel_credentials(self.pki.ca_pem.encode())
         proxy = ("grpc.http_proxy", f"http://127.0.0.1:{self.forward_port}")
         self._channels = {
@@ -164,6 +165,8 @@ class GrpcWorld:
             _route("to-plain", "plain", "open", SERVICE),
             _route("to-tls", "tls", "secure", SERVICE),
             *[_route(f"down-{way}", way, "down", "test.Down") for way in self.ports],
+            _route("weights", "plain", "open", "test.Weights", weight=3, more=[{"name": "down", "port": 80}]),
+            _route("matched", "plain", "open", "test.Matched", headers=[{"name": "x-team", "value": "blue"}]),
             _route("limited", "plain", "open", "test.Limited"),
             m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "limited", "agents", spec=limited),
         ]
@@ -178,7 +181,11 @@ def _service(name: str, port: int, **more: Any) -> list[Manifest]:
     return [m.manifest("v1", "Service", name, "agents", spec={"ports": ports}), piece]
 
 
-def _route(name: str, section: str, backend: str, service: str) -> Manifest:
-    rule = {"matches": [{"method": {"service": service}}], "backendRefs": [{"name": backend, "port": 80}]}
+def _route(
+    name: str, section: str, backend: str, service: str, weight: int = 1, more: Sequence[Manifest] = (), **match: Any
+) -> Manifest:
+    """`more` backends beside, and what else a match asks for."""
+    backends = [{"name": backend, "port": 80, "weight": weight}, *more]
+    rule = {"matches": [{"method": {"service": service}, **match}], "backendRefs": backends}
     spec = {"parentRefs": [{"name": "gw", "sectionName": section}], "rules": [rule]}
     return m.manifest(f"{m.GATEWAY_API}/v1", "GRPCRoute", name, "agents", spec=spec)

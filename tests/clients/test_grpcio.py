@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.clients.grpc_service import ECHO, ECHO_BIN, SERVICE, GrpcWorld
 from tests.clients.world import Require
+from tests.support import manifests as m
 from tests.support.waiting import WAIT_S, wait_until
 
 LARGE_IN, LARGE_OUT = 271_828, 314_159
@@ -188,6 +191,40 @@ def test_a_backend_that_is_down_is_unavailable(calls: Calls):
     assert error.code() is calls.codes.UNAVAILABLE
     assert error.details() == "upstream_refused: the upstream refused the connection"
     assert dict(error.trailing_metadata())["x-egress-request-id"]
+
+
+def test_backends_have_their_shares(grpc_world: GrpcWorld):
+    calls = Calls(grpc_world, "plain")
+    method = calls.channel.unary_unary("/test.Weights/Any")
+    found = Counter(calls.error(lambda: method(b"", timeout=WAIT_S)).code().name for _ in range(100))
+    assert set(found) == {"UNIMPLEMENTED", "UNAVAILABLE"}
+    assert abs(found["UNIMPLEMENTED"] - 75) <= 2
+
+
+@pytest.mark.parametrize(("team", "details"), [("blue", "Method not found!"), ("red", "no_route: ")])
+def test_metadata_chooses_a_rule(grpc_world: GrpcWorld, team: str, details: str):
+    calls = Calls(grpc_world, "plain")
+    method = calls.channel.unary_unary("/test.Matched/Any")
+    error = calls.error(lambda: method(b"", timeout=WAIT_S, metadata=(("x-team", team),)))
+    assert error.code() is calls.codes.UNIMPLEMENTED
+    assert error.details().startswith(details)
+
+
+def test_a_stream_survives_a_reload(calls: Calls):
+    gateway = calls.world.gateway
+    said: queue.Queue[bytes | None] = queue.Queue()
+    call = calls.duplex(iter(said.get, None), timeout=WAIT_S)
+    said.put(b"before")
+    assert next(call) == b"before"
+    generation = gateway.metric("egress_config_generation")
+    gateway.replace([*calls.world.objects, m.backend("another", "another.example", 80)])
+    gateway.wait_for_metric("egress_config_generation", generation + 1)
+    said.put(b"after")
+    assert next(call) == b"after"
+    said.put(None)
+    assert list(call) == []
+    gateway.replace(calls.world.objects)
+    gateway.wait_for_metric("egress_config_generation", generation + 2)
 
 
 def test_a_limit_is_told_as_a_status(grpc_world: GrpcWorld):

@@ -241,7 +241,7 @@ class TestStreams:
 
 
 class TestGrpcRoutes:
-    """Their status; nothing carries gRPC yet."""
+    """Their status. What they carry is tested with real clients (tests/clients)."""
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod

@@ -182,7 +182,7 @@ class CallStream(ClientStream):
         if isinstance(error, ClientGone) or not self.call.is_open or self.is_ending or self.is_lost:
             self.abort()
             return
-        fields = last_fields(error)
+        fields = last_fields(error, is_late=True)
         self._note(int(fields[0][1]))
         self.end(fields)
 

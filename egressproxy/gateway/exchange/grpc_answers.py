@@ -25,12 +25,18 @@ def error_of_call(error: GatewayError, request_id: str) -> LocalResponse:
     return LocalResponse(200, (_CONTENT_TYPE, *fields, *last_fields(error)))
 
 
-def last_fields(error: GatewayError) -> list[tuple[bytes, bytes]]:
-    """The status and the message of a call that this error ends."""
+def last_fields(error: GatewayError, *, is_late: bool = False) -> list[tuple[bytes, bytes]]:
+    """The status and the message of a call that this error ends; `is_late`: behind the head of its response.
+
+    A stream in which nothing moves any more may be begun anew: that is not the deadline of its caller.
+    """
     said = f"{error.reason}: {error.message}"
     if error.remedy:
         said = f"{said} ({error.remedy})"
-    return _status(status_of(error.reason, error.status, error.reset_code), said)
+    status = status_of(error.reason, error.status, error.reset_code)
+    if is_late and error.reason is Reason.RESPONSE_TIMEOUT:
+        status = GrpcStatus.UNAVAILABLE
+    return _status(status, said)
 
 
 def answer_of_call(answer: LocalResponse, reason: Reason) -> LocalResponse:

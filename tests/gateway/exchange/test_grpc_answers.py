@@ -268,6 +268,16 @@ def test_a_deadline_that_passes_amid_a_response(converse: Start):
     assert answer.is_whole
 
 
+def test_a_stream_in_which_nothing_moves_may_be_begun_anew(converse: Start):
+    talk = converse(routed(traffic={"timeouts": {"idle": "2s"}}))
+    client, _, stream = begun(talk)
+    talk.after(5)
+    answer = client.answer(stream)
+    assert answer.trailers is not None
+    assert dict(answer.trailers)[b"grpc-status"] == b"14"
+    assert (talk.record()["reason"], talk.record()["grpc_status"]) == ("upstream_timeout", "UNAVAILABLE")
+
+
 def test_a_deadline_that_has_passed_asks_nobody(converse: Start):
     talk = converse(routed())
     client = speak_http2(talk)
