@@ -31,7 +31,7 @@ _SHOWN = 60
 _USERINFO = re.compile(r"(?<=//)[^/\s@]*@|[^/\s@:]{1,256}:[^/\s@]*@")
 _LOOKED_AT = 1024
 #: References to Secrets.
-_OF_SECRETS = ("credentialsRef", "secretRef")
+_OF_SECRETS = ("credentialsRef", "identityKeyRef", "secretRef")
 _NO_LIST = ("{shown} stands where a list is expected", "write it as [value], or as lines that start with -")
 #: Errors that are explained by what pydantic says of the limit: message and remedy.
 _TEXTS = {

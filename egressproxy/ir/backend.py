@@ -119,6 +119,7 @@ class OtherParent:
     backend: BackendIR
     credentials: ParentCredentials | None = None
     dns: DnsIR | None = None
+    identity_key: SecretBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,9 @@ class BackendIR:
     says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
     that a route to it permits by itself, or 0 for every one.
     `parent` is the upstream gateway through which it is reached, `parent_credentials` what that is shown,
-    and `parent_dns` how its name is looked up; None: as that of the backend. `other_parents` are asked in this order
-    where it cannot be connected to. `no_proxy`, of a DYNAMIC one, lists what is reached directly.
+    and `parent_dns` how its name is looked up; None: as that of the backend. `parent_identity_key` signs
+    who the client is, for a parent that is a gateway of ours. `other_parents` are asked in this order where it cannot
+    be connected to. `no_proxy`, of a DYNAMIC one, lists what is reached directly.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
     included.
     `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `shares_name`: one of our own
@@ -147,6 +149,7 @@ class BackendIR:
     parent: BackendIR | None = None
     parent_credentials: ParentCredentials | None = None
     parent_dns: DnsIR | None = None
+    parent_identity_key: SecretBytes | None = None
     other_parents: tuple[OtherParent, ...] = ()
     no_proxy: tuple[NoProxyRule, ...] = ()
     extensions: tuple[ExtensionIR, ...] = ()

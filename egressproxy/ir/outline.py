@@ -36,6 +36,7 @@ _NAMES: Final = {
     "auth": "externalAuth", "max_body": "forwardBody.maxSize", "session": "sessionPersistence",
     "ca_pem": "caBundle", "sources": "policies", "insecure_skip_verify": "insecureSkipVerify",
     "parent_credentials": "parent.credentialsRef", "parent_dns": "parent.dns",
+    "parent_identity_key": "parent.identityKeyRef",
     "no_proxy": "parent.noProxy",
 }  # fmt: skip
 #: What stands in objects of its own, or is said in another way.

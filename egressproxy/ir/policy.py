@@ -277,6 +277,8 @@ class PolicyIR:
     kept: ConnectionsIR = ConnectionsIR()
     #: Clients of HTTP/2 may ask for a WebSocket (RFC 8441).
     extended_connect: bool = False
+    #: Keys of gateways that may say who their clients are (X-Egress-Identity).
+    gateway_keys: tuple[SecretBytes, ...] = ()
     limits: LimitsIR = LimitsIR()
     retries: RetryIR | None = None
     resilience: ResilienceIR = NO_RESILIENCE

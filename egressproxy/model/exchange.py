@@ -6,7 +6,7 @@ Slotted and mutable; created by the conductor, handed to every filter, observed 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
@@ -18,12 +18,17 @@ __all__ = ["ANONYMOUS", "LOGGED", "CallerIdentity", "Exchange", "LocalResponse"]
 LOGGED = "logged"
 
 
-@dataclass(frozen=True, slots=True)
-class CallerIdentity:
-    """The Kubernetes namespace and service account of the client; "-" where they are not known."""
+class CallerIdentity(NamedTuple):
+    """The Kubernetes namespace and service account of the client; "-" where they are not known.
+
+    Of a client that another gateway of ours serves, which has signed it: `origin_client` is its address there, and
+    `origin_gateway` that Gateway.
+    """
 
     namespace: str = "-"
     service_account: str = "-"
+    origin_client: str = "-"
+    origin_gateway: str = "-"
 
 
 ANONYMOUS = CallerIdentity()

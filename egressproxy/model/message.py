@@ -40,6 +40,7 @@ class Hop:
     authority: Authority | None = None
     body: BodyLength = 0
     connection_close: bool = False
+    egress_identity: bytes = b""  # X-Egress-Identity, of a request that has come through another proxy
     expects_continue: bool = False
     host: bytes = b""
     http_1_0: bool = False
@@ -73,12 +74,12 @@ class RequestHead:
         "expect_continue",
         "fields",
         "form",
+        "hop",
         "host",
         "http_1_0",
         "max_forwards",
         "method",
         "path",
-        "proxy_authorization",
         "scheme",
         "target",
         "te_trailers",
@@ -103,11 +104,17 @@ class RequestHead:
         self.upgrade = hop.upgrade
         self.via = hop.via
         self.max_forwards = -1  # of TRACE and OPTIONS; the field itself is gone
-        self.proxy_authorization = hop.proxy_authorization
+        self.hop = hop  # shared
+
+    @property
+    def proxy_authorization(self) -> bytes:
+        """A credential for us; see Hop."""
+        return self.hop.proxy_authorization
 
     def forget(self) -> None:
         """Drop what may be long, the fields and the query, when the head is kept while a tunnel runs."""
-        self.fields.block = self.proxy_authorization = self.upgrade = self.via = b""
+        self.hop = NOTHING_SAID
+        self.fields.block = self.upgrade = self.via = b""
         self.path = self.target = self.path.partition(b"?")[0]
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
-from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange import LOGGED, CallerIdentity, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -47,8 +47,8 @@ MAX_TEXT: Final = 8192
 _QUOTES: Final = 40
 #: How many shared parts of lines are kept: more than nearly every configuration has routes and identities.
 MAX_PLACES: Final = 16_384
-#: kind, gateway, listener, route, backend, namespace, service account, and the series, which has the policy.
-_Place = tuple[str, str, str, str, str, str, str, Series | None]
+#: kind, gateway, listener, route, backend, the identity of the client, and the series, which has the policy.
+_Place = tuple[str, str, str, str, str, CallerIdentity, Series | None]
 _OK: Final = Reason.OK
 _METHODS: Final = {
     name.encode(): name
@@ -184,8 +184,7 @@ class AccessLog:
         if millisecond != self._millisecond:
             self._millisecond = millisecond
             self._moment = f'{{"time":"{self._stamp(millisecond // 1000)}.{millisecond % 1000:03}Z",'
-        identity = x.identity
-        key = x.kind, x.gateway, x.listener, x.route, x.backend, identity.namespace, identity.service_account, x.series
+        key = x.kind, x.gateway, x.listener, x.route, x.backend, x.identity, x.series
         place = self._places.get(key) or self._place(key)
         method = _METHODS.get(x.method)
         authority = x.authority
@@ -215,9 +214,9 @@ class AccessLog:
         """The shared part of a line: names of the configuration, and the client's identity."""
         if len(self._places) >= MAX_PLACES:
             self._places.clear()
-        *where, series = key
-        keys = ("kind", "gateway", "listener", "route", "backend", "namespace", "service_account")
-        said = {**dict(zip(keys, where, strict=True)), **_decision(series)}
+        *where, identity, series = key
+        keys = ("kind", "gateway", "listener", "route", "backend")
+        said = {**dict(zip(keys, where, strict=True)), **_identity(identity), **_decision(series)}
         place = self._places[key] = _dumps(said)[1:-2] + ","
         return place
 
@@ -252,8 +251,7 @@ class AccessLog:
             "listener": x.listener,
             "route": x.route,
             "backend": x.backend,
-            "namespace": x.identity.namespace,
-            "service_account": x.identity.service_account,
+            **_identity(x.identity),
             "client": x.client,
             "method": x.method.decode("latin-1")[:MAX_TEXT],
             "authority": "-" if x.authority is None else str(x.authority),
@@ -291,3 +289,9 @@ def _decision(series: Series | None) -> dict[str, str]:
 
 def _dumps(values: dict[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":")) + "\n"
+
+
+def _identity(identity: CallerIdentity) -> dict[str, str]:
+    """Who the client is, and where it is the client of another gateway, of which one."""
+    said = identity._asdict()
+    return {key: said[key] for key in said if key in ("namespace", "service_account") or said[key] != "-"}

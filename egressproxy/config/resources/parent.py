@@ -51,6 +51,10 @@ class ParentProxyRef(Model):
     """Secret with username and password, which the parent is shown (type kubernetes.io/basic-auth)."""
     allow_plaintext: Bool = False
     """Show them to a parent without TLS, too. Without this, nothing goes through such a parent."""
+    identity_key_ref: SecretObjectReference | None = None
+    """Secret (entry `key`, 32 bytes or more) that a gateway of ours which is the parent has, too: it is told who the
+    client is, in X-Egress-Identity.
+    """
 
     def model_post_init(self, context: Any) -> None:
         """There is a name, and what may be sent in plain text is there."""

@@ -213,6 +213,15 @@ class AddressIdentity(Model):
     """Networks and who is in them."""
 
 
+class GatewayIdentity(Model):
+    """Other gateways of ours, which say in X-Egress-Identity who their clients are. In a policy of a Gateway."""
+
+    key_refs: Annotated[tuple[SecretObjectReference, ...], Field(min_length=1, max_length=8)]
+    """Secrets (entry `key`, 32 bytes or more) that those gateways name in parent.identityKeyRef. Several: while one is
+    replaced.
+    """
+
+
 class Identity(Model):
     """Where a client's namespace and service account come from; the first that knows the client decides."""
 
@@ -224,6 +233,8 @@ class Identity(Model):
     """By user and password."""
     address: AddressIdentity | None = None
     """By source address."""
+    gateways: GatewayIdentity | None = None
+    """By the signature of another gateway, which knows the client."""
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------

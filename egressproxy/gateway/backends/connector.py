@@ -424,7 +424,13 @@ def parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
     """A connector for each parent of the backend, and one without for what no parent is asked for."""
     backend = replace(spec.backend, other_parents=(), no_proxy=())
     others = (
-        replace(backend, parent=each.backend, parent_credentials=each.credentials, parent_dns=each.dns)
+        replace(
+            backend,
+            parent=each.backend,
+            parent_credentials=each.credentials,
+            parent_dns=each.dns,
+            parent_identity_key=each.identity_key,
+        )
         for each in spec.backend.other_parents
     )
     ways = [
@@ -433,7 +439,7 @@ def parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
     ]
     direct = None
     if spec.backend.no_proxy:
-        alone = replace(backend, parent=None, parent_credentials=None, parent_dns=None)
+        alone = replace(backend, parent=None, parent_credentials=None, parent_dns=None, parent_identity_key=None)
         direct = Connector(replace(spec, backend=alone), network)
     return ParentWays(ways, direct, spec.backend.no_proxy, lambda: network.wheel.now)
 

@@ -16,7 +16,13 @@ from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.backends.parent_connect import ConnectHandshake, ParentHandshake, fault_at_parent, is_socks
+from egressproxy.gateway.backends.parent_connect import (
+    ConnectHandshake,
+    ParentHandshake,
+    fault_at_parent,
+    identity_line,
+    is_socks,
+)
 from egressproxy.gateway.backends.parent_socks import SocksHandshake
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol
@@ -168,8 +174,10 @@ class ConnectionOpener:
             return SocksHandshake(Authority(target.host, target.port, _literal(target.host)), backend)
         # Of a tunnel that a client asked for. Other connections outlive the request that they are opened for.
         received = x.request.via if x.is_tunnel else b""
-        via = via_line(received, x.request.http_1_0 and bool(received), self._network.pseudonym)
-        return ConnectHandshake(Authority(target.host, target.port), via, backend)
+        lines = via_line(received, x.request.http_1_0 and bool(received), self._network.pseudonym)
+        authority = Authority(target.host, target.port)
+        lines += identity_line(backend, x, b"CONNECT", authority.text, is_of_client=x.is_tunnel)
+        return ConnectHandshake(authority, lines, backend)
 
     async def _handshake(
         self, parked: PendingProtocol, tls: BackendTlsIR, host: str, protocol: asyncio.Protocol, alpn: tuple[str, ...]

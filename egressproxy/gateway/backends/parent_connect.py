@@ -5,13 +5,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import cast
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendIR, Protocol
 from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.forwarded_identity import FIELD, ForwardedIdentity, sign
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.secret import SecretBytes
+from egressproxy.model.shares import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
 
@@ -21,6 +25,7 @@ __all__ = [
     "ParentUnreachable",
     "absolute_form",
     "fault_at_parent",
+    "identity_line",
     "is_socks",
     "proxy_authorization",
     "refused_credentials",
@@ -36,6 +41,20 @@ def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
     if credentials is None:
         return None
     return SecretBytes(b"\r\nProxy-Authorization: " + credentials.authorization.reveal())
+
+
+def identity_line(backend: BackendIR, x: Exchange, method: bytes, authority: str, *, is_of_client: bool) -> bytes:
+    """The line of X-Egress-Identity for the parent of this backend, with a CRLF in front; b"" without a key.
+
+    `is_of_client`: what is sent is for the client of this exchange alone; else only the Gateway is named.
+    """
+    key = backend.parent_identity_key
+    if key is None:
+        return b""
+    who = ForwardedIdentity(x.gateway)
+    if is_of_client:
+        who = ForwardedIdentity(x.gateway, client_of(x), x.identity.namespace, x.identity.service_account)
+    return b"\r\n%b: %b" % (FIELD, sign(key, who, method, authority, time.time()))
 
 
 def is_socks(backend: BackendIR | None) -> bool:
@@ -155,13 +174,14 @@ class ConnectHandshake(ParentHandshake):
     configuration, and never reaches a client.
     """
 
-    def __init__(self, authority: Authority, via: bytes, backend: BackendIR) -> None:
-        """`via` is our line of Via (`protocols.http1.writer.via_line`). That of a tunnel that a client asked for begins
-        with the client's, so that a gateway on the way sees that it was asked before (RFC 9110 section 7.6.3).
+    def __init__(self, authority: Authority, lines: bytes, backend: BackendIR) -> None:
+        """`lines` are fields of ours, each with a CRLF in front. Where the client has asked for the tunnel, Via
+        (`protocols.http1.writer.via_line`) begins with the client's, so that a gateway on the way sees that it was
+        asked before (RFC 9110 section 7.6.3).
         """
         super().__init__(backend)
         self._authority = authority
-        self._via = via
+        self._lines = lines
         self._reader = ResponseReader(HeadLimits())
         self._reader.expect(b"CONNECT")
 
@@ -171,7 +191,7 @@ class ConnectHandshake(ParentHandshake):
         shown = proxy_authorization(self._backend)
         line = shown.reveal() if shown is not None else b""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(b"CONNECT %b HTTP/1.1\r\nHost: %b%b%b\r\n\r\n" % (target, target, self._via, line))
+        self._transport.write(b"CONNECT %b HTTP/1.1\r\nHost: %b%b%b\r\n\r\n" % (target, target, self._lines, line))
 
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol: read the answer, past interim ones; `established` has the outcome."""

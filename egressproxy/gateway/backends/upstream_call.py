@@ -10,8 +10,9 @@ from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.parent_connect import absolute_form
+from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, pause
@@ -221,6 +222,9 @@ def send_to_parent(
     x.request.path = absolute_form(target.host_field, x.request.path)
     if parent.proxy_authorization is not None:
         fields.block = block + parent.proxy_authorization.reveal()
+    if parent.behind is not None and parent.behind.parent_identity_key is not None:
+        authority = Authority(target.host, target.port).text
+        fields.block += identity_line(parent.behind, x, x.request.method, authority, is_of_client=True)
     try:
         caller.send_request(x, upstream, body)
     finally:

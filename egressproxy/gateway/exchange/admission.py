@@ -7,6 +7,7 @@ Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.3 (loops)
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
@@ -15,7 +16,8 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead, TargetForm
 from egressproxy.protocols.tls.client_hello import ClientHello
 
@@ -27,6 +29,7 @@ __all__ = [
     "name_request",
     "name_stream",
     "read_authority",
+    "read_identity",
     "refuse_loops",
     "route_request",
     "route_tunnel",
@@ -123,6 +126,22 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
         raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "TRACE is not served", status=405)
     if head.via and pseudonym in head.via:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
+
+
+def read_identity(x: Exchange, listener: ActiveListener, head: RequestHead) -> None:
+    """Learn who the client of another gateway is, where that has signed it with a key that holds here.
+
+    One that is not verified is not an error: the client is as unknown as without. The log says why.
+    """
+    keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
+    if not keys or not value or x.authority is None:
+        return
+    try:
+        who = verify(keys, value, head.method, x.authority.text, time.time())
+    except NotVerified as error:
+        x.detail = f"X-Egress-Identity: {error}"
+        return
+    x.identity = CallerIdentity(who.namespace, who.service_account, who.client, who.gateway)
 
 
 def route_request(listener: ActiveListener, authority: Authority, head: RequestHead) -> tuple[Route, bytes, Noted]:

@@ -19,7 +19,7 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import name_request, refuse_loops, route_request
+from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector
 from egressproxy.gateway.exchange.client import Client
@@ -98,6 +98,7 @@ class Conductor:
             listener = name_request(x, client.state.port, client.server_name, client.tunnel_authority, head)
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
+                read_identity(x, listener, head)
             route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
             resources.route = route
             x.route = route.name

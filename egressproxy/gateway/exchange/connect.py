@@ -23,6 +23,7 @@ from egressproxy.gateway.exchange.admission import (
     admit_http,
     connect_not_served,
     read_authority,
+    read_identity,
     refuse_loops,
     route_tunnel,
     ways_to_http_port,
@@ -64,6 +65,7 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     authority = x.authority = read_authority(head.target, None)
     if head.via:
         refuse_loops(head, accounting.pseudonym)
+        read_identity(x, listener, head)
     if authority.port == HTTP_PORT:
         return await serve_http_port(accounting, x, client, authority)
     route, noted = route_tunnel(listener, authority)

@@ -305,6 +305,8 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, connector: C
     """The upstream gateway on the way, and what it is shown: a Secret by its name."""
     shown = connector.spec.backend.parent_credentials
     values = made["parent"] = {"name": parent.name, "credentials": shown.source if shown is not None else None}
+    if connector.spec.backend.parent_identity_key is not None:
+        values["identity"] = "signed"
     await _describe_way(values, decided, parent)
     tls = parent.spec.backend.tls
     if tls is not None:  # that of a tunnel's client is not ours, that to the parent is

@@ -126,7 +126,9 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     hop.http_1_0 = is_1_0 = minor == b"0"
     hop.body = _body_length(said.get(b"content-length"), said.get(b"transfer-encoding"), is_1_0)
     hop.proxy_authorization = said.get(b"proxy-authorization", b"")
-    hop.via = said.get(b"via", b"")
+    if via := said.get(b"via"):
+        hop.via = via
+        hop.egress_identity = said.get(b"x-egress-identity", b"")
     if connection := said.get(b"connection"):
         _read_connection(hop, connection_options(connection), said.get(b"upgrade"), said.get(b"te"))
     host = said.get(b"host")

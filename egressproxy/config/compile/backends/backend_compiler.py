@@ -20,7 +20,7 @@ from egressproxy.config.compile.backends.kinds import (
     DestinationBackend,
     object_key,
 )
-from egressproxy.config.compile.backends.parent_credentials import parent_credentials
+from egressproxy.config.compile.backends.parent_credentials import identity_key, parent_credentials
 from egressproxy.config.compile.backends.parent_no_proxy import is_direct
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
@@ -393,11 +393,13 @@ class BackendCompiler:
         for each in ref.fallbacks:
             other = self.parent(source, each)
             shown = parent_credentials(self._references, source, each, other.spec)
-            others.append((other, OtherParent(other.spec, shown)))
+            key = identity_key(self._references, source, each, other.spec)
+            others.append((other, OtherParent(other.spec, shown, identity_key=key)))
         spec = replace(
             resolved.spec,
             parent=parent.spec,
             parent_credentials=credentials,
+            parent_identity_key=identity_key(self._references, source, ref, parent.spec),
             other_parents=tuple(spec for _, spec in others),
             no_proxy=no_proxy,
         )

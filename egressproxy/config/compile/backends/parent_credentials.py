@@ -13,9 +13,10 @@ from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.parent import ParentProxyRef
 from egressproxy.ir.backend import BackendIR, ParentCredentials, Protocol
+from egressproxy.model.forwarded_identity import MIN_KEY_BYTES
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["parent_credentials"]
+__all__ = ["checked_key", "identity_key", "parent_credentials"]
 
 #: RFC 7617 section 2: neither part may hold a control character.
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
@@ -53,6 +54,32 @@ def parent_credentials(
             SecretBytes(b"\x01" + _counted(user, name, "username") + _counted(password, name, "password")), name
         )
     return ParentCredentials(SecretBytes(b"Basic " + base64.b64encode(user + b":" + password)), name)
+
+
+def identity_key(
+    references: References, source: Resource, ref: ParentProxyRef, parent: BackendIR
+) -> SecretBytes | None:
+    """The key of `parent.identityKeyRef`; None where it names none. Raises UnresolvedRef."""
+    secret = ref.identity_key_ref
+    if secret is None:
+        return None
+    name = references.names(source, (secret,))
+    if secret.group or secret.kind != "Secret":
+        raise UnresolvedRef("InvalidKind", f"parent.identityKeyRef of {source}: {name} is not a Secret")
+    if parent.protocol is Protocol.SOCKS5:
+        message = (
+            f"parent.identityKeyRef of {source}: a SOCKS5 proxy ({parent.name}) has no place for X-Egress-Identity"
+        )
+        raise UnresolvedRef("UnsupportedValue", message, "remove identityKeyRef")
+    return checked_key(references.data(source, secret, "key"), name)
+
+
+def checked_key(value: bytes, name: str) -> SecretBytes:
+    """The key from the entry `key` of a Secret. Raises UnresolvedRef where it is too short."""
+    if len(value) < MIN_KEY_BYTES:
+        message = f"{name}: key has {len(value)} bytes, and needs {MIN_KEY_BYTES} or more: openssl rand -hex 32"
+        raise UnresolvedRef("InvalidCredentials", message)
+    return SecretBytes(value)
 
 
 def _counted(value: bytes, name: str, key: str) -> bytes:

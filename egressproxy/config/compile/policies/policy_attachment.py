@@ -200,8 +200,14 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
         )
     if spec.intercept is not None:
         yield "intercept is not supported yet: the names that it lists are denied."
-    if spec.identity is not None:
-        yield "identity is not supported yet, but for certificate.crlRefs: every client is unknown."
+    if spec.identity is not None and spec.identity.model_fields_set != {"gateways"}:
+        yield "identity is not supported yet, but for certificate.crlRefs and gateways: every other client is unknown."
+    if (
+        spec.identity is not None
+        and spec.identity.gateways is not None
+        and target_kind not in ("Gateway", "ListenerSet")
+    ):
+        yield "identity.gateways does nothing here: write it in a policy of a Gateway."
     if spec.dns is not None:
         yield from dns_notes(spec.dns, "dns")
     if spec.limits is not None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from egressproxy.config.compile.backends.parent_credentials import checked_key
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
 from egressproxy.config.compile.interface import Key
@@ -48,6 +49,7 @@ from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.config.resources.values import Duration
 from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, TimeoutsIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
+from egressproxy.model.secret import SecretBytes
 
 __all__ = ["ChosenParent", "Merged", "Merger", "Overridden"]
 
@@ -137,6 +139,7 @@ class Merger:
             extended_connect=bool(
                 self._traffic_winner(ordered, "http2.extendedConnect", attrgetter("http2.extended_connect"))
             ),
+            gateway_keys=self._gateway_keys(ordered, blockers),
             limits=merge_limits(ordered),
             retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
             resilience=self._resilience(ordered),
@@ -181,6 +184,23 @@ class Merger:
         candidates = _said(ordered, lambda policy: policy.spec.parent and ChosenParent(_in_full(policy), policy))
         chosen: ChosenParent | None = self._winner("parent", candidates)
         return chosen
+
+    def _gateway_keys(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> tuple[SecretBytes, ...]:
+        """Those of one policy: the most specific that says `identity.gateways`."""
+        candidates = _said(
+            ordered, lambda policy: policy if policy.spec.identity and policy.spec.identity.gateways else None
+        )
+        policy: EgressPolicy | None = self._winner("identity.gateways", candidates)
+        if policy is None or policy.spec.identity is None or policy.spec.identity.gateways is None:
+            return ()
+        keys: list[SecretBytes] = []
+        for ref in policy.spec.identity.gateways.key_refs:
+            try:
+                name = self._references.names(policy, (ref,))
+                keys.append(checked_key(self._references.data(policy, ref, "key"), name))
+            except UnresolvedRef as unresolved:
+                blockers[f"identity.gateways of {policy}: {unresolved.message}"] = None
+        return tuple(keys)
 
     def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsIR:
         sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
@@ -316,10 +336,12 @@ def _in_full(policy: EgressPolicy) -> BackendParent:
 
 
 def _namespaces(ref: ParentProxyRef, policy: EgressPolicy) -> dict[str, Any]:
-    secret = ref.credentials_ref
-    if secret is not None:
-        secret = secret.model_copy(update={"namespace": secret.namespace or policy.namespace})
-    return {"namespace": ref.namespace or policy.namespace, "credentials_ref": secret}
+    written: dict[str, Any] = {"namespace": ref.namespace or policy.namespace}
+    for name in ("credentials_ref", "identity_key_ref"):
+        secret = getattr(ref, name)
+        if secret is not None:
+            written[name] = secret.model_copy(update={"namespace": secret.namespace or policy.namespace})
+    return written
 
 
 def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[_PolicyCandidate]:

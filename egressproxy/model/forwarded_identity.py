@@ -1,0 +1,94 @@
+"""X-Egress-Identity: who the client of one gateway is, told to the next one and signed with a key that both have.
+
+The value is `v1.PAYLOAD.MAC`: JSON and HMAC-SHA256, both in base64url. The MAC covers method and authority of the
+request, too, so that the value is of no use for another one, and the payload has the time: it holds for seconds. It is
+taken out of whatever a client sends, verified or not.
+Sources: RFC 2104 (HMAC), RFC 4648 section 5 (base64url).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["FIELD", "MAX_AGE_S", "MAX_SKEW_S", "MIN_KEY_BYTES", "ForwardedIdentity", "NotVerified", "sign", "verify"]
+
+FIELD: Final = b"X-Egress-Identity"
+#: How old a value may be, and how far ahead the clock of the other gateway.
+MAX_AGE_S: Final = 30
+MAX_SKEW_S: Final = 5
+#: As long as the hash (RFC 2104 section 3).
+MIN_KEY_BYTES: Final = 32
+_MAX_BYTES: Final = 2048
+_MAX_TEXT: Final = 320
+_VERSION: Final = b"v1"
+_KEYS: Final = ("time", "gateway", "client", "namespace", "service_account")
+
+
+class NotVerified(Exception):
+    """The value does not say who the client is; the text says why, and never repeats the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardedIdentity:
+    """What a gateway says of its client. `gateway` is its Gateway ("namespace/name"), `client` the address. "-": it is
+    not known, or the connection is not for one client alone.
+    """
+
+    gateway: str
+    client: str = "-"
+    namespace: str = "-"
+    service_account: str = "-"
+
+
+def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority: str, now: float) -> bytes:
+    """The value for a request with this method and authority ("host:port"). `now` is in seconds since 1970."""
+    said = (int(now), identity.gateway, identity.client, identity.namespace, identity.service_account)
+    text = json.dumps(dict(zip(_KEYS, said, strict=True)), separators=(",", ":"))
+    payload = base64.urlsafe_b64encode(text.encode()).rstrip(b"=")
+    return b"%b.%b.%b" % (_VERSION, payload, _mac(key, payload, method, authority))
+
+
+def verify(keys: Iterable[SecretBytes], value: bytes, method: bytes, authority: str, now: float) -> ForwardedIdentity:
+    """Who the client is, if one of the keys has signed this value for this method and authority, and it is young.
+
+    Raises NotVerified.
+    """
+    parts = value.split(b".")
+    if len(value) > _MAX_BYTES or len(parts) != 3 or parts[0] != _VERSION:
+        raise NotVerified("it is malformed")
+    _, payload, shown = parts
+    if not any(hmac.compare_digest(shown, _mac(key, payload, method, authority)) for key in keys):
+        raise NotVerified("no key of this gateway has signed it for this method and authority")
+    try:
+        said = json.loads(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        raise NotVerified("it is malformed") from None
+    if not isinstance(said, dict) or tuple(said) != _KEYS:
+        raise NotVerified("it has other entries than this version knows")
+    time, *texts = said.values()
+    if type(time) is not int or not all(isinstance(text, str) and _is_plain(text) for text in texts):
+        raise NotVerified("it has entries of another type")
+    if now - time > MAX_AGE_S:
+        raise NotVerified(f"it is {now - time:.0f} s old, and holds for {MAX_AGE_S} s: compare the clocks")
+    if time - now > MAX_SKEW_S:
+        raise NotVerified(f"it is from {time - now:.0f} s ahead: compare the clocks")
+    return ForwardedIdentity(*texts)
+
+
+def _is_plain(text: str) -> bool:
+    return 0 < len(text) <= _MAX_TEXT and text.isascii() and text.isprintable()
+
+
+def _mac(key: SecretBytes, payload: bytes, method: bytes, authority: str) -> bytes:
+    """No part can hold the LF that stands between them."""
+    signed = b"\n".join((b"egressproxy identity", _VERSION, method, authority.encode(), payload))
+    return base64.urlsafe_b64encode(hmac.digest(key.reveal(), signed, hashlib.sha256)).rstrip(b"=")
