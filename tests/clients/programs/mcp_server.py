@@ -1,0 +1,64 @@
+"""An MCP server of the SDK: python mcp_server.py NAME PORT."""
+
+import sys
+
+import anyio
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.streamable_http import EventMessage, EventStore
+from mcp.server.transport_security import TransportSecuritySettings
+
+name, port = sys.argv[1], int(sys.argv[2])
+server = MCPServer(name)
+
+
+class Events(EventStore):
+    """Keeps every event in memory."""
+
+    def __init__(self):
+        self.events = []
+
+    async def store_event(self, stream_id, message):
+        self.events.append((stream_id, message))
+        return f"{name}-{len(self.events) - 1}"
+
+    async def replay_events_after(self, last_event_id, send_callback):
+        owner, _, number = last_event_id.rpartition("-")
+        assert owner == name, "the stream of another server"
+        stream, _ = self.events[int(number)]
+        for at, (stream_id, message) in enumerate(self.events):
+            if at > int(number) and stream_id == stream and message is not None:
+                await send_callback(EventMessage(message, f"{name}-{at}"))
+        return stream
+
+
+@server.tool()
+async def whoami() -> str:
+    """The name of this server."""
+    return name
+
+
+@server.tool()
+async def count(upto: int, ctx: Context) -> str:
+    """Reports progress, step by step."""
+    for number in range(upto):
+        await ctx.report_progress(number + 1, upto)
+    return f"{name} counted to {upto}"
+
+
+@server.tool()
+async def interrupted(ctx: Context) -> str:
+    """Ends its stream in the middle: the client comes back for the rest, by Last-Event-ID."""
+    await ctx.report_progress(1, 2)
+    await ctx.close_sse_stream()
+    await anyio.sleep(0.3)
+    await ctx.report_progress(2, 2)
+    return f"{name} was interrupted"
+
+
+app = server.streamable_http_app(
+    event_store=Events(),
+    retry_interval=50,
+    transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+)
+uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
