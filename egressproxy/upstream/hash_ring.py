@@ -11,42 +11,40 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 
 __all__ = ["HashRing"]
 
-#: Points of each endpoint: with 160 the shares are within about a tenth of each other. Fewer for large sets.
-POINTS = 160
-MAX_POINTS = 65536
+#: Points of each endpoint: with 100 the shares differ by about a tenth. Fewer for large sets, which would
+#: take long to place.
+POINTS = 100
+MAX_POINTS = 16384
 MIN_POINTS = 8
-_EIGHT = struct.Struct(">8Q")
-_ONE = struct.Struct(">Q")
+#: The low bits of a point say whose it is.
+_OWNER = (1 << 20) - 1
 
 
 class HashRing:
-    """The circle for these endpoints, each known by its place in `names`."""
+    """The circle for these endpoints (at most 2^20), each known by its place in `names`."""
 
-    __slots__ = ("_owners", "_points")
+    __slots__ = ("_points",)
 
     def __init__(self, names: Sequence[str]) -> None:
         each = max(MIN_POINTS, min(POINTS, MAX_POINTS // max(1, len(names))))
-        placed = sorted(
-            (point, index)
-            for index, name in enumerate(names)
-            for turn in range(each // 8)
-            for point in _EIGHT.unpack(blake2b(name.encode(), salt=turn.to_bytes(16, "big")).digest())
-        )
-        self._points = [point for point, _ in placed]
-        self._owners = [index for _, index in placed]
+        points: list[int] = []
+        for index, name in enumerate(names):
+            drawn = struct.unpack(f"<{each}Q", shake_128(name.encode()).digest(8 * each))
+            points += [(point & ~_OWNER) | index for point in drawn]
+        points.sort()
+        self._points = points
 
     def order(self, key: bytes) -> Iterator[int]:
         """The places of all endpoints, in the order in which this key prefers them."""
-        owners = self._owners
-        point = _ONE.unpack(blake2b(key, digest_size=8).digest())[0]
-        start = bisect_left(self._points, point)
+        points = self._points
+        start = bisect_left(points, int.from_bytes(blake2b(key, digest_size=8).digest(), "little"))
         seen: set[int] = set()
-        for step in range(len(owners)):
-            owner = owners[(start + step) % len(owners)]
+        for step in range(len(points)):
+            owner = points[(start + step) % len(points)] & _OWNER
             if owner not in seen:
                 seen.add(owner)
                 yield owner
