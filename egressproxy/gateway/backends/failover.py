@@ -16,7 +16,7 @@ every backend was asked, the retries of the rule begin from the start. A denial 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import time
 from typing import Final
 
@@ -28,9 +28,11 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import IDEMPOTENT
 from egressproxy.ir.route import FailoverIR
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.message import ResponseHead
+from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status
 
-__all__ = ["Course", "FailoverGroup", "aside_s", "may_serve"]
+__all__ = ["Course", "FailoverGroup", "aside_s", "may_serve", "status_of_answer"]
 
 #: Attempts for one request, whatever the endpoints.
 MAX_ATTEMPTS: Final = 16
@@ -42,6 +44,8 @@ _BUSY: Final = frozenset((Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.CIRCUI
 _OF_ALL: Final = frozenset((Reason.NO_ENDPOINT, Reason.NO_HEALTHY_ENDPOINT))
 #: What says nothing of the backend itself, or is known of its endpoints already (`Endpoints`).
 _NEUTRAL: Final = _BUSY | {Reason.NO_HEALTHY_ENDPOINT}
+#: Statuses of gRPC that say nothing of the call itself.
+_OF_GRPC: Final[Mapping[int, int]] = {GrpcStatus.UNAVAILABLE: 503, GrpcStatus.RESOURCE_EXHAUSTED: 429}
 #: One broken connection says little of the next one.
 _UNCERTAIN: Final = frozenset(
     (Reason.UPSTREAM_RESET, Reason.UPSTREAM_CLOSED, Reason.UPSTREAM_INCOMPLETE, Reason.BAD_RESPONSE)
@@ -55,6 +59,12 @@ def may_serve(backend: RouteBackend, now: float) -> bool:
     assert backend.connector is not None
     watched = backend.connector.watched
     return not _health(backend).is_aside(now) and (watched is None or watched.may_serve)
+
+
+def status_of_answer(head: ResponseHead) -> int:
+    """The status that `codes` are compared with: of a gRPC call that ends with its head, what its own status means."""
+    meaning = _OF_GRPC.get(parsed_status(head.fields.block)) if head.status == 200 else None
+    return meaning if meaning is not None and is_grpc(head.fields.get(b"content-type")) else head.status
 
 
 def aside_s(backend: RouteBackend, now: float) -> float:

@@ -15,7 +15,7 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety,
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve
+from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve, status_of_answer
 from egressproxy.gateway.backends.mcp_sessions import McpSession
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
@@ -116,7 +116,7 @@ async def _reach(
             )
             if isinstance(upstream, LocalResponse):
                 return upstream
-            status = x.response.status
+            status = x.response.status if course is None else status_of_answer(x.response)
             if status not in codes:
                 if course is not None and failover is not None:
                     if failover.spec.first_byte_s:

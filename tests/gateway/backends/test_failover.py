@@ -13,6 +13,8 @@ from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_grpc_answers import CONTENT, MESSAGE, call
+from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import OK, OK_PASSED
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
@@ -429,7 +431,7 @@ def test_codes_of_the_rules_retries_say_nothing_of_the_backend(converse: Start):
     talk.no_dial()
 
 
-# --- what an attempt takes along --------------------------------------------------------------------------------------
+# --- what an attempt takes along -------------------------------------------------------------------------------------
 def credential(name: str) -> m.Manifest:
     config = {
         "secretRef": {"name": name, "key": "token"},
@@ -571,7 +573,7 @@ def test_the_response_says_nothing_where_it_was_not_asked_for(converse: Start):
     talk.client << OK_PASSED
 
 
-# --- endpoints of one backend ---------------------------------------------------------------------------------------
+# --- endpoints of one backend ----------------------------------------------------------------------------------------
 def to_pods(*addresses: str, **traffic: Any) -> list[m.Manifest]:
     """A Failover from a Service with these endpoints, port 8080, to b; under this `traffic`."""
     of_pods = {"backendRef": {"name": "pods", "port": 80}}
@@ -625,7 +627,7 @@ def test_a_circuit_that_is_open_leads_to_the_next_backend(converse: Start):
     first << OK_PASSED
 
 
-# --- coming back ------------------------------------------------------------------------------------------------------
+# --- coming back -----------------------------------------------------------------------------------------------------
 def test_when_the_hold_off_is_over_one_request_tries_the_backend_and_the_others_follow_its_success(converse: Start):
     talk = converse(config("a", "b"))
     talk.client >> GET
@@ -671,7 +673,7 @@ def test_a_session_moves_from_a_backend_that_is_put_aside(converse: Start):
         passed(talk, 200)
 
 
-# --- with backends that speak HTTP/2 ----------------------------------------------------------------------------------
+# --- with backends that speak HTTP/2 ---------------------------------------------------------------------------------
 def over_http2(**failover: Any) -> list[m.Manifest]:
     """As `config`, where a speaks HTTP/2."""
     made = config(**failover)
@@ -734,3 +736,46 @@ def test_a_stream_of_http2_flows_from_its_first_byte_on(converse: Start):
     origin.goes_on()
     talk.client << b"3\r\ntwo\r\n0\r\n\r\n"
     talk.no_dial()
+
+
+# --- calls of gRPC ---------------------------------------------------------------------------------------------------
+def calls(**failover: Any) -> list[m.Manifest]:
+    """A GRPCRoute to the Failover `any`, of a and b."""
+    refs = [{"group": m.OURS, "kind": "Backend", "name": "any"}]
+    spec = {"parentRefs": [{"name": "gw"}], "rules": [{"backendRefs": refs}]}
+    return [
+        m.gateway(m.http_listener(8080)),
+        *(m.backend(name, f"{name}.example", 80, protocol="GRPC") for name in ("a", "b")),
+        m.failover("any", "a", "b", **failover),
+        m.manifest("gateway.networking.k8s.io/v1", "GRPCRoute", "route", "agents", spec=spec),
+    ]
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [(b"14", True), (b"8", True), (b"9", False), (b"junk", False)])
+def test_a_call_that_is_refused_goes_to_the_next_backend(converse: Start, status: bytes, goes_on: bool):
+    talk = converse(calls())
+    client = speak_http2(talk)
+    stream = call(client)
+    first = Http2Origin(talk, talk.dialled("a.example", 80))
+    first.waits_for(1)
+    first.responds(1, None, CONTENT, (b"grpc-status", status))
+    if goes_on:
+        second = Http2Origin(talk, talk.dialled("b.example", 80))
+        (seen,) = second.waits_for(1).values()
+        assert bytes(seen.data) == MESSAGE
+        second.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"0")])
+        assert bytes(client.answer(stream).data) == MESSAGE
+    else:
+        assert client.answer(stream).is_whole
+        talk.no_dial()
+
+
+def test_a_call_whose_backend_refuses_connections_goes_to_the_next(converse: Start):
+    talk = converse(calls())
+    client = speak_http2(talk)
+    stream = call(client)
+    refuse(talk, "a")
+    second = Http2Origin(talk, talk.dialled("b.example", 80))
+    second.waits_for(1)
+    second.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"0")])
+    assert bytes(client.answer(stream).data) == MESSAGE

@@ -301,7 +301,7 @@ class BackendCompiler:
         if not isinstance(backend, Backend) and backend.spec.filters:
             raise UnresolvedRef("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
         if destination.type == "Failover":
-            message = f"{backend} is of type Failover, which only backendRefs of HTTPRoutes may name"
+            message = f"{backend} is of type Failover, which only backendRefs of HTTPRoutes and GRPCRoutes may name"
             remedy = "no other Failover, mirror, authorization server, parent or stream leads there"
             raise UnresolvedRef("UnsupportedValue", message, remedy)
         if destination.type == "EndpointSelector":

@@ -28,7 +28,7 @@ from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.routes import BackendRef, HttpRoute
+from egressproxy.config.resources.routes import BackendRef, GrpcRoute, HttpRoute
 from egressproxy.ir.backend import BackendIR, Destination, OtherParent, Protocol
 from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
 
@@ -100,7 +100,7 @@ class BackendRefCompiler:
                 continue
             asked = partial(filters_of, ref)
             try:
-                failover = self.backends.failover(route, ref) if isinstance(route, HttpRoute) else None
+                failover = self.backends.failover(route, ref) if isinstance(route, HttpRoute | GrpcRoute) else None
             except UnresolvedRef as unresolved:
                 made.append(WeightedBackend(None, ref.weight, error=unresolved.message))
                 continue

@@ -228,7 +228,7 @@ class RouteValidator:
 
     def _resolve(self, route: Resource, ref: BackendObjectReference, protocols: Container[Protocol]) -> None:
         """Raise UnresolvedRef where nothing can serve what goes to this reference."""
-        is_of_rule = isinstance(route, HttpRoute) and isinstance(ref, BackendRef)
+        is_of_rule = isinstance(route, HttpRoute | GrpcRoute) and isinstance(ref, BackendRef)
         failover = self.backends.failover(route, ref) if is_of_rule else None
         if failover is None:
             self.backends.resolve(route, ref, protocols)

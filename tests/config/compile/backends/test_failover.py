@@ -104,8 +104,14 @@ def test_endpoints_of_weight_0_serve_nothing():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (failover(ref("a"), name="other"), "of type Failover, which only backendRefs of HTTPRoutes may name"),
-        (failover(ref("plain"), name="other"), "of type Failover, which only backendRefs of HTTPRoutes may name"),
+        (
+            failover(ref("a"), name="other"),
+            "of type Failover, which only backendRefs of HTTPRoutes and GRPCRoutes may name",
+        ),
+        (
+            failover(ref("plain"), name="other"),
+            "of type Failover, which only backendRefs of HTTPRoutes and GRPCRoutes may name",
+        ),
         (DYNAMIC.replace("name: dynamic", "name: other"), "has to be a fixed place"),
     ],
 )
@@ -143,7 +149,7 @@ def test_streams_and_mirrors_do_not_go_to_a_failover(text: str, name: str, kind:
     made = compiled(FORWARD, text, failover(ref("a")), place("a"))
     state, reason, message = of_route(made, "ResolvedRefs", f"default/{name}", kind)
     assert (state, reason) == ("False", "UnsupportedValue")
-    assert "only backendRefs of HTTPRoutes may name" in message
+    assert "only backendRefs of HTTPRoutes and GRPCRoutes may name" in message
 
 
 GRANT = """
