@@ -53,6 +53,7 @@ class Service:
             "Output": grpc.unary_stream_rpc_method_handler(self._output),
             "Duplex": grpc.stream_stream_rpc_method_handler(self._duplex),
             "Status": grpc.unary_unary_rpc_method_handler(self._status),
+            "GiveUp": grpc.unary_stream_rpc_method_handler(self._give_up),
             "Wait": grpc.unary_stream_rpc_method_handler(self._wait),
         }
         return grpc.method_handlers_generic_handler(SERVICE, kinds)
@@ -80,6 +81,10 @@ class Service:
         code, _, text = message.decode().partition(" ")
         context.abort(getattr(self._grpc.StatusCode, code), text)
         return b""
+
+    def _give_up(self, message: bytes, context: Any) -> Iterator[bytes]:
+        yield message
+        context.cancel()
 
     def _wait(self, message: bytes, context: Any) -> Iterator[bytes]:
         """One message if there is one in the request, then nothing until the client gives up."""

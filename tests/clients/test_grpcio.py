@@ -6,6 +6,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +194,12 @@ def test_a_backend_that_is_down_is_unavailable(calls: Calls):
     assert dict(error.trailing_metadata())["x-egress-request-id"]
 
 
+def test_a_server_that_gives_up(calls: Calls):
+    call = calls.channel.unary_stream(f"/{SERVICE}/GiveUp")(b"first", timeout=WAIT_S)
+    assert next(call) == b"first"
+    assert calls.error(lambda: next(call)).code() is calls.codes.CANCELLED
+
+
 def test_backends_have_their_shares(grpc_world: GrpcWorld):
     calls = Calls(grpc_world, "plain")
     method = calls.channel.unary_unary("/test.Weights/Any")
@@ -244,3 +251,27 @@ def test_calls_in_a_tunnel_of_the_forward_proxy(grpc_world: GrpcWorld):
     calls.channel.close()
     record = calls.record(mark)
     assert (record["kind"], record["method"], record["status"]) == ("tunnel", "CONNECT", 200)
+
+
+def test_a_drain_lets_calls_end(require: Require, tmp_path: Path):
+    require("python:grpc")
+    world = GrpcWorld(tmp_path)
+    try:
+        calls = Calls(world, "plain")
+        said: queue.Queue[bytes | None] = queue.Queue()
+        call = calls.duplex(iter(said.get, None), timeout=WAIT_S)
+        said.put(b"before")
+        assert next(call) == b"before"
+        statuses: list[int] = []
+        stopping = threading.Thread(target=lambda: statuses.append(world.gateway.stop()))
+        stopping.start()
+        world.gateway.wait_for_diagnostics("draining")
+        said.put(b"after")
+        assert next(call) == b"after"
+        said.put(None)
+        assert list(call) == []
+        stopping.join(WAIT_S)
+        assert statuses == [0]
+        assert world.gateway.records[-1]["grpc_status"] == "OK"
+    finally:
+        world.close()
