@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import pytest
 from h2.errors import ErrorCodes
 
-from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call
 from egressproxy.model.exchange import Exchange, LocalResponse
@@ -348,6 +348,26 @@ def test_an_authorization_server_refuses_a_call(converse: Start, said: bytes, st
     assert told(answer) == (status, "ext_auth_denied: never")
     assert answer[b"x-why"] == b"y"
     assert talk.record()["grpc_status"] == GrpcStatus(status).name
+
+
+def test_a_call_goes_on_to_another_backend(converse: Start):
+    first, second = (
+        m.backend("first", "first.example", 80, protocol="GRPC"),
+        m.backend("b", "b.example", 80, protocol="HTTP"),
+    )
+    ours = m.failover("a", "first", "b")
+    talk = converse([each for each in routed(first, second) if each["metadata"]["name"] != "a"] + [ours])
+    client = speak_http2(talk)
+    stream = call(client, (b"grpc-timeout", b"20S"))
+    fault = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, retry=RetrySafety.SAFE)
+    talk.refused("first.example", 80, fault)
+    origin = Http2Origin(talk, talk.dialled("b.example", 80))
+    (seen,) = origin.waits_for(1).values()
+    assert bytes(seen.data) == MESSAGE
+    assert parsed_timeout(seen.headers[b"grpc-timeout"]) < 20
+    origin.responds(1, MESSAGE, CONTENT, trailers=OK)
+    assert client.answer(stream).trailers == OK
+    assert talk.record()["attempts"] == 2
 
 
 def test_a_call_is_mirrored(converse: Start):

@@ -140,16 +140,19 @@ class BackendCompiler:
 
         Raises UnresolvedRef.
         """
+        if isinstance(source, GrpcRoute):
+            return self._resolve_grpc(source, ref)
         key = self.target_key(source, ref)
         self._references.check_permitted(source, ref, key[1])
-        port = getattr(ref, "port", None)
-        if isinstance(source, GrpcRoute):
-            found = self._resolved(key, port, supported_features.GRPC_PROTOCOLS, "carries no gRPC: write GRPC")
-            return self._with_grpc(found)
-        return self._resolved(key, port, protocols, is_stream=isinstance(source, TlsRoute | TcpRoute))
+        is_stream = isinstance(source, TlsRoute | TcpRoute)
+        return self._resolved(key, getattr(ref, "port", None), protocols, is_stream=is_stream)
 
-    def _with_grpc(self, found: ResolvedBackend) -> ResolvedBackend:
+    def _resolve_grpc(self, source: Resource, ref: Reference) -> ResolvedBackend:
         """The backend as a GRPCRoute reaches it: where it does not say what it speaks, that is HTTP/2."""
+        key = self.target_key(source, ref)
+        self._references.check_permitted(source, ref, key[1])
+        port, protocols = getattr(ref, "port", None), supported_features.GRPC_PROTOCOLS
+        found = self._resolved(key, port, protocols, "carries no gRPC: write GRPC")
         if found.spec.protocol is not Protocol.HTTP:
             return found
         made = self._with_http2.get(id(found))  # what is found lives as long as this
@@ -205,20 +208,23 @@ class BackendCompiler:
             self._references.check_permitted(source, ref, key[1])
         return found
 
-    def endpoint(self, failover: DestinationBackend, ref: Reference) -> ResolvedBackend:
-        """The backend of an endpoint of a Failover: a fixed place. Raises UnresolvedRef."""
-        found = self.resolve(failover, ref)
+    def endpoint(self, failover: DestinationBackend, ref: Reference, *, for_grpc: bool = False) -> ResolvedBackend:
+        """The backend of an endpoint of a Failover: a fixed place. `for_grpc`: as a GRPCRoute reaches it.
+
+        Raises UnresolvedRef.
+        """
+        found = self._resolve_grpc(failover, ref) if for_grpc else self.resolve(failover, ref)
         if found.spec.destination is Destination.DYNAMIC:
             message = f"{found.spec.name} is Dynamic: an endpoint of {failover} has to be a fixed place"
             raise UnresolvedRef("UnsupportedValue", message)
         return found
 
-    def endpoint_problems(self, failover: DestinationBackend) -> list[UnresolvedRef]:
-        """Why endpoints of a Failover cannot be used, each with its field."""
+    def endpoint_problems(self, failover: DestinationBackend, *, for_grpc: bool = False) -> list[UnresolvedRef]:
+        """Why endpoints of a Failover cannot be used, each with its field. `for_grpc`: by a GRPCRoute."""
         problems = []
         for field, endpoint in endpoint_refs(failover):
             try:
-                self.endpoint(failover, endpoint.backend_ref)
+                self.endpoint(failover, endpoint.backend_ref, for_grpc=for_grpc)
             except UnresolvedRef as unresolved:
                 problems.append(unresolved.copy(field))
         return problems

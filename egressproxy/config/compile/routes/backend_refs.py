@@ -105,7 +105,8 @@ class BackendRefCompiler:
                 made.append(WeightedBackend(None, ref.weight, error=unresolved.message))
                 continue
             if failover is not None:
-                found = self._of_failover(failover, number, ref.weight, layers, scopes, asked, error)
+                reached = partial(self.backends.endpoint, for_grpc=isinstance(route, GrpcRoute))
+                found = self._of_failover(failover, number, ref.weight, layers, scopes, asked, error, reached)
                 copies = mirrors(ref) if any(each.backend is not None for each in found) else ()
                 made += (replace(each, mirrors=copies) for each in found)
                 continue
@@ -123,6 +124,7 @@ class BackendRefCompiler:
         scopes: LimitScopes,
         filters: Callable[[tuple[Layer, ...]], Iterable[RankedExtension]],
         error: str,
+        resolve: Callable[[DestinationBackend, BackendObjectReference], ResolvedBackend],
     ) -> list[WeightedBackend]:
         """The endpoints of a Failover, which the backendRef `number` of a rule names with this weight.
 
@@ -144,9 +146,7 @@ class BackendRefCompiler:
         found = []
         for endpoint in spec.endpoints:
             if endpoint.weight:
-                one = self._of_ref(
-                    failover, endpoint.backend_ref, layers, scopes, filters, error, resolve=self.backends.endpoint
-                )
+                one = self._of_ref(failover, endpoint.backend_ref, layers, scopes, filters, error, resolve=resolve)
                 found.append(replace(one, weight=endpoint.weight, failover=made, priority=endpoint.priority))
         return found or [WeightedBackend(None, weight, error=f"every endpoint of {failover} has weight 0")]
 

@@ -233,7 +233,7 @@ class RouteValidator:
         if failover is None:
             self.backends.resolve(route, ref, protocols)
             return
-        problems = self.backends.endpoint_problems(failover)
+        problems = self.backends.endpoint_problems(failover, for_grpc=isinstance(route, GrpcRoute))
         if len(problems) == len(list(endpoint_refs(failover))):
             raise problems[0].copy()
 

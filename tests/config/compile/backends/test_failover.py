@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from egressproxy.ir.backend import Protocol
 from egressproxy.ir.outline import outline
 from egressproxy.ir.packing import pack, unpacking
 from egressproxy.ir.route import FailoverIR, WeightedBackend
@@ -238,3 +239,18 @@ def test_dns_settings_of_a_failover_in_another_namespace_do_not_decide_where_a_c
     )
     assert found[0].backend is not None
     assert found[0].policy.dns.servers == ()
+
+
+@pytest.mark.parametrize("protocol", ["HTTP", "HTTP11"])
+def test_a_grpc_route_reaches_the_endpoints_that_carry_grpc(protocol: str):
+    grpc = ROUTE.replace("HTTPRoute", "GRPCRoute")
+    other = place("b").replace("number: 80", f"number: 80, protocol: {protocol}")
+    made = compiled(REVERSE, grpc, failover(ref("a"), ref("b")), place("a"), other)
+    assert of_route(made, "ResolvedRefs", kind="GRPCRoute")[0] == "True"
+    first, second = rule(made).backends
+    assert first.failover is not None
+    assert first.backend is not None
+    assert first.backend.protocol is Protocol.GRPC
+    assert (second.backend is None) is (protocol == "HTTP11")
+    none = compiled(REVERSE, grpc, failover(ref("b")), other)
+    assert of_route(none, "ResolvedRefs", kind="GRPCRoute")[0] == str(protocol == "HTTP")
