@@ -62,7 +62,7 @@ class FrameSplitter:
         """`has_preface`: what a client says begins with 24 bytes that are no frame (RFC 9113 section 3.4)."""
         self._buffer = bytearray()
         self._awaits_preface = has_preface
-        self._awaits_settings = has_preface
+        self._awaits_settings = True
 
     @property
     def has_partial_head(self) -> bool:
@@ -88,12 +88,12 @@ class FrameSplitter:
             self._awaits_preface = False
         while len(buffer) - at >= HEADER_SIZE:
             length = int.from_bytes(buffer[at : at + 3], "big")
-            if length > MAX_FRAME:
-                raise FrameError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
             if self._awaits_settings:
                 if buffer[at + 3] != SETTINGS:
                     raise FrameError("the first frame is not SETTINGS")
                 self._awaits_settings = False
+            if length > MAX_FRAME:
+                raise FrameError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
             end = at + HEADER_SIZE + length
             if end > len(buffer):
                 break

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.protocols.http2.frames import GOAWAY, FrameSplitter, goaway_last_stream
+from egressproxy.protocols.http2.frames import GOAWAY, SETTINGS, FrameError, FrameSplitter, goaway_last_stream
 
 
 def frame(kind: int, payload: bytes, stream: int = 0) -> bytes:
@@ -13,7 +13,7 @@ def frame(kind: int, payload: bytes, stream: int = 0) -> bytes:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=60))), st.lists(st.integers(1, 20)))
 def test_frames_come_out_whole_however_they_came(written: list[tuple[int, bytes]], cuts: list[int]):
-    frames = [(kind, frame(kind, payload)) for kind, payload in written]
+    frames = [(kind, frame(kind, payload)) for kind, payload in [(SETTINGS, b""), *written]]
     data = b"".join(octets for _, octets in frames)
     splitter, got = FrameSplitter(), []
     for cut in [*cuts, len(data)]:
@@ -24,7 +24,13 @@ def test_frames_come_out_whole_however_they_came(written: list[tuple[int, bytes]
 
 def test_a_frame_that_is_too_long_is_refused_by_its_header():
     with pytest.raises(ValueError):
-        FrameSplitter().feed(b"\x00\x40\x01\x00\x00\x00\x00\x00\x01")
+        FrameSplitter().feed(frame(SETTINGS, b"") + b"\x00\x40\x01\x00\x00\x00\x00\x00\x01")
+
+
+@pytest.mark.parametrize("said", [frame(6, bytes(8)), b"HTTP/1.1 400 Bad Request\r\n"])
+def test_the_first_frame_is_settings(said: bytes):
+    with pytest.raises(FrameError, match="the first frame is not SETTINGS"):
+        FrameSplitter().feed(said)
 
 
 def test_a_goaway_names_the_last_stream():
