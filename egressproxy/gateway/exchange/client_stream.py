@@ -215,6 +215,7 @@ class ClientHttp2(DownstreamHttp2):
 
     def new_stream(self, number: int) -> DownstreamStream:
         """What the conductor serves."""
+        self.reader.is_forward = self.state.port.first.is_forward  # after a reload it may be
         return ClientStream(self, number)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -44,6 +44,7 @@ from egressproxy.protocols.http2.frames import (
     CONTINUATION,
     GOAWAY,
     HEADERS,
+    MAX_FRAME,
     PREFACE,
     RST_STREAM,
     FrameError,
@@ -325,6 +326,7 @@ class Http2Connection(FlowControl):
         "_h2",
         "_is_dirty",
         "_later",
+        "_most_head",
         "_waiting",
         "head_size",
         "is_lost",
@@ -348,6 +350,7 @@ class Http2Connection(FlowControl):
         self._h2 = _States(client_side=client_side, limits=limits, extended_connect=extended_connect)
         self._frames = FrameSplitter(has_preface=not client_side)
         self._guard = FloodGuard(wheel.now)
+        self._most_head = HARD_LIMIT * (limits.max_head_bytes + 32 * limits.max_fields) + MAX_FRAME
         self.head_size = 0  # bytes of the head that is coming, frames and all
         self._is_dirty = False  # h2 may have something to send at the end of this turn
         self._waiting: dict[int, Http2Stream] = {}  # those that have more to say than the windows allow
@@ -423,6 +426,8 @@ class Http2Connection(FlowControl):
         h2 = self._h2
         if kind in _OF_HEADS:
             self.head_size += len(frame)
+            if self.head_size > self._most_head:
+                raise Flood("a head that has no end")
         if kind > HEADERS:
             check_control_frame(kind, frame)
             if kind == GOAWAY and not self.is_head_open:

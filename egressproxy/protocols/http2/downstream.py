@@ -32,7 +32,7 @@ from enum import Enum, auto
 from h2.errors import ErrorCodes
 from h2.events import Event, RequestReceived
 
-from egressproxy.errors import BadRequest, ClientGone, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason, UpstreamFault
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
@@ -191,7 +191,7 @@ class DownstreamStream(Http2Stream):
                 self.is_reading_paused = True
                 self._pieces.append(data)
             else:
-                self.sink.send_body(data)
+                self._hand_on(self.sink, data)
 
     def take_trailers(self, fields: FieldList) -> None:
         """Fields behind the content."""
@@ -227,8 +227,18 @@ class DownstreamStream(Http2Stream):
         sink, self.sink = self.sink, None
         if sink is not None:  # else it waits until somebody asks
             self._state = _RESPONDING
-            sink.end_body(self._request_trailers if self.passes_trailers else b"")
+            try:
+                sink.end_body(self._request_trailers if self.passes_trailers else b"")
+            except GatewayError as error:
+                self.driver.throw(error)
             self.driver.resume()
+
+    def _hand_on(self, sink: BodySink, data: bytes) -> None:
+        try:
+            sink.send_body(data)
+        except GatewayError as error:
+            self.sink = None
+            self.driver.throw(error)
 
     def _break(self, message: str) -> None:
         """The request breaks a rule behind its head."""
@@ -247,7 +257,7 @@ class DownstreamStream(Http2Stream):
                 assert isinstance(self.transport, StreamTransport)
                 self.transport.data_came(pieces.pop(0))
             elif self.sink is not None:
-                self.sink.send_body(pieces.pop(0))
+                self._hand_on(self.sink, pieces.pop(0))
             else:
                 return
         if pieces or not self.is_whole or self.is_reading_paused:
@@ -508,11 +518,11 @@ class DownstreamHttp2(Http2Connection):
         "_awaits_head",
         "_final_goaway",
         "_last_served",
-        "_reader",
         "client",
         "deadline",
         "handler",
         "idle_s",
+        "reader",
         "request_headers_s",
     )
 
@@ -533,7 +543,7 @@ class DownstreamHttp2(Http2Connection):
         self.idle_s = idle_s
         self.client = "-"
         self.deadline = Deadline(wheel, self._deadline_passed)
-        self._reader = RequestFieldsReader(limits, is_forward=is_forward, extended_connect=extended_connect)
+        self.reader = RequestFieldsReader(limits, is_forward=is_forward, extended_connect=extended_connect)
         self._awaits_head = False
         self._last_served = LAST_STREAM  # streams above this one are not looked at
         self._final_goaway: Deadline | None = None  # between the announcement and what it announces
@@ -593,7 +603,7 @@ class DownstreamHttp2(Http2Connection):
         made.octets_in = self.head_size
         self.deadline.at = NEVER
         try:
-            head = self._reader.read(fields, has_ended=has_ended)
+            head = self.reader.read(fields, has_ended=has_ended)
         except Malformed as fault:
             made.refuse(fault, has_ended=has_ended)
         else:

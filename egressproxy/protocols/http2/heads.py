@@ -77,10 +77,11 @@ def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
 class _Meaning:
     """What was read from a list of fields, for the next head of the same list."""
 
-    __slots__ = ("block", "body", "has_ended", "hop", "method", "scheme", "target", "te_trailers")
+    __slots__ = ("block", "body", "has_ended", "hop", "is_forward", "method", "scheme", "target", "te_trailers")
 
     def __init__(self, head: RequestHead, hop: Hop, *, has_ended: bool) -> None:
         self.has_ended = has_ended
+        self.is_forward = head.form is _ABSOLUTE
         self.method = head.method
         self.target = head.target
         self.scheme = head.scheme
@@ -93,7 +94,7 @@ class _Meaning:
 class RequestFieldsReader:
     """Reads the request heads of one connection. What a client says of its hop it says again: read once."""
 
-    __slots__ = ("_hop", "_hop_fields", "_is_forward", "_limits", "_pseudo")
+    __slots__ = ("_hop", "_hop_fields", "_limits", "_pseudo", "is_forward")
 
     def __init__(self, limits: HeadLimits, *, is_forward: bool, extended_connect: bool = False) -> None:
         """`is_forward`: a request names any host, as the absolute-form of HTTP/1 does. `extended_connect`: clients were
@@ -101,7 +102,7 @@ class RequestFieldsReader:
         """
         self._limits = limits
         self._pseudo = _EXTENDED_PSEUDO if extended_connect else _REQUEST_PSEUDO
-        self._is_forward = is_forward
+        self.is_forward = is_forward
         self._hop = Hop()
         self._hop_fields: HopFields = ()
 
@@ -113,11 +114,11 @@ class RequestFieldsReader:
         if type(fields) is not RememberedFields:
             return self._read(fields, has_ended)
         known = fields.meaning
-        if type(known) is _Meaning and known.has_ended is has_ended:
+        if type(known) is _Meaning and known.has_ended is has_ended and known.is_forward is self.is_forward:
             head = RequestHead(known.method, known.target, Fields(known.block), known.hop)
             head.body = known.body
             head.te_trailers = known.te_trailers
-            if self._is_forward:
+            if self.is_forward:
                 head.form = _ABSOLUTE
                 head.scheme = known.scheme
             return head
@@ -159,7 +160,7 @@ class RequestFieldsReader:
             if values == [b"100-continue"]:
                 head.expect_continue = True
                 head.fields.block += b"\r\nExpect: 100-continue"
-        if self._is_forward and method != b"CONNECT":
+        if self.is_forward and method != b"CONNECT":
             head.form = _ABSOLUTE
             head.scheme = pseudo[b":scheme"]
         if protocol is not None:

@@ -7,6 +7,7 @@ import json
 import pytest
 from h2.errors import ErrorCodes
 
+from egressproxy.errors import BadRequest, Reason
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
 from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW
@@ -533,6 +534,42 @@ def test_a_reload_holds_for_the_next_stream(start: Start):
     talk.origin >> OK
     assert client.answer(stream).is_whole
     assert not client.goaways
+
+
+def test_a_listener_that_becomes_a_forward_proxy(start: Start):
+    talk = start(reverse())
+    client = speak_http2(talk)
+    for _ in range(3):
+        assert client.answer(client.ask(b"GET", b"/x", b"b.example", (b"via", b"1.1 gw"))).status == 508
+    forward_here = [m.gateway(m.forward_listener(8080)), m.policy(["b.example"])]
+    talk.reload(forward_here)
+    assert client.answer(client.ask(b"GET", b"/x", b"b.example", (b"via", b"1.1 gw"))).status == 508
+    stream = client.ask(b"GET", b"/x", b"b.example")
+    talk.dialled("b.example", 80)
+    talk.origin << b"GET /x HTTP/1.1\r\nHost: b.example\r\nVia: 1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    assert client.answer(stream).is_whole
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_whoever_takes_a_body_may_refuse_it(start: Start, ends: bool):
+    class Refuses:
+        def send_body(self, data: bytes) -> None:
+            if data:
+                raise BadRequest(Reason.BAD_FRAMING, "not this")
+
+        def end_body(self, trailers: bytes) -> None:
+            raise BadRequest(Reason.BAD_FRAMING, "not this")
+
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", body=b"a", ends=False)
+    talk.dialled("a.example", 80)
+    (connection,) = talk.ports[0].state.connections
+    connection.streams[stream].sink = Refuses()  # type: ignore[attr-defined]
+    client.says(stream, b"" if ends else b"b", ends=ends)
+    assert client.answer(stream).status == 400
+    assert not talk.client.is_gone
 
 
 def test_idle_connections_leave_at_once(start: Start):

@@ -332,6 +332,13 @@ def test_a_window_that_overflows_ends_its_stream_alone(talk: Talk):
     assert talk.client.of(other).is_whole
 
 
+def test_a_head_without_end_is_cut(talk: Talk):
+    talk.server.data_received(raw_frame(1, b"\x82" * 16384, 1))
+    for _ in range(9):
+        talk.server.data_received(raw_frame(9, b"\x82" * 16384, 1))
+    assert talk.server.why == (ErrorCodes.ENHANCE_YOUR_CALM, "a head that has no end")
+
+
 def test_tiny_windows_are_counted(talk: Talk):
     talk.client.opens_windows = False
     number = talk.client.request(POST)
