@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_retries import ask, to_pods
-from tests.e2e.world import client, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, client, read_message
 from tests.support import manifests as m
+from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S, wait_until
@@ -24,8 +25,10 @@ PASSIVE = {"consecutive5XxErrors": 3, "baseEjectionTime": "500ms", "maxEjectionT
 class Mortal:
     """An origin on one port that can die, with all its connections, and return."""
 
-    def __init__(self) -> None:
-        self.port = free_port()
+    def __init__(self, address: str = "127.0.0.1", port: int = 0, status: bytes = b"200 OK") -> None:
+        self.address = address
+        self.port = port or free_port()
+        self.status = status
         self.asked = 0
         self.checked = 0
         self._sockets: set[socket.socket] = set()
@@ -33,7 +36,7 @@ class Mortal:
         self.live()
 
     def live(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener = socket.create_server((self.address, self.port))
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def die(self) -> None:
@@ -63,7 +66,7 @@ class Mortal:
                     self.checked += 1
                 else:
                     self.asked += 1
-                sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                sock.sendall(b"HTTP/1.1 " + self.status + b"\r\nContent-Length: 2\r\n\r\nok")
         except (OSError, AssertionError, EOFError):
             pass
         finally:
@@ -195,3 +198,30 @@ def test_endpoints_of_the_gateways_zone_are_preferred_while_they_are_well(tmp_pa
             assert {ask(sock)[0] for _ in range(10)} == {200}
             assert far.asked == 10
             assert sum(record.get("attempts", 1) == 2 for record in gateway.records) <= 4
+
+
+def test_an_address_of_a_name_that_answers_with_errors_is_left_out_and_comes_back(tmp_path: Path):
+    port = free_port()
+    with (
+        NameServer({"api.test": ["127.0.0.1", "127.0.0.2"]}) as names,
+        Mortal(status=b"503 No") as bad,
+        Mortal("127.0.0.2", bad.port) as good,
+    ):
+        passive = {**PASSIVE, "baseEjectionTime": "2s"}
+        objects = [
+            m.gateway(m.http_listener(port)),
+            m.policy(dns=names.address, cidrs=ALLOW_LOOPBACK, traffic={"healthCheck": {"passive": passive}}),
+            m.backend("api", "api.test", bad.port),
+            m.http_route("route", m.prefix_rule("/", "api")),
+        ]
+        with GatewayProcess(tmp_path, objects) as gateway, client(port) as sock:
+            statuses = [ask(sock)[0] for _ in range(20)]
+            assert statuses == [503] * 3 + [200] * 17
+            assert (bad.asked, good.asked) == (3, 17)
+            assert gateway.metric("egress_endpoint_ejections_total") == 1
+            bad.status = b"200 OK"
+            good.die()  # so that the next connection tries the other one
+            healthy = {"backend": "agents/api", "endpoint": f"127.0.0.1:{bad.port}", "state": "healthy"}
+            wait_until(
+                lambda: ask(sock)[0] == 200 and gateway.metric("egress_endpoint_health", **healthy) == 1, "it is back"
+            )
