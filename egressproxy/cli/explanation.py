@@ -160,12 +160,20 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
         yield "  tls", _tls(backend["tls"]), ""
     elif "tls" in backend:
         yield "  tls", "none from the gateway", ""
+    if backend.get("noProxy"):
+        yield "  parent", "none: noProxy lists the destination", ""
     if "parent" in backend:
         parent = backend["parent"]
         by = f" (parent of {backend['parentBy']})" if "parentBy" in backend else ""
-        yield "  parent", f"{parent['name']}{by}", ""
+        kind = f", {parent['protocol']}" if "protocol" in parent else ""
+        yield "  parent", f"{parent['name']}{kind}{by}", ""
+        if backend.get("fallbacks"):
+            yield "", f"where it cannot be connected to: {', '.join(backend['fallbacks'])}", ""
+        if "identity" in parent:
+            yield "", "is told who the client is (X-Egress-Identity, signed)", ""
         if parent["credentials"]:
-            yield "", f"gets the username and password of {parent['credentials']} (Basic)", ""
+            how = "RFC 1929, if it asks for them" if "protocol" in parent else "Basic"
+            yield "", f"gets the username and password of {parent['credentials']} ({how})", ""
         else:
             yield "", "gets no credentials; if it asks for them (parent_auth), set parent.credentialsRef", "dim"
         for label, text, style in _way(parent):

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_parents import PASSWORD, needs, tunnel
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message, tls_secret
 from tests.support import manifests as m
 from tests.support.basic_proxy import BasicProxy
 from tests.support.manifests import Manifest
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
+from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 from tests.support.socks_proxy import SocksProxy
 from tests.support.waiting import wait_until
@@ -133,3 +134,57 @@ def test_microsocks(password: str, expected: int, tmp_path: Path):
                 assert ask(sock, get("127.0.0.1", origin.port))[0] == expected
             with client(forward) as sock:
                 assert tunnel(sock, "127.0.0.1", origin.port) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_second_of_two_gateways_knows_the_first_and_its_client(workers: int, tmp_path: Path):
+    """By a client certificate, and by what the first one has signed."""
+    pki = Pki()
+
+    def shown(name: str, host: str) -> Manifest:
+        leaf = pki.issue(host)
+        return tls_secret(name, chain(leaf), leaf.private_key_pem.bytes())
+
+    forward, between = free_port(), free_port()
+    names = {**NAMES, "gw2.test": ["127.0.0.1"], "api.test": ["127.0.0.1"]}
+    key = m.secret("key", {"key": "0123456789abcdef" * 2})
+    ca = m.config_map("ca", {"ca.crt": pki.ca_pem})
+    with NameServer(names) as dns, Origin() as origin:
+        tls = {
+            "mode": "Mutual",
+            "caBundleRef": [{"kind": "ConfigMap", "name": "ca"}],
+            "clientCertificateRef": {"name": "mine"},
+        }
+        proxy = m.backend("two", "gw2.test", between)
+        proxy["spec"]["destination"]["ports"][0]["tls"] = tls
+        parent = {"name": "two", "identityKeyRef": {"name": "key"}}
+        mine = shown("mine", "edge.test")
+        first = [*objects(forward, dns.address, parent, proxy), key, ca, mine]
+        validation = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]}
+        listener = m.forward_listener(between, tls={"certificateRefs": [{"name": "cert"}]})
+        second = [
+            m.gateway(listener, tls={"frontend": {"default": {"validation": validation}}}),
+            m.policy(
+                ["api.test"],
+                dns=dns.address,
+                cidrs=ALLOW_LOOPBACK,
+                identity={"gateways": {"keyRefs": [{"name": "key"}]}},
+            ),
+            shown("cert", "gw2.test"),
+            key,
+            ca,
+        ]
+        arguments = ["--workers", str(workers)]
+        with (
+            GatewayProcess(tmp_path / "two", second, arguments=arguments) as other,
+            GatewayProcess(tmp_path / "one", first, arguments=arguments) as gateway,
+        ):
+            with client(forward) as sock:
+                assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
+            with client(forward) as sock:
+                assert tunnel(sock, "api.test", origin.port) == 200
+            for kind in ("request", "tunnel"):
+                record = other.wait_for_record(kind=kind, status=200)
+                assert (record["origin_client"], record["origin_gateway"]) == ("127.0.0.1", "agents/gw")
+            assert "signed" in gateway.admin(f"/explain?method=CONNECT&url=api.test:{origin.port}")[1]
+            assert "0123456789abcdef" not in gateway.stderr + gateway.admin("/metrics")[1] + str(other.records)

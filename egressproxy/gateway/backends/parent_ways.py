@@ -99,6 +99,10 @@ class ParentWays(Generic[C]):
         """Whether this destination is reached past the parents."""
         return self._direct is not None and self._no_proxy.holds(host, port)
 
+    def first(self, host: str, port: int) -> C:
+        """The connector of the way that an exchange with this destination takes where every parent is well."""
+        return self._direct if self._direct is not None and self.is_direct(host, port) else self._ways[0].connector
+
     def present(self, host: str, port: int) -> C:
         """The connector of the way that an exchange with this destination takes now."""
         if self._direct is not None and self._no_proxy.holds(host, port):
@@ -118,12 +122,13 @@ class ParentWays(Generic[C]):
         while True:
             way = self._next(tried)
             tried.append(way)
-            if way.failures:
-                way.until = self._now() + _pause_s(way.failures)  # for others, while this exchange tries it
+            known_failures = way.failures
+            if known_failures:
+                way.until = self._now() + _pause_s(known_failures)  # for others, while this exchange tries it
             try:
                 made = await attempt(way.connector)
             except ParentUnreachable as error:
-                if error.is_down:
+                if error.is_down and way.failures == known_failures:  # else another exchange has found it meanwhile
                     self._put_aside(way, error)
                 if len(tried) == len(self._ways):
                     raise

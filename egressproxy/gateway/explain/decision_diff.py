@@ -183,6 +183,8 @@ def _judge(x: Exchange, connector: Connector) -> bool | None:
         return bool(connector.endpoints) or not connector.spec.backend.endpoints
     try:
         target = connector.tunnel_target(x)
+        if connector.ways is not None:
+            connector = connector.ways.first(target.host, target.port)
         if connector.parent is not None:
             connector.opener.judge_for_parent(target)
             return True

@@ -17,6 +17,7 @@ from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
+from egressproxy.gateway.backends.parent_connect import is_socks
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.explain.decision import Decision, decide
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
@@ -278,6 +279,11 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
         made["host"], made["port"] = target.host, target.port
         made["tls"] = _tls(decided, connector, target.host)
         _describe_endpoints(made, connector)
+        if connector.ways is not None:
+            connector = connector.ways.first(target.host, target.port)
+            if connector.parent is None:
+                made["noProxy"], made["via"] = True, []
+                made.pop("fallbacks", None)
         if connector.parent is None:
             await _describe_addresses(made, decided, connector, target)
         else:
@@ -305,6 +311,8 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, connector: C
     """The upstream gateway on the way, and what it is shown: a Secret by its name."""
     shown = connector.spec.backend.parent_credentials
     values = made["parent"] = {"name": parent.name, "credentials": shown.source if shown is not None else None}
+    if is_socks(parent.spec.backend):
+        values["protocol"] = parent.spec.backend.protocol.value
     if connector.spec.backend.parent_identity_key is not None:
         values["identity"] = "signed"
     await _describe_way(values, decided, parent)

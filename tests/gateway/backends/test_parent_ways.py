@@ -168,6 +168,23 @@ def test_the_time_for_which_one_is_put_aside_grows_and_ends_with_a_success():
     assert reached(found, {"one"}) == ["one", "two"], "it begins with the first time again"
 
 
+def test_what_many_exchanges_find_at_the_same_time_counts_once():
+    found, clock = ways("one", "two")
+
+    async def attempt(name: str) -> str:
+        await asyncio.sleep(0)
+        if name == "one":
+            raise ParentUnreachable(Reason.CONNECT_REFUSED, name)
+        return name
+
+    async def all_at_once() -> list[str]:
+        return await asyncio.gather(*(found.reach("a.example", 443, attempt) for _ in range(50)))
+
+    assert asyncio.run(all_at_once()) == ["two"] * 50
+    clock.now += 1
+    assert reached(found, set()) == ["one"]
+
+
 def test_one_exchange_tries_it_again_while_others_stay_with_the_next():
     found, clock = ways("one", "two")
     reached(found, {"one"})

@@ -145,6 +145,29 @@ def test_the_parent_of_a_policy_is_shown_with_the_policy_and_the_name_of_the_sec
     assert "  address" not in labels
 
 
+def test_other_parents_and_what_goes_past_them_are_shown():
+    parent = {"name": "socks", "fallbacks": [{"name": "corp"}], "noProxy": [{"hostnames": ["a.example"]}]}
+    objects = [
+        *open_forward("a.example", "b.example", parent=parent),
+        m.backend("socks", "socks.example", 1080, protocol="SOCKS5"),
+        m.backend("corp", "corp.example", 3128),
+    ]
+    found = ask(objects, "CONNECT", "b.example:443", dns="false")
+    (backend,) = found["backends"]
+    assert (backend["via"], backend["fallbacks"]) == (["agents/socks"], ["agents/corp"])
+    assert backend["parent"]["protocol"] == "SOCKS5"
+    text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
+    assert "parent agents/socks, SOCKS5 (parent of EgressPolicy agents/default)" in text
+    assert "where it cannot be connected to: agents/corp" in text
+    found = ask(objects, "CONNECT", "a.example:443")
+    (backend,) = found["backends"]
+    assert backend["via"] == []
+    assert "parent" not in backend
+    assert [each["verdict"] for each in backend["addresses"]] == ["dial", "refuse"]
+    text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
+    assert "parent none: noProxy lists the destination" in text
+
+
 def test_the_parent_of_a_backend_with_an_address_is_shown():
     ip = m.backend("ip", "-", 80, parent={"name": "corp"})
     ip["spec"]["destination"] = {"type": "Ip", "ip": {"address": "10.0.0.9"}, "ports": [{"number": 80}]}
