@@ -43,6 +43,7 @@ from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
     GOAWAY,
+    HEADER_SIZE,
     HEADERS,
     MAX_FRAME,
     PREFACE,
@@ -383,9 +384,14 @@ class Http2Connection(FlowControl):
         now, heads = self.wheel.now, 0
         try:
             for at, (kind, frame) in enumerate(frames):
-                if kind != PREFACE:
-                    self._guard.frame_came(kind, len(frame) - 9, now)
-                if kind != HEADERS or not self._take_request(frame):
+                if kind == HEADERS:
+                    if len(frame) <= HEADER_SIZE:
+                        self._guard.frame_came(kind, 0, now)
+                    if not self._take_request(frame):
+                        self._take_frame(kind, frame)
+                else:
+                    if kind != PREFACE:
+                        self._guard.frame_came(kind, len(frame) - HEADER_SIZE, now)
                     self._take_frame(kind, frame)
                 if self.is_lost:
                     return
@@ -562,26 +568,25 @@ class Http2Connection(FlowControl):
     def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
         """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
         h2, number = self._h2, stream.number
+        if not self._is_dirty:
+            self._touch()
+        if body and not self.is_write_blocked and h2.say_whole_response(number, block, body):
+            self._guard.frame_sent()
+            self._guard.frame_sent()
+            stream.octets_out += HEADER_SIZE + len(block) + len(body)
+            stream.has_said_all = True
+            if len(h2._data_to_send) > COPY_LIMIT:
+                self.flush()
+            stream.was_sent()
+            return
         before = len(h2._data_to_send)
         h2.say_response(number, block, is_last=body == b"")
         stream.octets_out += len(h2._data_to_send) - before
         self._guard.frame_sent()
-        if not self._is_dirty:
-            self._touch()
-        if body is None:
-            return
-        if not body:
-            stream.has_said_all = True
-            stream.was_sent()
-        elif self.is_write_blocked or len(body) > h2.room_for(number):
+        if body:
             stream.send_last(body)
-        else:
-            h2.say_data(number, body, is_last=True)
-            self._guard.frame_sent()
-            stream.octets_out += len(body)
+        elif body is not None:
             stream.has_said_all = True
-            if len(h2._data_to_send) > COPY_LIMIT:
-                self.flush()
             stream.was_sent()
 
     def send_waiting(self, stream: Http2Stream) -> None:

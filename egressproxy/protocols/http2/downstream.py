@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import Enum, auto
 
 from h2.errors import ErrorCodes
@@ -63,6 +64,25 @@ REST_S = 10.0
 #: How long streams that the client began before it heard of our GOAWAY are still served.
 GRACE_S = 1.0
 LAST_STREAM = 2**31 - 1
+
+
+#: Deadlines that wait for another stream.
+MAX_SPARE = 16
+
+
+class _NoDeadline(Deadline):
+    """That of a stream which is over: whoever moves it moves nothing."""
+
+    __slots__ = ()
+
+    def set(self, at: float) -> None:
+        """Nothing."""
+
+    def after(self, seconds: float) -> None:
+        """Nothing."""
+
+
+NO_DEADLINE = _NoDeadline(TimerWheel(), lambda: None)
 
 
 class StreamState(Enum):
@@ -114,7 +134,7 @@ class DownstreamStream(Http2Stream):
         self.request_headers_s = connection.request_headers_s  # also for the first bytes of a tunnel
         self.idle_s = connection.idle_s
         self.driver = Driver()
-        self.deadline = Deadline(connection.wheel, self._deadline_passed)
+        self.deadline = connection.new_deadline(self._deadline_passed)
         self.transport: asyncio.Transport = connection.transport
         self.sink: BodySink | None = None
         self.is_reading_paused = True  # until somebody asks for the body
@@ -458,7 +478,8 @@ class DownstreamStream(Http2Stream):
     def _over(self, code: ErrorCodes | None) -> None:
         """Nothing follows on this stream, but a reset with this code."""
         self._state = _LOST
-        self.deadline.close()
+        deadline, self.deadline = self.deadline, NO_DEADLINE
+        self.connection.spare(deadline)
         if code is None:
             self.connection.forget(self)
         else:
@@ -518,6 +539,7 @@ class DownstreamHttp2(Http2Connection):
         "_awaits_head",
         "_final_goaway",
         "_last_served",
+        "_spare",
         "client",
         "deadline",
         "handler",
@@ -545,6 +567,7 @@ class DownstreamHttp2(Http2Connection):
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.reader = RequestFieldsReader(limits, is_forward=is_forward, extended_connect=extended_connect)
         self._awaits_head = False
+        self._spare: list[Deadline] = []
         self._last_served = LAST_STREAM  # streams above this one are not looked at
         self._final_goaway: Deadline | None = None  # between the announcement and what it announces
 
@@ -571,10 +594,30 @@ class DownstreamHttp2(Http2Connection):
         """Every stream ends."""
         super().connection_lost(error)
         self.deadline.close()
+        for deadline in self._spare:
+            deadline.close()
+        self._spare.clear()
         if self._final_goaway is not None:
             self._final_goaway.close()
 
     # --- streams ---------------------------------------------------------------------------------------------------
+    def new_deadline(self, callback: Callable[[], None]) -> Deadline:
+        """One for a stream: that of another which is over, where the wheel has its place already."""
+        if not self._spare:
+            return Deadline(self.wheel, callback)
+        deadline = self._spare.pop()
+        deadline.callback = callback
+        return deadline
+
+    def spare(self, deadline: Deadline) -> None:
+        """The stream of this one is over."""
+        if len(self._spare) < MAX_SPARE:
+            deadline.at = NEVER
+            deadline.callback = None
+            self._spare.append(deadline)
+        else:
+            deadline.close()
+
     def new_stream(self, number: int) -> DownstreamStream:
         """The kind of stream that the handler serves."""
         return DownstreamStream(self, number)

@@ -218,12 +218,22 @@ class EncodedLines(dict[bytes, bytes]):
 
 def encoded(name: bytes, value: bytes) -> bytes:
     """RFC 7541 sections 6.1 (indexed), 6.2.2 (without indexing), 6.2.3 (never indexed)."""
-    index, exact = _INDEX.get(name, (0, {}))
-    if value in exact and name not in SENSITIVE:
+    start, exact = _start(name)
+    if value in exact:
         return bytes((0x80 | exact[value],))
+    size = len(value)
+    return b"%b%c%b" % (start, size, value) if size < 0x7F else start + _prefixed(size, 0x7F, 0) + value
+
+
+@lru_cache(maxsize=512)
+def _start(name: bytes) -> tuple[bytes, dict[bytes, int]]:
+    """What stands before the length of a value, and the indexes of those values that the static table has."""
+    index, exact = _INDEX.get(name, (0, {}))
+    if name in SENSITIVE:
+        exact = {}
     flags = 0x10 if name in SENSITIVE else 0x00
     start = _prefixed(index, 0x0F, flags) if index else bytes((flags,)) + _prefixed(len(name), 0x7F, 0) + name
-    return start + _prefixed(len(value), 0x7F, 0) + value
+    return start, exact
 
 
 _remembered = lru_cache(maxsize=4096)(encoded)

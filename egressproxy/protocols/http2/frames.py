@@ -36,6 +36,7 @@ END_STREAM, END_HEADERS = 0x1, 0x4
 MAX_FRAME = 16384
 HEADER_SIZE = 9
 _pack = Struct(">LBL").pack
+_length_and_kind = Struct(">L").unpack_from
 _flags_and_stream = Struct(">BL").unpack_from
 #: What stands in the place of a type for the first bytes of a client.
 PREFACE = -1
@@ -74,32 +75,40 @@ class FrameSplitter:
 
         Raises FrameError for a frame that is longer than allowed, and where a client's first one is not SETTINGS.
         """
-        buffer = self._buffer
-        buffer += data
+        buffer: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
         frames: list[tuple[int, bytes]] = []
-        at = 0
+        at, size = 0, len(buffer)
         if self._awaits_preface:
             if not _PREFACE_BYTES.startswith(buffer[:PREFACE_SIZE]):
                 raise FrameError("the client's first bytes are not the preface of HTTP/2")
-            if len(buffer) < PREFACE_SIZE:
+            if size < PREFACE_SIZE:
+                self._buffer[:] = buffer
                 return frames
             frames.append((PREFACE, bytes(buffer[:PREFACE_SIZE])))
             at = PREFACE_SIZE
             self._awaits_preface = False
-        while len(buffer) - at >= HEADER_SIZE:
-            length = int.from_bytes(buffer[at : at + 3], "big")
+        while size - at >= HEADER_SIZE:
+            length = _length_and_kind(buffer, at)[0]
+            kind = length & 0xFF
+            length >>= 8
             if self._awaits_settings:
-                if buffer[at + 3] != SETTINGS:
+                if kind != SETTINGS:
                     raise FrameError("the first frame is not SETTINGS")
                 self._awaits_settings = False
             if length > MAX_FRAME:
                 raise FrameError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
             end = at + HEADER_SIZE + length
-            if end > len(buffer):
+            if end > size:
                 break
-            frames.append((buffer[at + 3], bytes(buffer[at:end])))
+            frames.append((kind, bytes(buffer[at:end])))
             at = end
-        del buffer[:at]
+        if buffer is not data:
+            del self._buffer[:at]
+        elif at < size:
+            self._buffer += buffer[at:]
         return frames
 
 

@@ -141,6 +141,32 @@ class UsualFrames(H2Connection):
             block = self.encoder.begun(block)
         self._write_block(number, block, END_STREAM if is_last else 0)
 
+    def say_whole_response(self, number: int, block: bytes, body: bytes) -> bool:
+        """A head and all of its content, never empty, in two frames. False: nothing was said, since that cannot be."""
+        stream = self.streams[number]
+        machine = stream.state_machine
+        size = len(body)
+        if (
+            machine.state is not _HEARD
+            or machine.headers_sent
+            or size > stream.outbound_flow_control_window
+            or size > self.outbound_flow_control_window
+            or size > MAX_FRAME
+            or len(block) > MAX_FRAME
+            or not self.encoder.has_begun
+        ):
+            return False
+        machine.headers_sent = True
+        machine.state = _CLOSED
+        machine.stream_closed_by = _WE_HAVE_ENDED
+        stream.outbound_flow_control_window -= size
+        self.outbound_flow_control_window -= size
+        self._data_to_send += b"".join((
+            frame_header(HEADERS, END_HEADERS, number, len(block)), block,
+            frame_header(DATA, END_STREAM, number, size), body,
+        ))  # fmt: skip
+        return True
+
     def _write_block(self, number: int, block: bytes, flags: int) -> None:
         """HEADERS, and CONTINUATION where that is not enough."""
         out = self._data_to_send
