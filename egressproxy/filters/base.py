@@ -88,11 +88,14 @@ class Filter:
         body_mode: how the body methods get the body.
         max_buffer_bytes: the largest body that `BodyMode.BUFFER` collects, in bytes.
         keeps_length: the body methods return as many bytes as they get, so Content-Length stays.
+        ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
+            with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
     """
 
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
     max_buffer_bytes: int = 1024 * 1024
     keeps_length: ClassVar[bool] = False
+    ignores_trailers: bool = False
     runs_in: frozenset[Phase] | None = None
 
     def request_headers(self, x: Exchange) -> HeaderResult:

@@ -54,6 +54,8 @@ class Chain:
     complete: tuple[PlacedFilter, ...] = ()
     #: Those of unknown types that fail open: requests go on without them.
     skipped: tuple[ExtensionIR, ...] = ()
+    #: Every filter that looks at heads of responses lets the text pass with which a call of gRPC ends.
+    ignores_trailers: bool = True
     #: backend_response and response_headers, without those that are None.
     response_phases: tuple[Steps, ...] = field(init=False)
 
@@ -76,6 +78,8 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         for placed in reversed(running):
             steps = (Step(placed, phase, steps), *steps)
         phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
+    looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
+    phases["ignores_trailers"] = all(step.filter.ignores_trailers for step in looking)
     # Each instance once, although the same spec may be in the chain twice.
     phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark))
     for placed in completing:

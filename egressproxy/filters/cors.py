@@ -61,6 +61,8 @@ class CorsConfig(FilterConfig):
 class Cors(Filter):
     """Runs in the request phase where it is placed and in the response phase that belongs to it."""
 
+    ignores_trailers = True
+
     def __init__(self, context: FilterContext) -> None:
         config: CorsConfig = context.config
         self.runs_in = frozenset((context.phase, RESPONSE_PHASE[context.phase]))

@@ -78,6 +78,9 @@ class HeaderPolicy(Filter):
             raise ValueError(f"`request` edits cannot run in phase {context.phase.value}; place it in a request phase")
         parts = ((context.phase, self._request), (RESPONSE_PHASE.get(context.phase, context.phase), self._response))
         self.runs_in = frozenset(phase for phase, edits in parts if edits)
+        response = config.response
+        names = (*response.remove, *(header.name for header in (*response.set, *response.add)))
+        self.ignores_trailers = not any(name.lower().startswith("grpc") for name in names)
 
     def request_headers(self, x: Exchange) -> None:
         """Edits the fields of the request."""

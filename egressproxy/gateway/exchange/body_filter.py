@@ -104,7 +104,7 @@ class BodyFilter:
             self._sink.send_body(data)
         if trailers is not None:
             self.is_over = True
-            self._sink.end_body(grpc_trailers(trailers))  # others went past no filter: they end here
+            self._sink.end_body(grpc_trailers(trailers, with_text=False))  # the rest went past no filter
             self._driver.resume()
 
     def _fail(self, error: BaseException) -> None:

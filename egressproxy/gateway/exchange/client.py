@@ -97,7 +97,7 @@ class Client(UpstreamCaller):
         backend = self.resources.backend
         if backend is None or (backend.chain.backend_response is None and backend.chain.response_headers is None):
             return trailers
-        return grpc_trailers(trailers)  # without which no call would end
+        return grpc_trailers(trailers, with_text=backend.chain.ignores_trailers)  # without a status no call ends
 
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:

@@ -47,6 +47,8 @@ class ExternalAuth(Filter):
     `closed_by`: the place of the server is denied by a policy; with a client (Report mode) it is noted and no more.
     """
 
+    ignores_trailers = True
+
     def __init__(
         self,
         spec: ExternalAuthIR,

@@ -74,6 +74,7 @@ _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS: Final[Mapping[bytes, float]] = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TRAILERS: Final = re.compile(rb"\r\ngrpc-(?:status|message|status-details-bin):[^\r]*", re.IGNORECASE)
+_STATUS: Final = re.compile(rb"\r\ngrpc-status:[ \t]*(?:[0-9]|1[0-6])(?=\r|\Z)", re.IGNORECASE)
 _CODE: Final = re.compile(rb"[0-9]|1[0-6]")
 
 
@@ -110,9 +111,9 @@ def parsed_status(block: bytes) -> int:
     return int(value) if _CODE.fullmatch(value) else GrpcStatus.UNKNOWN
 
 
-def grpc_trailers(block: bytes) -> bytes:
-    """Those of these trailers in which gRPC says how a call has ended: they mean nothing else to anybody."""
-    return b"".join(_TRAILERS.findall(block))
+def grpc_trailers(block: bytes, *, with_text: bool) -> bytes:
+    """Of these trailers those in which gRPC says how a call has ended: the status, and `with_text` its text."""
+    return b"".join((_TRAILERS if with_text else _STATUS).findall(block))
 
 
 def encoded_message(text: str) -> bytes:

@@ -311,6 +311,27 @@ def test_the_status_passes_where_a_filter_looks_at_responses(converse_on: Start)
     assert answer.trailers == [*OK, (b"grpc-message", b"m")]
 
 
+def test_a_secret_that_is_masked_does_not_pass_in_trailers(converse: Start):
+    injector = {
+        "name": "key", "type": "egressproxy.io/CredentialInjector:v1", "phase": "backend-request",
+        "config": {
+            "secretRef": {"name": "key", "key": "token"}, "header": "Authorization", "scrubResponses": True,
+            "allowPlaintext": True,
+        },
+    }  # fmt: skip
+    objects = routed(m.secret("key", {"token": "sk-a-long-secret"}), extensions=[injector])
+    talk = converse(objects)
+    client = speak_http2(talk)
+    stream = call(client)
+    origin = reached(talk)
+    (seen,) = origin.waits_for(1).values()
+    secret = seen.headers[b"authorization"]
+    assert b"sk-a-long-secret" in secret
+    echoed = [(b"grpc-message", secret), (b"grpc-status-details-bin", secret), (b"x-echo", secret)]
+    origin.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"3"), *echoed])
+    assert client.answer(stream).trailers == [(b"grpc-status", b"3")]
+
+
 class Noted(Filter):
     """Looks at the content of responses."""
 

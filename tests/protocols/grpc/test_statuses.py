@@ -94,7 +94,12 @@ def test_the_status_among_fields(block: bytes, expected: int):
 
 def test_of_trailers_those_of_grpc_alone():
     block = b"\r\nx-a: 1\r\ngrpc-status: 0\r\nGrpc-Message: a b\r\ngrpc-statuses: 1\r\ngrpc-status-details-bin: AA"
-    assert grpc_trailers(block) == b"\r\ngrpc-status: 0\r\nGrpc-Message: a b\r\ngrpc-status-details-bin: AA"
+    assert grpc_trailers(block, with_text=False) == b"\r\ngrpc-status: 0"
+    assert grpc_trailers(b"\r\ngrpc-status: 17\r\ngrpc-status: x", with_text=False) == b""
+    assert (
+        grpc_trailers(block, with_text=True)
+        == b"\r\ngrpc-status: 0\r\nGrpc-Message: a b\r\ngrpc-status-details-bin: AA"
+    )
 
 
 def test_a_message_is_percent_encoded():
