@@ -211,7 +211,9 @@ class SnapshotBuilder:
             if is_mcp:
                 sessions = McpSessions(name, key, backends, others)
                 own = requests_filter(name, sessions, backends, self.metrics.mcp_calls)
-                spec = self.parts.place_own(name, REQUESTS, own, self.metrics.notices, mark=MARK)
+                spec = self.parts.place_own(
+                    name, replace(REQUESTS, source=f"{attached.kind} {name}"), own, self.metrics.notices, mark=MARK
+                )
                 extensions = (*extensions, spec)
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic)
         made = Route(
@@ -269,7 +271,15 @@ class SnapshotBuilder:
         denied, connector = self.parts.reachable(weighted)
         path = path_filter(rule, weighted) if attached.kind == "HTTPRoute" else None
         if path is not None:
-            extensions = (*extensions, self.parts.place_own(attached.route, PATH, path, self.metrics.notices))
+            extensions = (
+                *extensions,
+                self.parts.place_own(
+                    attached.route,
+                    replace(PATH, source=f"{attached.kind} {attached.route}"),
+                    path,
+                    self.metrics.notices,
+                ),
+            )
         return RouteBackend(
             name,
             connector,

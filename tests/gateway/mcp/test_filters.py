@@ -67,6 +67,7 @@ def test_another_revision_is_refused_as_json_rpc(converse: Start):
     data = said["error"]["data"]
     assert (data["supported"], data["reason"], data["status"]) == (["2025-06-18"], "mcp_version", 400)
     talk.no_dial()
+    assert data["rule"] == talk.record()["rule"] == "HTTPRoute agents/route"
     assert talk.record()["reason"] == "mcp_version"
     talk.client >> post(CALL, "mcp-protocol-version: 2025-06-18")  # the connection lives on
     arrives(talk)
