@@ -28,10 +28,10 @@ __all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector", "CredentialInjectorConfi
 #: The fields in which clients of common APIs send their keys.
 CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
-#: Requests with these get bodies that cannot be searched (RFC 9110 sections 12.5.3, 14.2; RFC 3229).
-_SCRUB_FIELDS = every_spelling(("accept-encoding", "range", "if-range", "a-im"))
-#: These say how the body of a response is coded: Content-Encoding, and IM of RFC 3229.
-_CODINGS = every_spelling(("content-encoding", "im"))
+#: Requests with these get bodies that cannot be searched (RFC 9110 sections 12.5.3, 14.2; RFC 3229; gRPC over HTTP2).
+_SCRUB_FIELDS = every_spelling(("accept-encoding", "range", "if-range", "a-im", "grpc-accept-encoding"))
+#: These say how the body of a response is coded: Content-Encoding, IM of RFC 3229, and that of the messages of gRPC.
+_CODINGS = every_spelling(("content-encoding", "im", "grpc-encoding"))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"
 
 

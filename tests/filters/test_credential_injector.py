@@ -254,7 +254,7 @@ def test_without_scrubbing_no_response_phase_exists():
 def test_a_body_that_can_be_read_is_asked_for():
     request = sent(
         (b"Accept-Encoding", b"gzip"), (b"Accept_Encoding", b"gzip"), (b"range", b"bytes=0-5"), (b"if-range", b"x"),
-        (b"If_Range", b"x"), (b"A-IM", b"gzip"), config=SCRUB,
+        (b"If_Range", b"x"), (b"A-IM", b"gzip"), (b"grpc-accept-encoding", b"gzip"), config=SCRUB,
     )  # fmt: skip
     assert list(request.fields) == [(b"authorization", b"Bearer S3CR3T-INJ"), (b"accept-encoding", b"identity")]
 
@@ -291,6 +291,8 @@ def test_a_body_is_masked_across_its_pieces_and_keeps_its_length():
     [
         ([(b"content-encoding", b"gzip")], 200, -1, False),
         ([(b"content-encoding", b"gzip")], 200, 5, False),
+        ([(b"grpc-encoding", b"gzip")], 200, -1, False),
+        ([(b"grpc-encoding", b"identity")], 200, -1, True),
         ([(b"content-encoding", b"gzip")], 304, 0, True),
         ([(b"Content-Encoding", b"Identity")], 200, 5, True),
         ([(b"Content-Encoding", b"identity"), (b"content-encoding", b"Identity")], 200, 5, True),
