@@ -181,7 +181,7 @@ async def call_upstream(
             # Each attempt starts from the client's request: it gets its own credential and no other.
             head.fields.block, head.path, x.upstream_host = block, path, host
             if repeat is _ALWAYS:
-                target = connector.target(x)
+                target = connector.another_target(x, (target,))
             continue
         caller.count_attempt("ok")
         if connector.watched is not None:

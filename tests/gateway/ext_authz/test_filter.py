@@ -286,8 +286,12 @@ def test_a_server_that_cannot_be_reached_denies(converse: Start):
     assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "error"): 1}
 
 
+BY_CLIENT = {"type": "ConsistentHash", "consistentHash": {"type": "SourceIP"}}
+
+
+@pytest.mark.parametrize("traffic", [{}, {"loadBalancer": BY_CLIENT}])
 @pytest.mark.parametrize("protocol", ["HTTP", "GRPC"])
-def test_an_endpoint_that_is_not_there_is_left_for_another(converse: Start, protocol: str):
+def test_an_endpoint_that_is_not_there_is_left_for_another(converse: Start, protocol: str, traffic: dict[str, Any]):
     block = {"http": {}} if protocol == "HTTP" else {"grpc": {}}
     ref = {"name": "auth", "port": 9000}
     filter_ = {"type": "ExternalAuth", "externalAuth": {"protocol": protocol, "backendRef": ref, **block}}
@@ -297,7 +301,7 @@ def test_an_endpoint_that_is_not_there_is_left_for_another(converse: Start, prot
         ports=[{"name": "p", "port": 9000}], endpoints=[{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}],
     )  # fmt: skip
     slices["metadata"]["labels"] = {"kubernetes.io/service-name": "auth"}
-    talk = converse([*guarded(filter_), service, slices])
+    talk = converse([*guarded(filter_, traffic=traffic), service, slices])
     talk.client >> GET
     dial = talk.pending_dial()
     assert dial is not None
