@@ -44,13 +44,15 @@ INJECTOR_AND_QOS = f"""{INJECTOR.rstrip()}
 class Form:
     """`port` and `is_tls`: how the origin is reached; `client` the common name that it is shown ("" none).
 
-    `refused` is (type, reason) of the condition that says why it is not served. `conditions` hold besides.
+    `is_http2` where the form says which version of HTTP is spoken. `refused` is (type, reason) of the condition that
+    says why it is not served. `conditions` hold besides.
     """
 
     name: str
     text: str
     port: int = 443
     is_tls: bool = True
+    is_http2: bool | None = None
     client: str = ""
     has_key: bool = False
     refused: tuple[str, str] | None = None
@@ -406,7 +408,7 @@ FORMS = (
     Form("xbackend", x_backend("number: 443", tls=X_BACKEND_CA)),
     Form("xbackend-guide", x_backend("port: 443")),
     Form("xbackend-wss", x_backend("number: 443", "\n  protocol: WSS")),
-    Form("xbackend-h2c", X_BACKEND_H2C, refused=("ResolvedRefs", "UnsupportedProtocol"), conditions=INSECURE),
-    Form("xbackend-grpc", x_backend("number: 443", "\n  protocol: GRPC"), refused=("Accepted", "UnsupportedProtocol")),
+    Form("xbackend-h2c", X_BACKEND_H2C, 8080, is_tls=False, is_http2=True, conditions=INSECURE),
+    Form("xbackend-grpc", x_backend("number: 443", "\n  protocol: GRPC"), is_http2=True),
     Form("xbackend-selector", X_BACKEND_SELECTOR, refused=("Accepted", "UnsupportedValue")),
 )  # fmt: skip

@@ -26,6 +26,7 @@ from click.testing import CliRunner
 from egressproxy.cli import main
 from tests.conformance.published import FORMS, HOST, INJECTOR, Form, clear, second
 from tests.support import manifests as m
+from tests.support.http2 import Http2Server
 from tests.support.kubectl import find_kubectl
 from tests.support.name_server import NameServer
 from tests.support.net import can_bind_low_ports, free_port, loopback_address
@@ -67,6 +68,7 @@ class Origin:
     def start(self) -> Origin:
         context = self.pki.server_context(HOST)
         context.verify_mode = ssl.CERT_OPTIONAL
+        context.set_alpn_protocols(["h2", "http/1.1"])
         context.load_verify_locations(cadata=self.pki.ca_pem)
         for port in (80, 8080, 443):
             server = http.server.ThreadingHTTPServer((self.address, port), self._handler(), bind_and_activate=True)
@@ -88,23 +90,52 @@ class Origin:
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def handle(self) -> None:
+                sock = self.connection
+                if isinstance(sock, ssl.SSLSocket):
+                    sock.do_handshake()
+                    is_http2 = sock.selected_alpn_protocol() == "h2"
+                else:
+                    is_http2 = sock.recv(4, socket.MSG_PEEK) == b"PRI "
+                if is_http2:
+                    self.speak_http2()
+                else:
+                    super().handle()
+
+            def speak_http2(self) -> None:
+                server, answered = Http2Server(), set[int]()
+                self.connection.sendall(server.outgoing())
+                while piece := self.connection.recv(65536):
+                    server.take(piece)
+                    for stream, call in server.calls.items():
+                        if call.is_whole and stream not in answered:
+                            answered.add(stream)
+                            fields = {name.decode(): value.decode() for name, value in call.headers.items()}
+                            fields["host"] = fields[":authority"]
+                            server.respond(stream, [(b":status", b"200")], self.look(fields[":path"], fields))
+                    self.connection.sendall(server.outgoing())
+
             def do_GET(self) -> None:
-                subject = self.connection.getpeercert() or {} if isinstance(self.connection, ssl.SSLSocket) else {}
-                names = dict(part[0] for part in subject.get("subject", ()))  # type: ignore[union-attr,misc]
-                found = {
-                    "path": self.path,
-                    "port": self.server.server_address[1],
-                    "is_tls": isinstance(self.connection, ssl.SSLSocket),
-                    "client": names.get("commonName", ""),
-                    "host": self.headers.get("Host", ""),
-                    "authorization": self.headers.get("Authorization", ""),
-                }
-                seen.append(found)
-                body = json.dumps(found).encode()
+                body = self.look(self.path, {name.lower(): value for name, value in self.headers.items()})
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def look(self, path: str, fields: dict[str, str]) -> bytes:
+                subject = self.connection.getpeercert() or {} if isinstance(self.connection, ssl.SSLSocket) else {}
+                names = dict(part[0] for part in subject.get("subject", ()))  # type: ignore[union-attr,misc]
+                found = {
+                    "path": path,
+                    "port": self.server.server_address[1],
+                    "is_tls": isinstance(self.connection, ssl.SSLSocket),
+                    "is_http2": ":authority" in fields,
+                    "client": names.get("commonName", ""),
+                    "host": fields.get("host", ""),
+                    "authorization": fields.get("authorization", ""),
+                }
+                seen.append(found)
+                return json.dumps(found).encode()
 
             def log_message(self, *_: Any) -> None:
                 """Nothing is written."""
@@ -260,6 +291,7 @@ def test_a_published_form_is_served(world: World, gateway: GatewayProcess, form:
     assert (seen["port"], seen["is_tls"], seen["client"], seen["host"].partition(":")[0]) == (
         form.port, form.is_tls, form.client, HOST,
     )  # fmt: skip
+    assert form.is_http2 is None or seen["is_http2"] is form.is_http2
     assert seen["authorization"] == (f"Bearer {KEY}" if form.has_key else "")
     found = conditions(shown(gateway, world.backend(form)))
     assert found["Accepted"][0] == found["ResolvedRefs"][0] == "True"
