@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from egressproxy.protocols.json_rpc import MAX_BATCH, OTHER, UNNAMED, RpcMessage, read_rpc
+from egressproxy.protocols.json_rpc import MAX_BATCH, MAX_MEMBERS, OTHER, UNNAMED, RpcMessage, read_rpc
 
 
 def one(text: str) -> RpcMessage:
@@ -84,6 +84,12 @@ def test_deep_nesting_ends_the_look_and_nothing_else():
 
 def test_a_long_number_ends_the_look_and_nothing_else():
     assert one('{"jsonrpc":"2.0","method":"ping","id":' + "9" * 10_000 + "}") == RpcMessage("ping")
+
+
+def test_many_members_end_the_look():
+    many = ",".join(f'"m{number}":0' for number in range(MAX_MEMBERS))
+    assert one(f'{{"jsonrpc":"2.0","id":1,{many},"method":"ping"}}') == RpcMessage(id="1")
+    assert one(f'{{"jsonrpc":"2.0","id":1,"params":{{{many},"name":"x"}},"method":"tools/call"}}') == RpcMessage(id="1")
 
 
 def test_a_batch_is_several_messages():
