@@ -30,7 +30,7 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import H2Error, StreamClosedError
-from h2.settings import SettingCodes, Settings
+from h2.settings import SettingCodes
 from h2.stream import H2Stream, StreamClosedBy
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, RstStreamFrame
 
@@ -38,6 +38,7 @@ from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Re
 from egressproxy.net.loop import poller
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http2.compact import ClosedStreams, CompactSettings
 from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder, FieldList
 from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
 from egressproxy.protocols.http2.frames import (
@@ -94,7 +95,6 @@ class _States(UsualFrames):
     """h2's state machines, with our coding of fields."""
 
     stream_class = _StreamState
-    MAX_CLOSED_STREAMS = 256  # of 65,536 (8 MiB): what comes late is for one of the last few
 
     def __init__(self, *, client_side: bool, limits: HeadLimits, extended_connect: bool) -> None:
         config = H2Configuration(
@@ -120,7 +120,9 @@ class _States(UsualFrames):
         if client_side:
             values[SettingCodes.ENABLE_PUSH] = 0
             del values[SettingCodes.MAX_CONCURRENT_STREAMS]
-        self.local_settings = Settings(client=client_side, initial_values=values)  # type: ignore[arg-type]
+        self.local_settings = CompactSettings(client=client_side, initial_values=values)
+        self.remote_settings = CompactSettings(client=not client_side)
+        self._closed_streams = ClosedStreams()  # type: ignore[assignment]
 
     def _begin_new_stream(self, stream_id: int, allowed_ids: Any) -> H2Stream:
         stream = super()._begin_new_stream(stream_id, allowed_ids)

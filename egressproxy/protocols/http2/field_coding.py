@@ -27,9 +27,8 @@ __all__ = [
 
 FieldList = list[tuple[bytes, bytes]]
 
-#: Blocks that a decoder remembers, and their size in bytes.
-MEMO_BLOCKS = 16
-MEMO_SIZE = 2048
+#: What the lists that a decoder remembers may be, together, as a table counts them.
+MEMO_SIZE = 6144
 #: What a field costs beside its bytes (RFC 9113 section 6.5.2).
 FIELD_OVERHEAD = 32
 #: Bytes of an integer behind its prefix: enough for 28 bits. Endless ones would cost their square.
@@ -76,6 +75,7 @@ class FieldDecoder:
         self.max_allowed_table_size = self.header_table.maxsize
         self._max_fields = max_fields
         self._memo: dict[bytes, FieldList] = {}
+        self._memo_left = MEMO_SIZE
 
     def decode(self, data: bytes, raw: bool = True) -> FieldList:
         """The fields of a block, in order. The list may be that of another call: it must not be changed.
@@ -86,18 +86,22 @@ class FieldDecoder:
         if known is not None:
             return known
         try:
-            fields, has_changed = self._decode(data)
+            fields, size = self._decode(data)
         except (HPACKError, IndexError) as error:
             raise CompressionError("a field block cannot be decoded") from error
-        if has_changed:
+        if size < 0:
             self._memo.clear()
-        elif len(data) <= MEMO_SIZE:
-            if len(self._memo) >= MEMO_BLOCKS:
+            self._memo_left = MEMO_SIZE
+        elif size <= MEMO_SIZE // 2:
+            if size > self._memo_left:
                 self._memo.clear()
+                self._memo_left = MEMO_SIZE
+            self._memo_left -= size
             fields = self._memo[data] = RememberedFields(fields)
         return fields
 
-    def _decode(self, data: bytes) -> tuple[FieldList, bool]:
+    def _decode(self, data: bytes) -> tuple[FieldList, int]:
+        """The fields, and the size of the list; -1 where the table has changed."""
         table = self.header_table
         fields: FieldList = []
         at, end, size, has_changed = 0, len(data), 0, False
@@ -140,7 +144,7 @@ class FieldDecoder:
                 raise DenialOfServiceError("a field list is too long")
         if table.maxsize > self.max_allowed_table_size:
             raise HPACKError("the table was not made smaller")
-        return fields, has_changed
+        return fields, -1 if has_changed else size
 
 
 def _integer(data: bytes, at: int, value: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from h2.exceptions import ProtocolError, TooManyStreamsError
 from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
 from hyperframe.frame import DataFrame, HeadersFrame
 
+from egressproxy.protocols.http2.compact import KNOWN_SETTINGS
 from egressproxy.protocols.http2.field_coding import FieldEncoder, FieldList
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
@@ -110,6 +111,7 @@ class UsualFrames(H2Connection):
 
     def _receive_settings_frame(self, frame: Any) -> Any:
         self._windows = None
+        frame.settings = {code: value for code, value in frame.settings.items() if code in KNOWN_SETTINGS}
         return super()._receive_settings_frame(frame)
 
     # --- what goes -------------------------------------------------------------------------------------------------
