@@ -7,6 +7,8 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
+import pytest
+
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.secret import SecretBytes
 from tests.gateway.backends.test_retries import pods
@@ -224,8 +226,9 @@ def test_the_session_persistence_of_a_rule_holds_beside_it(converse: Start):
         assert served(talk)[:2] == (str(address), "s")
 
 
-def test_a_session_of_a_weighted_rule_stays_with_its_backend(converse: Start):
-    weights = {"tools": 1, "plain": 1_000_000}
+@pytest.mark.parametrize("weight", [1, 0])
+def test_a_session_of_a_weighted_rule_stays_with_its_backend(converse: Start, weight: int):
+    weights = {"tools": weight, "plain": 1_000_000}
     refs = [{"group": m.OURS, "kind": "Backend", "name": name, "weight": weight} for name, weight in weights.items()]
     after = [*to_tools(), m.backend("plain", "plain.example", 80)]
     after[1]["spec"]["rules"][0]["backendRefs"] = refs

@@ -81,8 +81,8 @@ class BackendRefCompiler:
     ) -> RuleBackends:
         """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
 
-        A backend of weight 0 gets nothing and is left out, unless `keeps_weight_0`: sessions may be with it. Where no
-        other is, the rule answers 500.
+        A backend of weight 0 gets nothing and is left out, unless `keeps_weight_0` or it speaks MCP: sessions may be
+        with it. Where no other is, the rule answers 500.
         """
         refs = tuple(refs)
         if refs and not keeps_weight_0 and not any(ref.weight for ref in refs):
@@ -96,7 +96,7 @@ class BackendRefCompiler:
             return found
 
         for number, ref in enumerate(refs):
-            if not ref.weight and not keeps_weight_0:
+            if not (ref.weight or keeps_weight_0 or self._has_sessions(route, ref)):
                 continue
             asked = partial(filters_of, ref)
             try:
@@ -114,6 +114,13 @@ class BackendRefCompiler:
             copies = mirrors(ref) if choice.backend is not None else ()
             made.append(replace(choice, weight=ref.weight, mirrors=copies) if copies or ref.weight != 1 else choice)
         return RuleBackends(tuple(made), tuple(more))
+
+    def _has_sessions(self, route: Resource, ref: BackendRef) -> bool:
+        """Whether the backend that an HTTPRoute refers to has sessions of its own, as MCP servers do."""
+        try:
+            return isinstance(route, HttpRoute) and self.backends.resolve(route, ref).spec.protocol is Protocol.MCP
+        except UnresolvedRef:
+            return False
 
     def _of_failover(
         self,
