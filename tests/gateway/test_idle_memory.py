@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -10,6 +11,7 @@ from egressproxy.filters.base import Filter
 from egressproxy.model.exchange import Exchange
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import CHANGE, SWITCHED, UPGRADE
+from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, TlsClient, certificate, connect, forward
 from tests.gateway.listeners.test_bound_port import proxy_over_tls
 from tests.gateway.listeners.test_stream_connection import by_name
@@ -55,6 +57,35 @@ def test_a_client_that_waits_for_its_next_request(converse: Start, field: str, m
         talk.origin >> OK
         talk.client << OK_PASSED
     keeps_nothing(talk, mark)
+
+
+@pytest.mark.parametrize("field", [b"proxy-authorization", b"x-big", b"cookie", b"via"])
+@pytest.mark.parametrize("what", ["served", "refused", "tunnel", "answer"])
+def test_a_client_of_http2(converse: Start, field: bytes, what: str, mark: bytes):
+    talk = converse(forward())
+    client = speak_http2(talk)
+    big = (field, mark * 5000)
+    if what == "tunnel":
+        stream = client.connects(b"a.example:443", big)
+        talk.dialled("a.example", 443)
+        assert client.answer(stream).status == 200
+    elif what == "refused":
+        for _ in range(2):
+            assert client.answer(client.ask(b"GET", b"/", b"b.example", big)).status == 403
+    else:
+        for _ in range(2):
+            stream = client.ask(b"GET", b"/", b"a.example", *([big] if what == "served" else []))
+            if not hasattr(talk, "origin"):
+                talk.dialled("a.example", 80)
+            talk.origin.take(HEAD)
+            talk.origin >> (OK if what == "served" else swollen(OK[:-2], "X-Big", mark) + b"hi")
+            assert client.answer(stream).status == 200
+    talk.client.is_open()
+    for peer in (*talk.clients, *talk.origins):
+        peer.received.clear()
+    del client, big
+    gc.collect()
+    assert pinned(mark) == []
 
 
 @pytest.mark.parametrize("field", REQUEST_FIELDS)

@@ -241,6 +241,8 @@ class MessageReader(Generic[H]):
             self._hop = hop
             self._hop_fields = hop_fields
             self._minor = minor
+        else:
+            self._minor = b"-"  # that of no head: what is remembered is looked at no more
         return hop
 
     def _refuse_or_wait(self) -> None:

@@ -16,6 +16,7 @@ from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, Hop, RequestHead, Re
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import late_fields
 from egressproxy.protocols.http1.framing import HeadLimits, HopFields, Malformed
+from egressproxy.protocols.http1.message_reader import MAX_REMEMBERED
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
 
@@ -124,7 +125,7 @@ class RequestFieldsReader:
             return head
         head = self._read(fields, has_ended)
         if head.method not in _UNUSUAL and not head.upgrade and not head.expect_continue:
-            fields.meaning = _Meaning(head, self._hop, has_ended=has_ended)
+            fields.meaning = _Meaning(head, head.hop, has_ended=has_ended)
         return head
 
     def _read(self, fields: FieldList, has_ended: bool) -> RequestHead:
@@ -144,10 +145,12 @@ class RequestFieldsReader:
         authority = self._authority(pseudo, plain, names)
         block, hop_fields = request_head.split_hop_fields(block)
         hop_fields = (b"host", authority, *without_host(hop_fields))
-        if hop_fields != self._hop_fields:
-            self._hop = request_head.read_hop_fields(hop_fields, b"1")
-            self._hop_fields = hop_fields
         hop = self._hop
+        if hop_fields != self._hop_fields:
+            hop = request_head.read_hop_fields(hop_fields, b"1")
+            if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
+                self._hop = hop
+                self._hop_fields = hop_fields
         if has_ended and hop.body:
             raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")  # CVE-2026-33555
         target = self._target(method, pseudo, authority)

@@ -605,9 +605,11 @@ def test_what_only_begins_like_a_preface_is_told_so_in_http2(start: Start):
     talk.client.is_closed()
 
 
-def test_no_preface_behind_a_request_of_http1(start: Start):
+@pytest.mark.parametrize("is_big", [False, True])
+def test_no_preface_behind_a_request_of_http1(start: Start, is_big: bool):
     talk = start()
-    talk.client >> b"GET http://b.example/ HTTP/1.1\r\nHost: b.example\r\n\r\n"
+    big = b"Proxy-Authorization: %b\r\n" % (9000 * b"x") if is_big else b""
+    talk.client >> b"GET http://b.example/ HTTP/1.1\r\nHost: b.example\r\n" + big + b"\r\n"
     assert talk.client.answer()[0] == 403
     talk.client >> b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     assert talk.client.answer()[0] == 505
