@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from h2.errors import ErrorCodes
 
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head, read_message
 from tests.support import manifests as m
@@ -61,6 +62,9 @@ class AnyHttp:
             for stream, call in server.calls.items():
                 if call.is_whole and stream not in answered:
                     answered.add(stream)
+                    if call.headers[b":path"].endswith(b"/old"):
+                        server.h2.reset_stream(stream, ErrorCodes.HTTP_1_1_REQUIRED)
+                        continue
                     server.respond(stream, [(b":status", b"200")], b"h2 " + call.headers[b":authority"])
 
 
@@ -115,6 +119,19 @@ def test_an_upgrade_is_asked_for_in_http_1(dns: NameServer, tmp_path: Path):
             assert read_head(sock).startswith(b"HTTP/1.1 101 ")
             sock.sendall(b"hello")
             assert sock.recv(100) == b"hello"
+
+
+def test_a_server_that_wants_http_1_for_a_request_gets_it(dns: NameServer, tmp_path: Path):
+    pki, port = Pki(), free_port()
+    both = AnyHttp(pki, "h2", "http/1.1")
+    objects = backends(port, dns, pki, any=to("any", "a.test", both, "HTTP"), two=to("two", "b.test", both, "HTTP2"))
+    with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as sock:
+        assert ask(sock, get("app.test", port, "/any", absolute=False))[1].startswith(b"h2")
+        for path in ("/any/old", "/any"):
+            got = ask(sock, get("app.test", port, path, absolute=False))
+            assert got == (200, b"HTTP"), got
+        assert ask(sock, get("app.test", port, "/two/old", absolute=False))[0] == 503
+        gateway.wait_for_record(status=503, reason="upstream_reset", backend="agents/two")
 
 
 def test_a_connection_serves_one_name_and_one_trust(dns: NameServer, tmp_path: Path):

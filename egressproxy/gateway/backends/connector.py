@@ -271,7 +271,8 @@ class Connector:
         name = target.name
         if name.is_overdue:
             await self.catch_up(x, target)
-        if self.speaks_http2_alone or (target.shared is not None and not x.request.upgrade):
+        needs_http_1 = x.request.upgrade or target.wants_http_1
+        if self.speaks_http2_alone or (target.shared is not None and not needs_http_1):
             return await self._acquire_shared(x, target, connect)
         pool = target.pool
         claim: Claim[Upstream] = Claim(client_of(x))
@@ -288,7 +289,7 @@ class Connector:
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         version = name.version
         try:
-            if target.tls is None or self._alpn is HTTP_1_1 or x.request.upgrade:
+            if target.tls is None or self._alpn is HTTP_1_1 or needs_http_1:
                 await self.opener.open(x, target, connect, connection)
             else:
                 parked = PendingProtocol()

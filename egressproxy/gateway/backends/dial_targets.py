@@ -118,6 +118,7 @@ class Target(DialTarget):
     pool: Pool[Upstream]
     client: str
     shared: SharedConnections | None = None
+    wants_http_1: bool = False  # it has said so over HTTP/2 (RFC 9113 section 7: HTTP_1_1_REQUIRED)
     host_field: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,6 +164,10 @@ class Target(DialTarget):
     def waiting(self) -> int:
         """Exchanges that wait for a connection."""
         return len(self.pool.waiting) + (self.shared.waiting if self.shared is not None else 0)
+
+    def use_http_1(self) -> None:
+        """Ask for HTTP/1.1 from now on, where the backend speaks that, too."""
+        self.wants_http_1 = True
 
     def retire(self) -> None:
         """Close idle connections now, busy ones when their exchange ends."""

@@ -167,6 +167,7 @@ class Http2Connections(SharedConnections):
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
         connection.on_room = pool.settle
         connection.on_free = pool.given_back
+        connection.on_http_1 = target.use_http_1
         connection.on_lost = partial(self._lost, claim.client)
         is_kept = opened.take(claim.client)
         if not is_kept:

@@ -334,6 +334,9 @@ class UpstreamStream(Http2Stream):
             fault = unseen("the upstream refused the stream")
         elif self._is_answered:
             fault = UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF, detail=name(code))
+        elif code == ErrorCodes.HTTP_1_1_REQUIRED:
+            self.connection.http_1_is_required()
+            fault = unseen("the upstream wants HTTP/1.1")
         else:
             message = f"the upstream reset the stream ({name(code)})"
             fault = UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.IF_IDEMPOTENT)
@@ -419,6 +422,7 @@ class Http2Upstream(Http2Connection):
         "is_leaving",
         "is_secure",
         "on_free",
+        "on_http_1",
         "on_lost",
         "on_room",
         "served",
@@ -442,6 +446,7 @@ class Http2Upstream(Http2Connection):
         self.heard_at = 0.0  # on the wheel's clock
         self.on_room: Callable[[], None] | None = None
         self.on_free: Callable[[UpstreamStream], None] | None = None  # a place was given back
+        self.on_http_1: Callable[[], None] | None = None  # the upstream wants HTTP/1.1
         self.on_lost: Callable[[Http2Upstream], None] | None = None
         self.deadline = Deadline(wheel, self._look)  # idle, or silent
         self.age = Deadline(wheel, self.retire)
@@ -545,6 +550,12 @@ class Http2Upstream(Http2Connection):
     def wake_later(self, stream: UpstreamStream) -> None:
         """Resume who waits for this stream when all that has come is taken."""
         self._awake.append(stream)
+
+    def http_1_is_required(self) -> None:
+        """The upstream does not serve a request over HTTP/2, as some that ask for a client's certificate late."""
+        if self.on_http_1 is not None:
+            self.on_http_1()
+        self.retire()
 
     def stream_failed(self) -> None:
         """We have reset a stream because of what the upstream did. Raises Flood."""
