@@ -28,6 +28,7 @@ from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
+from tests.support.http2 import Http2Origin
 from tests.support.pki import Pki
 
 KINDS = (
@@ -178,6 +179,46 @@ def test_nothing_is_left_of_a_client_that_spoke_http2(what: str):
     del client
     for origin in talk.origins:
         origin.leaves()
+    talk.until(lambda: talk.open == 0)
+    assert left_of(talk) == Counter()
+    talk.close()
+
+
+@pytest.mark.parametrize("ends", ["well", "denied", "cancelled", "lost"])
+@pytest.mark.parametrize("has_auth", [False, True])
+def test_nothing_is_left_of_a_call_of_grpc(ends: str, has_auth: bool):
+    server = {"group": "egressproxy.io", "kind": "Backend", "name": "auth"}
+    auth = {"type": "ExternalAuth", "externalAuth": {"protocol": "HTTP", "backendRef": server, "http": {}}}
+    backends = [m.backend("a", "a.example", 80, protocol="GRPC"), m.backend("auth", "auth.example", 9000)]
+    rule = m.prefix_rule("/", "a", **({"filters": [auth]} if has_auth else {}))
+    objects = [m.gateway(m.http_listener(8080)), m.policy(), *backends, m.http_route("route", rule)]
+    talk = conversation(objects, wire="sockets")
+    client = speak_http2(talk)
+    content = (b"content-type", b"application/grpc")
+    stream = client.ask(b"POST", b"/a.B/C", b"x.example", content, (b"grpc-timeout", b"5S"), body=b"x", ends=False)
+    if has_auth:
+        talk.dialled("auth.example", 9000)
+        talk.origin.take(rb"POST .*?\r\n\r\n")
+        said = b"403 No" if ends == "denied" else b"200 OK"
+        talk.origin >> b"HTTP/1.1 %b\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % said
+    if ends != "denied":
+        origin = Http2Origin(talk, talk.dialled("a.example", 80))
+        origin.waits_for(1)
+        origin.responds(1, b"x", content, is_last=False)
+        assert bytes(client.answer(stream).data) == b"x"
+        if ends == "well":
+            client.says(stream, b"y", ends=True)
+            origin.goes_on()
+            origin.server.h2.send_headers(1, [(b"grpc-status", b"0")], end_stream=True)
+            origin.goes_on()
+            assert client.answer(stream).trailers == [(b"grpc-status", b"0")]
+        elif ends == "cancelled":
+            client.resets(stream)
+        origin.goes_on()
+    client.settle()
+    del client
+    for each in talk.origins:
+        each.leaves()
     talk.until(lambda: talk.open == 0)
     assert left_of(talk) == Counter()
     talk.close()

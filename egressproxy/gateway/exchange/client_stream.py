@@ -186,6 +186,20 @@ class CallStream(ClientStream):
         self._note(int(fields[0][1]))
         self.end(fields)
 
+    def finish(self, *, close: bool) -> None:
+        """As of Client. The exchange may lead back here, by what its filters keep."""
+        self.call.exchange = None
+        super().finish(close=close)
+
+    def abort(self) -> None:
+        """As of Client."""
+        self.call.exchange = None
+        super().abort()
+
+    def _lose(self) -> None:
+        super()._lose()
+        self.call.exchange = None
+
     def _note(self, status: int) -> None:
         if status >= 0 and self.call.exchange is not None:
             self.call.exchange.grpc_status = status
