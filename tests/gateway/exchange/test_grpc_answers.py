@@ -391,6 +391,28 @@ def test_a_call_goes_on_to_another_backend(converse: Start):
     assert talk.record()["attempts"] == 2
 
 
+def test_calls_of_a_session_go_to_one_backend(converse: Start):
+    refs = [{"group": "egressproxy.io", "kind": "Backend", "name": name} for name in ("a", "b")]
+    session = {"type": "Header", "sessionName": "x-session"}
+    other = m.backend("b", "b.example", 80, protocol="GRPC")
+    talk = converse(routed(other, rule={"backendRefs": refs, "sessionPersistence": session}))
+    client = speak_http2(talk)
+    stream = call(client)
+    dial = talk.pending_dial()
+    assert dial is not None
+    first = Http2Origin(talk, talk.dialled(talk.names.name_of(dial.endpoints[0][0]), 80))
+    first.waits_for(1)
+    first.responds(1, MESSAGE, CONTENT, trailers=OK)
+    value = client.answer(stream)[b"x-session"]
+    assert value
+    for count in range(2, 6):
+        stream = call(client, (b"x-session", value))
+        first.waits_for(count)
+        first.responds(2 * count - 1, MESSAGE, CONTENT, trailers=OK)
+        assert client.answer(stream).trailers == OK
+    talk.no_dial()
+
+
 def test_a_call_is_mirrored(converse: Start):
     copy = {"group": "egressproxy.io", "kind": "Backend", "name": "copy"}
     mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": copy}}
