@@ -188,3 +188,38 @@ def test_the_second_of_two_gateways_knows_the_first_and_its_client(workers: int,
                 assert (record["origin_client"], record["origin_gateway"]) == ("127.0.0.1", "agents/gw")
             assert "signed" in gateway.admin(f"/explain?method=CONNECT&url=api.test:{origin.port}")[1]
             assert "0123456789abcdef" not in gateway.stderr + gateway.admin("/metrics")[1] + str(other.records)
+
+
+@pytest.mark.parametrize("name", ["gw2.test", "other.test"])
+def test_tls_to_a_backend_goes_within_tls_to_a_parent_that_has_proved_its_name(name: str, tmp_path: Path):
+    pki = Pki()
+    forward, between = free_port(), free_port()
+    names = {**NAMES, "gw2.test": ["127.0.0.1"], "other.test": ["127.0.0.1"], "secure.test": ["127.0.0.1"]}
+    ca = m.config_map("ca", {"ca.crt": pki.ca_pem})
+    leaf = pki.issue("gw2.test")
+    with NameServer(names) as dns, Origin(context=pki.server_context("secure.test")) as origin:
+        first = [
+            *objects(forward, dns.address, {"name": "two"}, m.backend("two", name, between, tls=True, ca="ca")),
+            m.backend("secure", "secure.test", origin.port, tls=True, ca="ca"),
+            m.http_route("r", m.prefix_rule("/", "secure"), hostnames=["secure.test"]),
+            ca,
+        ]
+        second = [
+            m.gateway(m.forward_listener(between, tls={"certificateRefs": [{"name": "cert"}]})),
+            m.policy(["secure.test"], dns=dns.address, cidrs=ALLOW_LOOPBACK),
+            tls_secret("cert", chain(leaf), leaf.private_key_pem.bytes()),
+        ]
+        with GatewayProcess(tmp_path / "two", second) as other, GatewayProcess(tmp_path / "one", first) as gateway:
+            with client(forward) as sock:
+                status, body = ask(sock, get("secure.test", 80))
+            if name == "gw2.test":
+                assert (status, body) == (200, b"ok")
+                assert gateway.stop() == 0  # the connection is kept until then
+                record = other.wait_for_record(kind="tunnel")
+                assert (record["authority"], record["status"]) == (f"secure.test:{origin.port}", 200)
+            else:
+                assert status == 502
+                record = gateway.wait_for_record(status=502)
+                assert record["reason"] == "upstream_tls_certificate"
+                assert "parent proxy agents/two" in record["detail"]
+                assert origin.accepted == 0
