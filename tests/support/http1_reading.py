@@ -21,7 +21,14 @@ class Message:
     def as_value(self) -> tuple[object, ...]:
         """Everything that the reader said, comparable."""
         said = [getattr(self.head, name) for name in self.head.__slots__ if name not in ("fields", "hop")]
-        return (*said, self.head.fields.block, self.body, self.is_whole, self.trailers)
+        return (
+            *said,
+            getattr(self.head, "proxy_authorization", b""),
+            self.head.fields.block,
+            self.body,
+            self.is_whole,
+            self.trailers,
+        )
 
 
 @dataclass
