@@ -65,6 +65,7 @@ def stages() -> Iterator[Stage]:
     yield whole("12 and 15 fields, 1 KiB, allowed", PLAIN, GET, RESPONSE)
     yield whole("the same, two header filters and three limits", FILTERED, GET, RESPONSE)
     yield whole_http2("12 and 15 fields, 1 KiB, allowed, from a client of HTTP/2", PLAIN, GET, RESPONSE)
+    yield whole_http2("the same, each request with an id of its own", PLAIN, GET, RESPONSE, has_id=True)
 
 
 def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
@@ -80,7 +81,7 @@ def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
     return stage(name, talk, client, origin, lambda: request, response)
 
 
-def whole_http2(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
+def whole_http2(name: str, manifests: str, request: bytes, response: bytes, *, has_id: bool = False) -> Stage:
     """The same exchanges, of streams on one connection. What the client says is made beforehand."""
     talk = Conversation(manifests, {}, is_memory=True)
     talk.counts_octets = False
@@ -100,7 +101,13 @@ def whole_http2(name: str, manifests: str, request: bytes, response: bytes) -> S
     last = peer.request(asked)
     block = peer.outgoing()[9:]  # every field is in the table by now
     streams = itertools.count(last, 2)
-    return stage(name, talk, client, origin, lambda: raw_frame(1, block, next(streams), 0x05), response)
+
+    def next_request() -> bytes:
+        number = next(streams)
+        own = b"\x00\x04x-id\x0a%010d" % number if has_id else b""
+        return raw_frame(1, block + own, number, 0x05)
+
+    return stage(name, talk, client, origin, next_request, response)
 
 
 def stage(

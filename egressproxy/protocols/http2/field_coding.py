@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import chain
 
 from h2.errors import ErrorCodes
 from h2.exceptions import DenialOfServiceError, ProtocolError
 from hpack.exceptions import HPACKError
-from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
+
+from egressproxy.protocols.http2 import huffman
 
 __all__ = [
     "CompressionError",
@@ -43,6 +45,7 @@ SENSITIVE = frozenset(
 )
 
 _STATIC = HeaderTable.STATIC_TABLE
+_STATIC_LENGTH = len(_STATIC)
 _INDEX = HeaderTable.STATIC_TABLE_MAPPING
 
 
@@ -102,31 +105,35 @@ class FieldDecoder:
 
     def _decode(self, data: bytes) -> tuple[FieldList, int]:
         """The fields, and the size of the list; -1 where the table has changed."""
-        table = self.header_table
+        table, static = self.header_table, _STATIC
+        dynamic = table.dynamic_entries
         fields: FieldList = []
-        at, end, size, has_changed = 0, len(data), 0, False
+        at, end, left, has_changed = 0, len(data), self._max_fields, False
         while at < end:
             first = data[at]
-            if first & 0x80:  # an indexed field
+            at += 1
+            if first >= 0x80:  # an indexed field
                 index = first & 0x7F
-                at += 1
                 if index == 0x7F:
                     index, at = _integer(data, at, index)
-                field = table.get_by_index(index)
+                if index > _STATIC_LENGTH:
+                    field = dynamic[index - _STATIC_LENGTH - 1]
+                elif index:
+                    field = static[index - 1]
+                else:
+                    raise HPACKError("no index")
             elif first & 0xE0 == 0x20:  # the size of the table
                 if fields:
                     raise HPACKError("a table size behind a field")
-                limit, at = _integer(data, at + 1, 0x1F) if first & 0x1F == 0x1F else (first & 0x1F, at + 1)
+                limit, at = _integer(data, at, 0x1F) if first & 0x1F == 0x1F else (first & 0x1F, at)
                 if limit > self.max_allowed_table_size:
                     raise HPACKError("a table larger than allowed")
                 table.maxsize = limit
                 has_changed = True
                 continue
             else:
-                is_kept = first & 0x40
-                prefix = 0x3F if is_kept else 0x0F
+                prefix = 0x3F if first & 0x40 else 0x0F
                 index = first & prefix
-                at += 1
                 if index == prefix:
                     index, at = _integer(data, at, index)
                 if index:
@@ -135,13 +142,16 @@ class FieldDecoder:
                     name, at = _string(data, at)
                 value, at = _string(data, at)
                 field = (name, value)
-                if is_kept:
+                if first & 0x40:
                     table.add(name, value)
                     has_changed = True
             fields.append(field)
-            size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
-            if size > self.max_header_list_size or len(fields) > self._max_fields:
-                raise DenialOfServiceError("a field list is too long")
+            left -= 1
+            if left < 0:
+                raise DenialOfServiceError("a field list has too many fields")
+        size = sum(map(len, chain.from_iterable(fields))) + FIELD_OVERHEAD * len(fields)
+        if size > self.max_header_list_size:
+            raise DenialOfServiceError("a field list is too long")
         if table.maxsize > self.max_allowed_table_size:
             raise HPACKError("the table was not made smaller")
         return fields, -1 if has_changed else size
@@ -169,7 +179,7 @@ def _string(data: bytes, at: int) -> tuple[bytes, int]:
     if end > len(data):
         raise HPACKError("a string is cut short")
     text = data[at:end]
-    return (bytes(decode_huffman(text)) if first & 0x80 else text), end
+    return (huffman.decoded(text) if first & 0x80 else text), end
 
 
 class FieldEncoder:

@@ -139,7 +139,9 @@ class RequestFieldsReader:
         if protocol is not None:
             method = protocol_method(method, protocol, pseudo)
         names = dict(plain)
-        block = checked_block(self._one_cookie(plain) if b"cookie" in names else plain, self._limits)
+        block = checked_block(
+            self._one_cookie(plain) if b"cookie" in names and len(names) < len(plain) else plain, self._limits
+        )
         if not CONNECTION_SPECIFIC.isdisjoint(names):
             raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")
         authority = self._authority(pseudo, plain, names)
