@@ -388,7 +388,8 @@ class Connector:
     def start(self) -> None:
         """The connector is in service: ask its endpoints whether they are well, where that is configured."""
         if self.checks is None and self.watched is not None and self.spec.resilience.check is not None:
-            self.checks = HealthChecks(self.spec, self.network, self.opener, self.watched)
+            opener = self.opener if self.ways is None else OpenerOfWays(self)
+            self.checks = HealthChecks(self.spec, self.network, opener, self.watched)
             self.checks.start()
 
     # --- the end -----------------------------------------------------------------------------------------------
@@ -419,6 +420,30 @@ class Connector:
 
     def __repr__(self) -> str:
         return f"Connector({self.name}, {len(self.targets.known)} targets)"
+
+
+class OpenerOfWays(ConnectionOpener):
+    """Opens connections of health checks as those of requests: by the first way whose parent can be connected to."""
+
+    __slots__ = ("_ways",)
+
+    def __init__(self, connector: Connector) -> None:
+        super().__init__(connector.spec, connector.network, connector.parent)
+        assert connector.ways is not None
+        self._ways = connector.ways
+
+    async def open(
+        self,
+        x: Exchange,
+        target: DialTarget,
+        connect: Steps | None,
+        protocol: asyncio.Protocol,
+        alpn: tuple[str, ...] = HTTP_1_1,
+    ) -> asyncio.Transport:
+        """As `ConnectionOpener.open`."""
+        return await self._ways.reach(
+            target.host, target.port, lambda way: way.opener.open(x, target, connect, protocol, alpn)
+        )
 
 
 def parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:

@@ -197,6 +197,24 @@ def test_behind_a_parent_the_check_goes_through_its_connect(converse: Start):
     assert talk.client.answer()[3]["reason"] == "no_healthy_endpoint"
 
 
+def test_a_check_goes_by_the_parent_that_can_be_connected_to(converse: Start):
+    objects = [*through_parent(443), m.backend("other", "other.example", 3129)]
+    policy = next(each for each in objects if each["kind"] == "EgressPolicy")
+    policy["spec"]["traffic"] = checking(unhealthyThreshold=1)
+    backend = next(each for each in objects if each["metadata"]["name"] == "a")
+    backend["spec"]["parent"]["fallbacks"] = [{"name": "other"}]
+    talk = converse(objects)
+    refuse(talk, dials(talk)[0])
+    dial = dials(talk)[0]
+    assert talk.names.name_of(dial.endpoints[0][0]) == "other.example"
+    peer = accept(talk, dial)
+    peer.take(rb"CONNECT a\.example:443 HTTP/1\.1\r\n.*?\r\n\r\n")
+    peer >> b"HTTP/1.1 200 OK\r\n\r\n"
+    peer.take(rb"GET / HTTP/1\.1\r\nHost: a\.example:443\r\n.*?\r\n\r\n")
+    peer >> b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    assert healths(talk) == {"a.example:443": HealthState.HEALTHY}
+
+
 def test_the_number_of_checks_at_once_is_bounded_and_one_namespace_leaves_some_to_others(converse: Start):
     addresses = [f"10.2.{each // 250}.{each % 250 + 1}" for each in range(100)]
     talk = converse(to_pods(checking(timeout="60s"), *addresses))
