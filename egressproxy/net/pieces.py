@@ -9,11 +9,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-__all__ = ["Pieces"]
+__all__ = ["Pieces", "keep"]
 
 #: A piece below this is joined with its neighbours, up to so many bytes.
 SMALL_SIZE = 512
 JOINED_SIZE = 16 * 1024
+#: Neighbours that are not longer together become one in a list.
+KEPT_SIZE = 4096
+
+
+def keep(pieces: list[bytes], data: bytes) -> None:
+    """Put this piece behind a list that is mostly empty or short: it is cheaper than `Pieces`, and as bounded."""
+    if pieces and len(pieces[-1]) + len(data) <= KEPT_SIZE:
+        pieces[-1] += data
+    else:
+        pieces.append(data)
 
 
 class Pieces:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.net.pieces import JOINED_SIZE, SMALL_SIZE, Pieces
+from egressproxy.net.pieces import JOINED_SIZE, KEPT_SIZE, SMALL_SIZE, Pieces, keep
 
 SIZES = st.lists(st.one_of(st.integers(1, 5), st.integers(SMALL_SIZE - 2, SMALL_SIZE + 2)), max_size=60)
 
@@ -51,3 +53,15 @@ def test_cleared_it_holds_nothing():
     pieces.clear()
     assert not pieces
     assert pieces.joined() == b""
+
+
+@given(st.lists(st.sampled_from((1, 2, 100, KEPT_SIZE - 1, KEPT_SIZE, KEPT_SIZE + 1)), max_size=60))
+def test_neighbours_in_a_list_are_joined(sizes: list[int]):
+    pieces: list[bytes] = []
+    octets = b""
+    for number, size in enumerate(sizes):
+        data = bytes([number & 0xFF]) * size
+        octets += data
+        keep(pieces, data)
+    assert b"".join(pieces) == octets
+    assert all(len(first) + len(second) > KEPT_SIZE for first, second in pairwise(pieces))

@@ -36,6 +36,7 @@ from hyperframe.frame import DataFrame, Frame, GoAwayFrame, RstStreamFrame
 
 from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Reads
 from egressproxy.net.loop import poller
+from egressproxy.net.pieces import keep
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.compact import ClosedStreams, CompactSettings
@@ -211,7 +212,7 @@ class Http2Stream:
         if self.is_over:
             return
         self.octets_out += len(data)
-        self._unsent.append(data)
+        keep(self._unsent, data)
         self._unsent_size += len(data)
         self.connection.send_waiting(self)
         self._look_whether_blocked()

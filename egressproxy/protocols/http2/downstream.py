@@ -38,6 +38,7 @@ from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
+from egressproxy.net.pieces import keep
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
@@ -181,17 +182,17 @@ class DownstreamStream(Http2Stream):
         """A piece of content, or of what a tunnel carries."""
         state = self._state
         if state is _DETACHED:
-            self._pieces.append(data)
+            keep(self._pieces, data)
             self._deliver()
         elif state is _LISTENING:
-            self._pieces.append(data)
+            keep(self._pieces, data)
             self._state = _RESPONDING
             self.driver.resume()
         elif state is _RESPONDING:
             if self._left == 0:
                 self._break("content, and a Content-Length of 0")
             else:
-                self._pieces.append(data)  # behind a CONNECT: the tunnel's
+                keep(self._pieces, data)  # behind a CONNECT: the tunnel's
         elif state is _FINISHING:
             self._left -= len(data)
             if self._left <= 0:
@@ -209,7 +210,7 @@ class DownstreamStream(Http2Stream):
                 self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
             elif self.sink is None or self.is_reading_paused:
                 self.is_reading_paused = True
-                self._pieces.append(data)
+                keep(self._pieces, data)
             else:
                 self._hand_on(self.sink, data)
 

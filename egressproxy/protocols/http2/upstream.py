@@ -23,6 +23,7 @@ from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import BodySink
+from egressproxy.net.pieces import keep
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.net.tls import TlsStream, tls_fault
 from egressproxy.protocols.http1.codec import MAX_INTERIM
@@ -291,7 +292,7 @@ class UpstreamStream(Http2Stream):
         elif self.transport is not None:
             self.transport.data_came(data)
         elif self.sink is None:
-            self._pieces.append(data)
+            keep(self._pieces, data)
             self.connection.wake_later(self)  # the first byte may be waited for
         else:
             try:

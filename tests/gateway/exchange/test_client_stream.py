@@ -683,3 +683,13 @@ def test_a_host_of_another_listener_is_misdirected(start: Start, pki: Pki):
     talk.origin << GET_SENT
     talk.origin >> OK
     assert client.answer(stream).status == 200, "the connection goes on"
+
+
+def test_a_body_of_tiny_frames_waits_in_few_pieces(start: Start):
+    """Else each that goes on would move thousands of others, while nobody else is served."""
+    talk = start()
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", ends=False)
+    client >> raw_frame(0, b"ab", stream) * 20_000
+    talk.dialled("a.example", 80)
+    assert len(talk.origin.received) < 42_000  # a chunk of each would make it 140,000

@@ -339,6 +339,22 @@ def test_a_head_without_end_is_cut(talk: Talk):
     assert talk.server.why == (ErrorCodes.ENHANCE_YOUR_CALM, "a head that has no end")
 
 
+def test_bytes_that_were_said_one_by_one_wait_in_few_pieces(talk: Talk):
+    """Else each that goes out would move thousands of others."""
+    number = talk.client.request(POST)
+    stream = talk.begun()
+    stream.send_fields(OK, is_last=False)
+    stream.send_body(bytes(65535))  # all of the window
+    said = bytes(n & 0xFF for n in range(20_000))
+    for n in range(len(said)):
+        stream.send_body(said[n : n + 1])
+    assert stream.unsent_size == len(said)
+    assert len(stream._unsent) <= 6
+    stream.end(None)
+    talk.settle()
+    assert bytes(talk.client.of(number).data) == bytes(65535) + said
+
+
 def test_tiny_windows_are_counted(talk: Talk):
     talk.client.opens_windows = False
     number = talk.client.request(POST)
