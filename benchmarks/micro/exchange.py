@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from benchmarks.micro.codec import GET, RESPONSE, SMALL, SMALL_RESPONSE
+from benchmarks.micro.codec import GET, POST, RESPONSE, SMALL, SMALL_RESPONSE
 from benchmarks.micro.stage import Stage
 from egressproxy.model.fields import Fields
 from tests.support.conversation import Conversation, MemoryPeer
@@ -57,6 +57,7 @@ FILTERED = (
     config: {response: {set: [{name: X-Served-By, value: bench}], remove: [Age]}}
 """
 )
+POST_ABSOLUTE = POST.replace(b"POST /", b"POST http://api.example.com/")
 SMALL_GET = SMALL.replace(b"GET /a", b"GET http://api.example.com/a")
 
 
@@ -66,6 +67,8 @@ def stages() -> Iterator[Stage]:
     yield whole("the same, two header filters and three limits", FILTERED, GET, RESPONSE)
     yield whole_http2("12 and 15 fields, 1 KiB, allowed, from a client of HTTP/2", PLAIN, GET, RESPONSE)
     yield whole_http2("the same, each request with an id of its own", PLAIN, GET, RESPONSE, has_id=True)
+    yield whole("13 and 15 fields, 1 KiB both ways, allowed", PLAIN, POST_ABSOLUTE, RESPONSE)
+    yield whole_http2("the same, from a client of HTTP/2", PLAIN, POST_ABSOLUTE, RESPONSE)
 
 
 def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
@@ -87,12 +90,14 @@ def whole_http2(name: str, manifests: str, request: bytes, response: bytes, *, h
     talk.counts_octets = False
     client = cast(MemoryPeer, talk.client)
     talk.log.record = lambda x: None  # type: ignore[method-assign]
-    fields = Fields(request[request.index(b"\r\n") : -4])
-    line = request.split(b" ")[1].removeprefix(b"http://").partition(b"/")
-    asked = head(b"GET", b"/" + line[2], line[0]) + [pair for pair in fields if pair[0] not in (b"host", b"connection")]
+    start, _, body = request.partition(b"\r\n\r\n")
+    fields = Fields(start[start.index(b"\r\n") :])
+    method, target = start.split(b" ")[:2]
+    host, _, path = target.removeprefix(b"http://").partition(b"/")
+    asked = head(method, b"/" + path, host) + [pair for pair in fields if pair[0] not in (b"host", b"connection")]
     peer = Http2Client(2**31 - 1)
     peer.h2.increment_flow_control_window(2**31 - 1 - 65535)
-    peer.request(asked)
+    peer.request(asked, body or None)
     client >> peer.outgoing()
     origin = cast(MemoryPeer, talk.dialled("api.example.com", 80))
     origin >> response
@@ -105,6 +110,8 @@ def whole_http2(name: str, manifests: str, request: bytes, response: bytes, *, h
     def next_request() -> bytes:
         number = next(streams)
         own = b"\x00\x04x-id\x0a%010d" % number if has_id else b""
+        if body:
+            return raw_frame(1, block + own, number, 0x04) + raw_frame(0, body, number, 0x01)
         return raw_frame(1, block + own, number, 0x05)
 
     return stage(name, talk, client, origin, next_request, response)

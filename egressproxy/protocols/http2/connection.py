@@ -44,6 +44,7 @@ from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder,
 from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
+    DATA,
     GOAWAY,
     HEADER_SIZE,
     HEADERS,
@@ -395,7 +396,8 @@ class Http2Connection(FlowControl):
                 else:
                     if kind != PREFACE:
                         self._guard.frame_came(kind, len(frame) - HEADER_SIZE, now)
-                    self._take_frame(kind, frame)
+                    if kind != DATA or not self._take_data(frame):
+                        self._take_frame(kind, frame)
                 if self.is_lost:
                     return
                 if kind == HEADERS:
@@ -424,6 +426,24 @@ class Http2Connection(FlowControl):
         self.head_size = len(frame)
         self.take_request(number, fields, has_ended=has_ended)
         self.head_size = 0
+        if has_ended:
+            stream = self.streams.get(number)
+            if stream is not None:
+                stream.take_end()
+        return True
+
+    def _take_data(self, frame: bytes) -> bool:
+        """A DATA frame, if it is the usual one."""
+        found = self._h2.new_data(frame)
+        if found is None:
+            return False
+        number, data, has_ended = found
+        size = len(data)
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.data_came(data, size)
+        elif self._h2.give_back(number, size):  # given up meanwhile
+            self._touch()
         if has_ended:
             stream = self.streams.get(number)
             if stream is not None:
@@ -639,8 +659,7 @@ class Http2Connection(FlowControl):
 
     def give_back(self, stream: Http2Stream, size: int) -> None:
         """What was read makes room for more (RFC 9113 section 6.9)."""
-        if size and not self.is_lost:
-            self._h2.acknowledge_received_data(size, stream.number)
+        if size and not self.is_lost and self._h2.give_back(stream.number, size):
             self._touch()
 
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:

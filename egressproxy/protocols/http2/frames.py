@@ -18,6 +18,7 @@ __all__ = [
     "HEADERS",
     "HEADER_SIZE",
     "MAX_FRAME",
+    "PADDED",
     "PREFACE",
     "RST_STREAM",
     "FrameError",
@@ -31,7 +32,7 @@ __all__ = [
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
 #: Flags (RFC 9113 sections 6.1 and 6.2).
-END_STREAM, END_HEADERS = 0x1, 0x4
+END_STREAM, END_HEADERS, PADDED = 0x1, 0x4, 0x8
 #: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
 MAX_FRAME = 16384
 HEADER_SIZE = 9

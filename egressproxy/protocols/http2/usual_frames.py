@@ -24,6 +24,7 @@ from egressproxy.protocols.http2.frames import (
     HEADER_SIZE,
     HEADERS,
     MAX_FRAME,
+    PADDED,
     flags_and_stream,
     frame_header,
     stream_of,
@@ -47,7 +48,9 @@ _OPEN, _HEARD, _SAID, _CLOSED = (
     StreamState.HALF_CLOSED_LOCAL,
     StreamState.CLOSED,
 )
+_TALKING = (ConnectionState.SERVER_OPEN, ConnectionState.CLIENT_OPEN)
 _WE_HAVE_ENDED = StreamClosedBy.SEND_END_STREAM
+_PEER_HAS_ENDED = StreamClosedBy.RECV_END_STREAM
 
 
 class UsualFrames(H2Connection):
@@ -91,6 +94,56 @@ class UsualFrames(H2Connection):
         self.streams[number] = stream
         self.highest_inbound_stream_id = number
         return number, fields, has_ended
+
+    def new_data(self, frame: bytes) -> tuple[int, bytes, bool] | None:
+        """Number, data, and whether END_STREAM is here, of a DATA frame for which there was room on an open stream.
+
+        None: it is something else, and for `hear`.
+        """
+        flags, number = flags_and_stream(frame)
+        stream = self.streams.get(number)
+        if stream is None or flags & PADDED or self.incoming_buffer._headers_buffer:
+            return None
+        machine = stream.state_machine
+        state = machine.state
+        size = len(frame) - HEADER_SIZE
+        ours, all_ours = stream._inbound_window_manager, self._inbound_flow_control_window_manager
+        if (
+            (state is not _OPEN and state is not _SAID)
+            or not machine.headers_received
+            or size > ours.current_window_size
+            or size > all_ours.current_window_size
+            or self.state_machine.state not in _TALKING
+        ):
+            return None
+        ours.current_window_size -= size
+        all_ours.current_window_size -= size
+        has_ended = flags & END_STREAM == END_STREAM
+        if has_ended:
+            if state is _OPEN:
+                machine.state = _HEARD
+            else:
+                machine.state = _CLOSED
+                machine.stream_closed_by = _PEER_HAS_ENDED
+        return number, frame[HEADER_SIZE:], has_ended
+
+    def give_back(self, number: int, size: int) -> bool:
+        """So many bytes of the windows were read. True: the peer is told. Raises H2Error."""
+        stream = self.streams.get(number)
+        if stream is not None and stream.open:
+            ours, all_ours = stream._inbound_window_manager, self._inbound_flow_control_window_manager
+            read, all_read = ours._bytes_processed + size, all_ours._bytes_processed + size
+            if (
+                read < ours.max_window_size // 2
+                and all_read < all_ours.max_window_size // 2
+                and ours.current_window_size
+                and all_ours.current_window_size
+            ):
+                ours._bytes_processed = read
+                all_ours._bytes_processed = all_read
+                return False
+        self.acknowledge_received_data(size, number)
+        return True
 
     def hear(self, kind: int, frame: bytes) -> list[Event]:
         """One whole frame, or the preface. Raises H2Error."""

@@ -42,6 +42,9 @@ class Server(_States):
     def says(self, number: int, data: bytes, *, is_last: bool) -> None:
         self.send_data(number, data, end_stream=is_last)
 
+    def reads(self, number: int, size: int) -> None:
+        self.acknowledge_received_data(size, number)
+
     def ended(self) -> object:
         """Everything that h2 knows."""
         streams = {
@@ -57,6 +60,7 @@ class Server(_States):
             streams,
             self.highest_inbound_stream_id,
             self.outbound_flow_control_window,
+            vars(self._inbound_flow_control_window_manager),
             self.state_machine.state,
             bytes(self._data_to_send),
         )
@@ -69,7 +73,15 @@ class Usual(Server):
             found = self.new_request(frame)
             if found is not None:
                 return [found]
+        if kind == 0:
+            data = self.new_data(frame)
+            if data is not None:
+                return [data]
         return self.hear(kind, frame)
+
+    def reads(self, number: int, size: int) -> None:
+        before = len(self._data_to_send)
+        assert self.give_back(number, size) or len(self._data_to_send) == before
 
     def says_head(self, number: int, fields: FieldList, *, is_last: bool) -> None:
         self.say_response(number, block(fields), is_last=is_last)
@@ -196,3 +208,48 @@ def test_no_frame_is_longer_than_its_window():
     with pytest.raises(ProtocolError):
         server.says(1, b"four", is_last=False)
     assert server.outbound_flow_control_window == 3
+
+
+@pytest.mark.parametrize("read", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("says_first", [False, True])
+def test_a_long_body_uses_windows_up_and_gets_them_back(read: float, says_first: bool):
+    def does(server: Server) -> None:
+        server.hears(raw_frame(1, block(HEAD), 3, 4))
+        server.hears(raw_frame(1, block(HEAD), 5, 4))
+        if says_first:
+            server.says_head(3, OK, is_last=True)
+        for piece in range(36):
+            number = 3 if piece % 3 else 5
+            server.hears(raw_frame(0, b"x" * (100 * piece), number, 0))
+            if size := int(100 * piece * read):
+                server.reads(number, size)
+        server.hears(raw_frame(0, b"x", 3, 1))
+        server.reads(3, 1)
+        server.hears(raw_frame(0, b"", 5, 1))
+
+    both(does)
+
+
+def test_more_than_a_window_allows_ends_the_connection():
+    def does(server: Server) -> None:
+        server.hears(raw_frame(1, block(HEAD), 3, 4))
+        for _ in range(3):
+            server.hears(raw_frame(0, b"x" * 16384, 3, 0))
+        with pytest.raises(ProtocolError) as raised:
+            server.hears(raw_frame(0, b"x" * 16384, 3, 0))
+        assert raised.value.error_code == ErrorCodes.FLOW_CONTROL_ERROR
+
+    both(does)
+
+
+@pytest.mark.parametrize(
+    ("number", "flags", "payload"), [(1, 0, b"x"), (3, 8, b"\1x\0"), (5, 0, b"x"), (0, 0, b"x"), (2, 0, b"x")]
+)
+def test_data_that_is_not_usual_is_left_to_h2(number: int, flags: int, payload: bytes):
+    """On a stream that has ended, padded, on one that has not begun, on the connection, on one of ours."""
+    server = Usual()
+    server.receive_data(client().data_to_send())
+    server.receive_data(raw_frame(1, block(HEAD), 1, 5) + raw_frame(1, block(HEAD), 3, 4))
+    before = server.ended()
+    assert server.new_data(raw_frame(0, payload, number, flags)) is None
+    assert server.ended() == before
