@@ -72,6 +72,8 @@ CONNECTION_WINDOW = 1024 * 1024
 HARD_LIMIT = 2
 #: Heads in one turn: each may begin an exchange, and a thousand that came in one read keep nobody else waiting.
 MAX_AT_ONCE = 16
+#: Frames in one turn: one read may hold 6,500 with a byte of content each.
+MAX_FRAMES_AT_ONCE = 1024
 #: Bytes that a peer leaves untaken of what we have to say beside bodies, before we hear no more of it.
 MAX_UNTAKEN = 4 * HIGH_WATER
 #: A frame that is shorter and not the last of what there was has a tiny window to go through.
@@ -385,7 +387,7 @@ class Http2Connection(FlowControl):
             self._take_frames(frames)
 
     def _take_frames(self, frames: list[tuple[int, bytes]]) -> None:
-        now, heads = self.wheel.now, 0
+        now, heads, last = self.wheel.now, 0, MAX_FRAMES_AT_ONCE - 1
         try:
             for at, (kind, frame) in enumerate(frames):
                 if kind == HEADERS:
@@ -402,10 +404,12 @@ class Http2Connection(FlowControl):
                     return
                 if kind == HEADERS:
                     heads += 1
-                    if heads == MAX_AT_ONCE and at + 1 < len(frames):
-                        self._later = frames[at + 1 :]
-                        asyncio.get_running_loop().call_soon(self._go_on)
-                        break
+                    if heads == MAX_AT_ONCE:
+                        last = at
+                if at == last and at + 1 < len(frames):
+                    self._later = frames[at + 1 :]
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    break
         except Flood as flood:
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
         except FrameError as error:

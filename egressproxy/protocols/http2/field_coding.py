@@ -35,6 +35,8 @@ MEMO_SIZE = 6144
 FIELD_OVERHEAD = 32
 #: Bytes of an integer behind its prefix: enough for 28 bits. Endless ones would cost their square.
 MAX_INTEGER_SIZE = 4
+#: Changes of the table's size that one block may begin with (RFC 7541 section 4.2). Each costs as much as a field.
+MAX_RESIZES = 2
 #: Fields up to this size are encoded once.
 MAX_REMEMBERED = 256
 #: Lines whose code is remembered, of all connections together.
@@ -108,7 +110,7 @@ class FieldDecoder:
         table, static = self.header_table, _STATIC
         dynamic = table.dynamic_entries
         fields: FieldList = []
-        at, end, left, has_changed = 0, len(data), self._max_fields, False
+        at, end, left, has_changed, resizes = 0, len(data), self._max_fields, False, 0
         while at < end:
             first = data[at]
             at += 1
@@ -128,6 +130,9 @@ class FieldDecoder:
                 limit, at = _integer(data, at, 0x1F) if first & 0x1F == 0x1F else (first & 0x1F, at)
                 if limit > self.max_allowed_table_size:
                     raise HPACKError("a table larger than allowed")
+                resizes += 1
+                if resizes > MAX_RESIZES:
+                    raise HPACKError("more table sizes than there can be")
                 table.maxsize = limit
                 has_changed = True
                 continue
@@ -192,7 +197,7 @@ class FieldEncoder:
     def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:
         """The block of these fields. The first one says that our table is empty, and stays so."""
         block = b"".join([
-            _remembered(name, value) if len(value) <= MAX_REMEMBERED and name not in SENSITIVE
+            _remembered(name, value) if len(name) + len(value) <= MAX_REMEMBERED and name not in SENSITIVE
             else encoded(name, value)
             for name, value in headers
         ])  # fmt: skip
@@ -232,15 +237,14 @@ class EncodedLines(dict[bytes, bytes]):
 
 def encoded(name: bytes, value: bytes) -> bytes:
     """RFC 7541 sections 6.1 (indexed), 6.2.2 (without indexing), 6.2.3 (never indexed)."""
-    start, exact = _start(name)
+    start, exact = _start(name) if len(name) <= MAX_REMEMBERED else _made_start(name)
     if value in exact:
         return bytes((0x80 | exact[value],))
     size = len(value)
     return b"%b%c%b" % (start, size, value) if size < 0x7F else start + _prefixed(size, 0x7F, 0) + value
 
 
-@lru_cache(maxsize=512)
-def _start(name: bytes) -> tuple[bytes, dict[bytes, int]]:
+def _made_start(name: bytes) -> tuple[bytes, dict[bytes, int]]:
     """What stands before the length of a value, and the indexes of those values that the static table has."""
     index, exact = _INDEX.get(name, (0, {}))
     if name in SENSITIVE:
@@ -250,6 +254,7 @@ def _start(name: bytes) -> tuple[bytes, dict[bytes, int]]:
     return start, exact
 
 
+_start = lru_cache(maxsize=512)(_made_start)
 _remembered = lru_cache(maxsize=4096)(encoded)
 
 

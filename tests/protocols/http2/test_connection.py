@@ -15,6 +15,7 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import (
     CONNECTION_WINDOW,
     MAX_AT_ONCE,
+    MAX_FRAMES_AT_ONCE,
     STREAM_WINDOW,
     Http2Connection,
     Http2Stream,
@@ -287,6 +288,19 @@ def test_many_heads_of_one_read_take_several_turns(talk: Talk):
     talk.server._go_on()
     talk.server._go_on()
     assert len(talk.server.began) == 3 * MAX_AT_ONCE
+    assert not talk.wire.is_paused
+
+
+def test_many_tiny_frames_of_one_read_take_several_turns(talk: Talk):
+    number = talk.client.request(POST, b"", ends=False)
+    stream = talk.begun()
+    size = 2 * MAX_FRAMES_AT_ONCE + 1
+    talk.server.data_received(raw_frame(0, b"x", number) * size)
+    assert len(stream.data) == MAX_FRAMES_AT_ONCE
+    assert talk.wire.is_paused
+    talk.server._go_on()
+    talk.server._go_on()
+    assert len(stream.data) == size
     assert not talk.wire.is_paused
 
 

@@ -7,15 +7,19 @@ from h2.errors import ErrorCodes
 from h2.exceptions import DenialOfServiceError
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from egressproxy.protocols.http2.field_coding import (
     MAX_LINES,
+    MAX_REMEMBERED,
+    MAX_RESIZES,
     CompressionError,
     EncodedLines,
     FieldDecoder,
     FieldEncoder,
+    _remembered,
+    _start,
 )
 
 NAMES = st.sampled_from([b":method", b":path", b":status", b"accept", b"cookie", b"authorization", b"x-a", b"x" * 130])
@@ -52,6 +56,8 @@ def test_rubbish_is_refused_where_hpack_refuses_it(data: bytes):
             decoder().decode(data)
         assert raised.value.error_code == ErrorCodes.COMPRESSION_ERROR
     else:
+        sizes = next((at for at, byte in enumerate(data) if byte & 0xE0 != 0x20), len(data))
+        assume(sizes <= MAX_RESIZES)
         assert decoder().decode(data) == expected
 
 
@@ -85,6 +91,24 @@ def test_long_lists_end_the_connection(fields: int, size: int):
 def test_endless_integers_are_refused_at_once():
     with pytest.raises(CompressionError):
         decoder().decode(b"\xff" * 100_000)
+
+
+def test_a_block_changes_the_size_of_the_table_twice_at_most():
+    """Each change costs as much as a field, and no limit of fields would count it."""
+    ours = decoder()
+    assert ours.decode(b"\x20\x3f\xe1\x1f\x82") == [(b":method", b"GET")]
+    with pytest.raises(CompressionError):
+        ours.decode(b"\x20\x20\x20\x82")
+
+
+@pytest.mark.parametrize("value", [b"", b"v" * MAX_REMEMBERED])
+def test_nothing_is_remembered_of_long_names(value: bytes):
+    """Else those of all connections could take hundreds of megabytes."""
+    encoder = FieldEncoder()
+    encoder.encode([(b"a", b"b")])
+    kept = _remembered.cache_info().misses, _start.cache_info().misses
+    encoder.encode([(b"n" * MAX_REMEMBERED + b"m", value)])
+    assert (_remembered.cache_info().misses, _start.cache_info().misses) == kept
 
 
 @pytest.mark.parametrize("name", [b"authorization", b"cookie", b"set-cookie", b"x-api-key"])
