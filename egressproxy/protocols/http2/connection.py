@@ -215,6 +215,8 @@ class Http2Stream:
         if self.is_over:
             return
         self.octets_out += len(data)
+        if not self._unsent and not self._is_ending and self.connection.send_at_once(self, data):
+            return
         keep(self._unsent, data)
         self._unsent_size += len(data)
         self.connection.send_waiting(self)
@@ -615,6 +617,19 @@ class Http2Connection(FlowControl):
         elif body is not None:
             stream.has_said_all = True
             stream.was_sent()
+
+    def send_at_once(self, stream: Http2Stream, data: bytes) -> bool:
+        """A piece of a body before which nothing waits. False: it has to wait, at least in part."""
+        h2 = self._h2
+        if self.is_write_blocked or len(data) > h2.room_for(stream.number):
+            return False
+        h2.say_data(stream.number, data, is_last=False)
+        self._guard.frame_sent()
+        if not self._is_dirty:
+            self._touch()
+        if len(h2._data_to_send) > COPY_LIMIT:
+            self.flush()
+        return True
 
     def send_waiting(self, stream: Http2Stream) -> None:
         """Send what the windows allow of what this stream has to say; the rest waits."""
