@@ -23,7 +23,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.mcp import PROTOCOL_VERSION, SESSION_ID, STATELESS_REVISIONS
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["McpSession", "McpSessions"]
+__all__ = ["McpSession", "McpSessions", "session_not_found"]
 
 #: Bytes of the digest of the whole.
 _DIGEST: Final = 16
@@ -76,8 +76,7 @@ class McpSessions:
             return None
         session = self._read(shown[0])
         if session is None:
-            message = "no MCP session has this id: begin a new one with initialize"
-            raise BadRequest(Reason.MCP_SESSION, message, status=404, close=False)
+            raise session_not_found()
         fields.add(b"Mcp-Session-Id", session.server_id)
         x.note(_SESSION, session)
         return session.backend
@@ -121,6 +120,12 @@ class McpSessions:
 
     def __repr__(self) -> str:
         return f"McpSessions({self._route}, {len(self._places)} endpoints)"
+
+
+def session_not_found() -> BadRequest:
+    """What makes a client begin a new session (Model Context Protocol, Transports, Session Management)."""
+    message = "no MCP session has this id: begin a new one with initialize"
+    return BadRequest(Reason.MCP_SESSION, message, status=404, close=False)
 
 
 def speaks_mcp(backend: RouteBackend) -> bool:

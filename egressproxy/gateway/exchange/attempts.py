@@ -16,7 +16,7 @@ from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve, status_of_answer
-from egressproxy.gateway.backends.mcp_sessions import McpSession
+from egressproxy.gateway.backends.mcp_sessions import McpSession, session_not_found
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
@@ -68,6 +68,7 @@ async def _reach(
     expects_continue = head.expect_continue
     shown = session = sessions.find(x) if sessions is not None else None
     backend = session.backend if session is not None else route.choose()
+    owner = backend if isinstance(session, McpSession) else None  # nobody else gets the server's own id
     failover = route.failover_of(backend)
     course, codes, repeat, limit = None, policy.codes, policy.repeat, REPLAY_LIMIT
     if failover is not None:
@@ -86,6 +87,8 @@ async def _reach(
     retries = 0
     policy.count_request()
     while True:
+        if owner is not None and backend is not owner:
+            raise session_not_found()
         resources.backend = backend
         chosen.append(backend)
         if backend.denied is not None:
@@ -180,7 +183,7 @@ async def _reach(
             head.fields.remove(b"expect")
         if following is not None:
             backend = following
-        elif session is None:
+        elif session is None and owner is None:
             backend = course.first(client.wheel.now) if course is not None else route.choose()
     trail = AttemptTrail.of(x)
     if trail is not None:

@@ -241,3 +241,41 @@ def test_a_session_of_a_weighted_rule_stays_with_its_backend(converse: Start, we
     sends(talk, INITIALIZE)
     elsewhere, _, unsigned = served(talk, "of-no-mcp-server")
     assert (elsewhere not in PODS, unsigned) == (True, "of-no-mcp-server")
+
+
+def test_the_id_of_a_session_goes_to_no_other_backend(converse: Start):
+    refs = [{"group": m.OURS, "kind": "Backend", "name": "tools"}]
+    refs.append({"group": m.OURS, "kind": "Backend", "name": "plain", "weight": 1_000_000})
+    after = [*to_tools(), m.backend("plain", "plain.example", 80)]
+    after[1]["spec"]["rules"][0]["backendRefs"] = refs
+    talk = converse(to_tools())
+    endpoint, session = begun(talk)
+    talk.reload(after)
+    talk.origin.leaves()
+    sends(talk, Mcp_Session_Id=session)
+    fault = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, retry=RetrySafety.SAFE)
+    talk.refused(endpoint, 8080, fault)
+    moved, seen, _ = served(talk, status=404)
+    assert moved in {*PODS} - {endpoint}
+    assert seen == "s.1"
+
+
+def test_a_session_does_not_follow_a_failover(converse: Start):
+    talk = converse([
+        m.gateway(m.http_listener(8080)),
+        m.http_route("route", m.prefix_rule("/", "both")),
+        m.failover("both", "tools", "spare"),
+        tools(), m.backend("spare", "spare.example", 80), *pods(*PODS[:1]),
+    ])  # fmt: skip
+    endpoint, session = begun(talk)
+    talk.origin.leaves()
+    sends(talk, Mcp_Session_Id=session)
+    fault = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503, retry=RetrySafety.SAFE)
+    talk.refused(endpoint, 8080, fault)
+    assert refused(talk)[0] == 404
+    assert not talk.dialer.dials
+    sends(talk, Mcp_Session_Id=session)  # the first one is put aside by now
+    assert refused(talk)[0] == 404
+    assert not talk.dialer.dials
+    sends(talk, INITIALIZE)
+    assert served(talk)[0] not in PODS
