@@ -60,8 +60,10 @@ __all__ = ["DownstreamHttp2", "DownstreamStream", "StreamState"]
 
 log = logging.getLogger(__name__)
 
-#: How long a client may take nothing of the rest of a response whose exchange is over.
+#: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
+#: would keep a hundred responses here for days.
 REST_S = 10.0
+REST_SIZE = 4096
 #: How long streams that the client began before it heard of our GOAWAY are still served.
 GRACE_S = 1.0
 LAST_STREAM = 2**31 - 1
@@ -523,7 +525,7 @@ class DownstreamStream(Http2Stream):
         elif self.has_said_all:
             self._left = 0
             self._look_whether_over()
-        elif self.unsent_size < self._unsent_before:
+        elif self.unsent_size <= self._unsent_before - REST_SIZE:
             self._unsent_before = self.unsent_size
             self.deadline.after(REST_S)
         else:

@@ -11,6 +11,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
 from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW
+from egressproxy.protocols.http2.downstream import REST_SIZE
 from egressproxy.protocols.http2.flood_guard import BURST
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
@@ -476,6 +477,23 @@ def test_a_client_that_never_takes_the_rest_of_its_answer_loses_the_stream(start
     assert client.answer(stream).reset == ErrorCodes.CANCEL
     (connection,) = talk.ports[0].state.connections
     assert not connection.streams  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("taken", "reset"), [(1, ErrorCodes.CANCEL), (REST_SIZE, None)])
+def test_the_rest_of_an_answer_is_taken_at_a_pace(start: Start, taken: int, reset: ErrorCodes | None):
+    talk = start()
+    client = speak_http2(talk, window=1)
+    client.opens_windows = False
+    stream = client.ask()
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 20000\r\n\r\n" + bytes(20_000)
+    assert talk.record()["status"] == 200
+    client.h2.increment_flow_control_window(taken, stream)
+    client.settle()
+    talk.after(11)
+    assert client.answer(stream).reset == reset
+    assert len(client.answer(stream).data) == 1 + taken
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
