@@ -198,13 +198,19 @@ def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(c
     (warning,) = (line for line in told.stderr.splitlines() if line.startswith("Warning: "))
     assert warning.startswith("Warning: spec.listeners[1]: listener odd: Accepted is False (UnsupportedProtocol): ")
     assert warning.endswith("did you mean HTTPS?")
-    policy = m.policy(["a.example"], traffic={"circuitBreaker": {"maxRequests": 1}, "healthCheck": {}})
+    policy = m.policy(
+        ["a.example"],
+        limits={
+            "tokens": [{"per": "Gateway", "limit": 1, "window": "1s"}],
+            "bytes": [{"per": "Gateway", "limit": 1, "window": "1s"}],
+        },
+    )
     policy["spec"]["targetRefs"][0]["name"] = "egress"
     for how in ("--dry-run=server", "--dry-run=none"):
         told = cluster.run("apply", how, "-f", "-", stdin=[policy])
         assert told.returncode == 0
-        assert "traffic.circuitBreaker is not supported yet" in told.stderr
-        assert "traffic.healthCheck is not supported yet" in told.stderr
+        assert "limits.tokens[] are not supported yet" in told.stderr
+        assert "limits.bytes[] are not supported yet" in told.stderr
     assert cluster.run("apply", "-f", "-", stdin=[m.config_map("quiet", {"a": "b"})]).stderr == ""
 
 

@@ -12,7 +12,8 @@ from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, Replayabl
 from egressproxy.gateway.exchange.body_filter import Collector
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.listeners.stream_connection import _Inner
-from egressproxy.model.message import CHUNKED
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.net.flow_control import BodySink
 
 NOBODY = cast(Any, None)
@@ -32,12 +33,19 @@ class Told(_Inner):
     def end_body(self, trailers: bytes) -> None: ...
 
 
+def body_to_come() -> RequestHead:
+    """A head with a body behind it."""
+    head = RequestHead(b"POST", b"/", Fields())
+    head.body = CHUNKED
+    return head
+
+
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(lambda: ReplayableBody(CHUNKED, lambda _sink: None), id="for retries"),
         pytest.param(lambda: Collector(NOBODY), id="for filters"),
-        pytest.param(lambda: BufferedRequest(NOBODY, NOBODY), id="for an authorization server"),
+        pytest.param(lambda: BufferedRequest(NOBODY, body_to_come()), id="for an authorization server"),
         pytest.param(lambda: Told(NOBODY), id="for a tunnel"),
     ],
 )
