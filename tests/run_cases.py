@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).resolve().parent
-FIRM_GROUPS = ("smuggling", "framing", "ssrf", "dns", "limits", "websocket", "faults", "reload")
+FIRM_GROUPS = ("smuggling", "framing", "ssrf", "dns", "limits", "websocket", "faults", "reload", "drain", "h2")
 LATER_GROUPS = ("tls", "creds")
 
 

@@ -6,6 +6,7 @@ The protocol's own class says how things are said; here is what the gateway know
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
@@ -246,118 +247,118 @@ class Client(UpstreamCaller):
 
     # --- what a protocol does --------------------------------------------------------------------------------------
     @property
+    @abstractmethod
     def is_lost(self) -> bool:
         """The client is gone."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_request_read(self) -> bool:
         """Whether the body of the current request has been read to its end."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_last(self) -> bool:
         """Whether nothing follows the current request: the client has ended its side."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for what the client says behind its request: see `listen`."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def unread(self) -> int:
-        """Octets that are here behind the current request."""
-        raise NotImplementedError
+        """Bytes that are here behind the current request."""
 
     @property
+    @abstractmethod
     def first_byte(self) -> bytes:
-        """The first of the octets that are `unread`; b"" if there is none."""
-        raise NotImplementedError
+        """The first of the bytes that are `unread`; b"" if there is none."""
 
     @property
+    @abstractmethod
     def unsent_octets(self) -> int:
-        """Octets that were said, and that the client has not taken."""
-        raise NotImplementedError
+        """Bytes that were said, and that the client has not taken."""
 
+    @abstractmethod
     def listen(self) -> None:
         """Resume the driver as soon as the client has said something behind its request, or its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop_listening(self) -> None:
         """Undo `listen`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pause_reading(self) -> None:
         """Nothing more comes of the request's body until `resume_reading`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def resume_reading(self) -> None:
         """Go on where `pause_reading` has stopped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def feed_from(self, feeder: Reads | None) -> None:
         """From now on this source fills us."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_request_body_to(self, sink: BodySink | None) -> None:
         """From now on the request's body goes there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
     ) -> None:
         """The final head of a response to `request`, and its body; None: that follows, by `send_body`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """A whole response of our own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
         """An interim response, or a 101."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_continue(self) -> None:
         """Ask for the request's body (RFC 9110 section 10.1.1)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_body(self, data: bytes) -> None:
         """One piece of the response's body, never empty."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end_body(self, trailers: bytes) -> None:
         """The response is whole."""
-        raise NotImplementedError
 
+    @abstractmethod
     def accept_tunnel(self) -> None:
         """Answer a CONNECT: from now on what is said is the tunnel's (RFC 9110 section 9.3.6)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, data: bytes) -> None:
-        """Octets of a tunnel."""
-        raise NotImplementedError
+        """Bytes of a tunnel."""
 
+    @abstractmethod
     def detach(self) -> bytes:
-        """Give the transport away, to a tunnel. Returns the octets that came behind the head."""
-        raise NotImplementedError
+        """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
 
+    @abstractmethod
     def tunnel_ended(self) -> None:
         """The tunnel that was given the transport has ended, and the transport with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enter_tunnel(self, authority: Authority, limits: HeadLimits) -> None:
         """Read requests of HTTP/1 inside a tunnel to this authority."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, *, close: bool) -> None:
-        """The exchange is over and its last octet said."""
-        raise NotImplementedError
+        """The exchange is over and its last byte said."""
 
+    @abstractmethod
     def abort(self) -> None:
         """Break off: what was sent is not a whole message, and must not look like one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close_if_idle(self) -> bool:
         """Close unless an exchange is being served. Returns whether it closes."""
-        raise NotImplementedError

@@ -289,7 +289,7 @@ def wanted_credentials(via: Connector | None) -> UpstreamFault:
 
 
 def has_stray_octets(x: Exchange, client: Client) -> bool:
-    """Octets behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
+    """Bytes behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
     request = x.request
     if request is None or not (request.upgrade or x.method == b"CONNECT"):
         return False

@@ -2,7 +2,7 @@
 
 TLS and TCP listeners (`gateway/listeners/stream_connection`) dial, and count their tunnels, with the functions here.
 
-In a tunnel to port 80 the first octets decide what it is, since clients tunnel both there: TLS goes by a TLSRoute or
+In a tunnel to port 80 the first bytes decide what it is, since clients tunnel both there: TLS goes by a TLSRoute or
 the policy, HTTP is read, and each request goes by the HTTPRoutes or the policy.
 
 Source: RFC 9110 section 9.3.6.
@@ -79,7 +79,7 @@ async def serve_http_port(
 ) -> LocalResponse | None:
     """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200 and listened to.
 
-    The first octet tells: no method of HTTP begins with one that a TLS server would take.
+    The first byte tells: no method of HTTP begins with one that a TLS server would take.
     """
     ways_to_http_port(client.listener, authority)
     client.accept_tunnel()

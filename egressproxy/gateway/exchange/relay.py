@@ -137,7 +137,7 @@ async def relay(
     wheel: TimerWheel, x: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
     upstream_rest: bytes, guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> None:  # fmt: skip
-    """Octets both ways until both ends are gone. Raises Denied where the guard refuses."""
+    """Bytes both ways until both ends are gone. Raises Denied where the guard refuses."""
     series = x.series
     tunnel = TransportTunnel(
         client.driver, wheel, idle_s, guard, client.request_headers_s,

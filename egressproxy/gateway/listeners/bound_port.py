@@ -239,7 +239,7 @@ class CountedClient(ClientConnection):
 
 
 class TlsFront(TlsStream):
-    """TLS with a client, in front of its connection. Counts from its first octet, and has a time for its handshake."""
+    """TLS with a client, in front of its connection. Counts from its first byte, and has a time for its handshake."""
 
     def __init__(self, context: ssl.SSLContext, client: ClientConnection, metrics: Metrics) -> None:
         super().__init__(

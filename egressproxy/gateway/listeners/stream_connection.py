@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamConnection(FlowControl):
-    """A client's connection to a TLS or TCP listener. Octets are held until the tunnel takes them."""
+    """A client's connection to a TLS or TCP listener. Bytes are held until the tunnel takes them."""
 
     __slots__ = (
         "accounting",
@@ -72,7 +72,7 @@ class StreamConnection(FlowControl):
         self.request_headers_s = first.timeouts.request_headers_s
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
-        self.hello_size = 0  # so many of the octets are its own
+        self.hello_size = 0  # so many of the bytes are its own
         self.error: GatewayError | None = None
         self.held = Pieces()
         self.client = "-"
@@ -220,7 +220,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     x.backend, x.series = backend.name, backend.series
     take_tunnel_slot(x, client.state, resources, listener)
     if listener.terminate is None:
-        # TLS that a client has begun is its own to the end; octets of a TCP listener are plain, as far as we know.
+        # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
         upstream = await dial(x, backend, terminated=client.reader is None and backend.originates_tls)
         x.status = 200
         held, guard = client.take_held(), None

@@ -7,6 +7,7 @@ for the readers in `codec`.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Generic, TypeVar
@@ -259,13 +260,13 @@ class MessageReader(Generic[H]):
             raise Malformed(reason, "a line ends in a bare CR or LF, or holds one")
         self._scanned = max(at, len(buffer) - 3)
 
+    @abstractmethod
     def _head_fault(self, head: bytes) -> Malformed:
         """Why this complete head is refused."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
         """Raise Malformed if no head begins like this. Returns the reason that a bare CR or LF in it is told as."""
-        raise NotImplementedError
 
     def _look_for_end(self) -> int:
         """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""

@@ -294,25 +294,25 @@ class Http2Stream:
             self.take_data(data)
 
     # --- for the two sides -----------------------------------------------------------------------------------------
+    @abstractmethod
     def take_data(self, data: bytes) -> None:
         """A piece of the peer's message."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_trailers(self, fields: FieldList) -> None:
         """Fields behind the peer's content."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_end(self) -> None:
         """The peer's message is whole."""
-        raise NotImplementedError
 
+    @abstractmethod
     def was_reset(self, code: int) -> None:
         """The peer has given the stream up (RFC 9113 section 7: the error code)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def connection_is_lost(self) -> None:
         """The connection is gone, and the stream with it."""
-        raise NotImplementedError
 
     def was_sent(self) -> None:
         """END_STREAM is on its way, behind all that was to be said."""
@@ -575,8 +575,8 @@ class Http2Connection(FlowControl):
         """A list of fields has come: a head, or trailers. `stream` None: it is a new one, or was given up."""
 
     def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
-        """A request has come, on a new stream of a client."""
-        raise NotImplementedError
+        """A request has come, on a new stream of a client. Raises FrameError where the peer is a server."""
+        raise FrameError("a request of a server")
 
     @abstractmethod
     def peer_goes_away(self, last_stream: int) -> None:

@@ -23,24 +23,33 @@ class TunnelStream(Protocol):
     has_said_all: bool
 
     @property
-    def unsent_size(self) -> int: ...
+    def unsent_size(self) -> int:
+        """Bytes of body that wait for a window."""
 
     @property
-    def is_ending(self) -> bool: ...
+    def is_ending(self) -> bool:
+        """The end was said, whether or not it is on its way."""
 
-    def send_body(self, data: bytes) -> None: ...
+    def send_body(self, data: bytes) -> None:
+        """One piece, never empty."""
 
-    def end(self, trailers: None) -> None: ...
+    def end(self, trailers: None) -> None:
+        """Nothing more is said."""
 
-    def reset(self, code: ErrorCodes) -> None: ...
+    def reset(self, code: ErrorCodes) -> None:
+        """Give the stream up."""
 
-    def transport_ended(self) -> None: ...
+    def transport_ended(self) -> None:
+        """Nobody reads or writes the tunnel any more."""
 
-    def feed_from(self, feeder: Reads | None) -> None: ...
+    def feed_from(self, feeder: Reads | None) -> None:
+        """From now on this source fills the stream."""
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        """Give no window back."""
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Give back what was kept meanwhile."""
 
 
 class StreamTransport(asyncio.Transport):
