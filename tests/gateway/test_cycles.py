@@ -18,7 +18,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http2.connection import _States, _StreamState
+from egressproxy.protocols.http2.states import ConnectionStates, _StreamState
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
@@ -36,7 +36,7 @@ KINDS = (
     ClientHttp2,
     ClientStream,
     StreamTransport,
-    _States,
+    ConnectionStates,
     _StreamState,
     UpstreamConnection,
     Tunnel,

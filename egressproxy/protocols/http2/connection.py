@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from typing import Any
 
-from h2.config import H2Configuration
 from h2.errors import ErrorCodes
 from h2.events import (
     DataReceived,
@@ -29,18 +27,14 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
-from h2.exceptions import H2Error, StreamClosedError
-from h2.settings import SettingCodes
-from h2.stream import H2Stream, StreamClosedBy
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, RstStreamFrame
+from h2.exceptions import H2Error
+from hyperframe.frame import GoAwayFrame, RstStreamFrame
 
-from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl, Reads
+from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, FlowControl
 from egressproxy.net.loop import poller
-from egressproxy.net.pieces import keep
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.compact import ClosedStreams, CompactSettings
-from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder, FieldList
+from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.flood_guard import Flood, FloodGuard
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
@@ -57,19 +51,15 @@ from egressproxy.protocols.http2.frames import (
     goaway_last_stream,
     stream_of,
 )
-from egressproxy.protocols.http2.usual_frames import UsualFrames
+from egressproxy.protocols.http2.states import HARD_LIMIT, ConnectionStates
+from egressproxy.protocols.http2.stream import Http2Stream
 
-__all__ = ["MAX_STREAMS", "Http2Connection", "Http2Stream"]
+__all__ = ["Http2Connection"]
 
 log = logging.getLogger(__name__)
 
-#: Streams that a peer may have open at a time.
-MAX_STREAMS = 100
-#: Bytes that a client may send on a stream, and on all of them, before somebody has read them.
-STREAM_WINDOW = 256 * 1024
+#: Bytes that a client may send on all streams before somebody has read them.
 CONNECTION_WINDOW = 1024 * 1024
-#: A list of fields beyond so many times the limits of a message ends the connection, not the stream.
-HARD_LIMIT = 2
 #: Heads in one turn: each may begin an exchange, and a thousand that came in one read keep nobody else waiting.
 MAX_AT_ONCE = 16
 #: Frames in one turn: one read may hold 6,500 with a byte of content each.
@@ -83,246 +73,6 @@ CLOSE_S = 10.0
 
 _OF_HEADS = (HEADERS, CONTINUATION)
 _HEADS = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
-
-
-class _StreamState(H2Stream):
-    """h2 would end the connection where content and Content-Length differ: `Http2Stream` ends the stream."""
-
-    def _initialize_content_length(self, headers: Any) -> None:
-        pass
-
-    def _track_content_length(self, length: int, end_stream: bool) -> None:
-        pass
-
-
-class _States(UsualFrames):
-    """h2's state machines, with our coding of fields."""
-
-    stream_class = _StreamState
-
-    def __init__(self, *, client_side: bool, limits: HeadLimits, extended_connect: bool) -> None:
-        config = H2Configuration(
-            client_side=client_side,
-            header_encoding=None,
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-            split_outbound_cookies=False,
-            validate_inbound_headers=False,
-            normalize_inbound_headers=False,
-        )
-        super().__init__(config)
-        size = limits.max_head_bytes + 32 * limits.max_fields
-        self.decoder = FieldDecoder(HARD_LIMIT * limits.max_fields, HARD_LIMIT * size)  # type: ignore[assignment]
-        self.encoder = FieldEncoder()
-        values: dict[int, int] = {
-            SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-            SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-            SettingCodes.MAX_HEADER_LIST_SIZE: size,
-        }
-        if extended_connect:
-            values[SettingCodes.ENABLE_CONNECT_PROTOCOL] = 1
-        if client_side:
-            values[SettingCodes.ENABLE_PUSH] = 0
-            del values[SettingCodes.MAX_CONCURRENT_STREAMS]
-        self.local_settings = CompactSettings(client=client_side, initial_values=values)
-        self.remote_settings = CompactSettings(client=not client_side)
-        self._closed_streams = ClosedStreams()  # type: ignore[assignment]
-
-    def _begin_new_stream(self, stream_id: int, allowed_ids: Any) -> H2Stream:
-        stream = super()._begin_new_stream(stream_id, allowed_ids)
-        stream.__class__ = _StreamState
-        return stream
-
-    # h2 would end the connection over one stream too many, and count all of them for each that begins.
-    @property
-    def open_inbound_streams(self) -> int:
-        return 0
-
-    @property
-    def open_outbound_streams(self) -> int:
-        return len(self.streams)
-
-    def _handle_data_on_closed_stream(
-        self, events: list[Event], exc: StreamClosedError, frame: DataFrame
-    ) -> tuple[list[Frame], list[Event]]:
-        """What was on its way when we reset a stream is not answered by another reset (RFC 9113 section 5.1)."""
-        frames, events = super()._handle_data_on_closed_stream(events, exc, frame)
-        if self._stream_closed_by(frame.stream_id) is StreamClosedBy.SEND_RST_STREAM:
-            frames = [each for each in frames if not isinstance(each, RstStreamFrame)]
-        return frames, events
-
-    def let_go(self, number: int) -> None:
-        """A stream is over. h2 would find out when it counts."""
-        stream = self.streams.get(number)
-        if stream is not None and stream.closed:
-            del self.streams[number]
-            self._closed_streams[number] = stream.closed_by
-
-
-class Http2Stream:
-    """One stream: what it has to send, what it has got and not handed on, and who feeds it."""
-
-    __slots__ = (
-        "_given_back",
-        "_is_ending",
-        "_trailers",
-        "_unsent",
-        "_unsent_size",
-        "connection",
-        "feeder",
-        "has_said_all",
-        "is_reading_paused",
-        "is_write_blocked",
-        "number",
-        "octets_in",
-        "octets_out",
-    )
-
-    def __init__(self, connection: Http2Connection, number: int) -> None:
-        self.connection = connection
-        self.number = number
-        self.feeder: Reads | None = None
-        self.is_write_blocked = False
-        self.is_reading_paused = False
-        self.has_said_all = False  # END_STREAM is on its way
-        self.octets_in = 0
-        self.octets_out = 0
-        self._given_back = 0  # bytes of the window that are given back when reading goes on
-        self._unsent: list[bytes] = []
-        self._unsent_size = 0
-        self._is_ending = False  # END_STREAM goes out behind what is unsent
-        self._trailers: FieldList | None = None
-
-    # --- writing -------------------------------------------------------------------------------------------------
-    def feed_from(self, feeder: Reads | None) -> None:
-        """From now on this source fills us; it is paused at once if we are blocked."""
-        self.feeder = feeder
-        if self.is_write_blocked and feeder is not None:
-            feeder.pause_reading()
-
-    @property
-    def is_over(self) -> bool:
-        """Neither side says more, or the connection is gone: what is said now goes nowhere."""
-        return self.connection.streams.get(self.number) is not self
-
-    def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
-        """A head. `is_last`: nothing follows."""
-        if not self.is_over:
-            self.connection.send_fields(self, fields, is_last=is_last)
-
-    def send_body(self, data: bytes) -> None:
-        """One piece of body, never empty."""
-        if self.is_over:
-            return
-        self.octets_out += len(data)
-        if not self._unsent and not self._is_ending and self.connection.send_at_once(self, data):
-            return
-        keep(self._unsent, data)
-        self._unsent_size += len(data)
-        self.connection.send_waiting(self)
-        self._look_whether_blocked()
-
-    def send_last(self, data: bytes) -> None:
-        """The whole body, never empty, and the end behind it."""
-        self._is_ending = not self.is_over
-        self.send_body(data)
-
-    def end(self, trailers: FieldList | None) -> None:
-        """Nothing more is said on this stream."""
-        if self.is_over:
-            return
-        self._is_ending = True
-        self._trailers = trailers
-        self.connection.send_waiting(self)
-
-    def _look_whether_blocked(self) -> None:
-        is_blocked = self._unsent_size > HIGH_WATER
-        if is_blocked is not self.is_write_blocked:
-            self.is_write_blocked = is_blocked
-            if self.feeder is not None:
-                if is_blocked:
-                    self.feeder.pause_reading()
-                else:
-                    self.feeder.resume_reading()
-
-    def take_unsent(self, most: int) -> bytes:
-        """At most so many bytes of what is to be sent."""
-        piece = self._unsent[0]
-        if len(piece) > most:
-            self._unsent[0] = piece[most:]
-            piece = piece[:most]
-        else:
-            del self._unsent[0]
-        self._unsent_size -= len(piece)
-        return piece
-
-    @property
-    def has_unsent(self) -> bool:
-        """Bytes of body, or the end, wait for a window."""
-        return bool(self._unsent) or self._is_ending
-
-    @property
-    def is_ending(self) -> bool:
-        """The end was said, whether or not it is on its way."""
-        return self._is_ending or self.has_said_all
-
-    @property
-    def unsent_size(self) -> int:
-        """Bytes of body that wait for a window."""
-        return self._unsent_size
-
-    # --- reading -------------------------------------------------------------------------------------------------
-    def pause_reading(self) -> None:
-        """Give no window back: the peer stops when it is used up."""
-        self.is_reading_paused = True
-
-    def resume_reading(self) -> None:
-        """Give back what was kept meanwhile."""
-        self.is_reading_paused = False
-        if self._given_back:
-            size, self._given_back = self._given_back, 0
-            self.connection.give_back(self, size)
-
-    def data_came(self, data: bytes, size: int) -> None:
-        """`size` bytes of the window were used, for this data."""
-        self.octets_in += len(data)
-        if self.is_reading_paused:
-            self._given_back += size
-        else:
-            self.connection.give_back(self, size)
-        if data:
-            self.take_data(data)
-
-    # --- for the two sides -----------------------------------------------------------------------------------------
-    @abstractmethod
-    def take_data(self, data: bytes) -> None:
-        """A piece of the peer's message."""
-
-    @abstractmethod
-    def take_trailers(self, fields: FieldList) -> None:
-        """Fields behind the peer's content."""
-
-    @abstractmethod
-    def take_end(self) -> None:
-        """The peer's message is whole."""
-
-    @abstractmethod
-    def was_reset(self, code: int) -> None:
-        """The peer has given the stream up (RFC 9113 section 7: the error code)."""
-
-    @abstractmethod
-    def connection_is_lost(self) -> None:
-        """The connection is gone, and the stream with it."""
-
-    def was_sent(self) -> None:
-        """END_STREAM is on its way, behind all that was to be said."""
-
-    def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
-        """Give the stream up. What was to be sent goes nowhere."""
-        self._unsent.clear()
-        self._unsent_size = 0
-        self._is_ending = False
-        self.connection.reset(self, code)
 
 
 class Http2Connection(FlowControl):
@@ -356,7 +106,7 @@ class Http2Connection(FlowControl):
         self.limits = limits
         self.streams: dict[int, Http2Stream] = {}
         self.is_lost = False  # nothing more is said or heard; the transport may still be closing
-        self._h2 = _States(client_side=client_side, limits=limits, extended_connect=extended_connect)
+        self._h2 = ConnectionStates(client_side=client_side, limits=limits, extended_connect=extended_connect)
         self._frames = FrameSplitter(has_preface=not client_side)
         self._guard = FloodGuard(wheel.now)
         self._most_head = HARD_LIMIT * (limits.max_head_bytes + 32 * limits.max_fields) + MAX_FRAME

@@ -42,7 +42,7 @@ from egressproxy.net.pieces import keep
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
-from egressproxy.protocols.http2.connection import MAX_STREAMS, Http2Connection, Http2Stream
+from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_trailers
 from egressproxy.protocols.http2.request_fields import block_fields
@@ -53,6 +53,8 @@ from egressproxy.protocols.http2.response_fields import (
     interim_fields,
     response_code,
 )
+from egressproxy.protocols.http2.states import MAX_STREAMS
+from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.websocket import Handshake
 

@@ -29,11 +29,13 @@ from egressproxy.net.tls import TlsStream, tls_fault
 from egressproxy.protocols.http1.codec import MAX_INTERIM
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http1.writer import PHRASES
-from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW, Http2Connection, Http2Stream
+from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import FrameError
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
 from egressproxy.protocols.http2.request_fields import block_fields, request_fields
+from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
+from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 __all__ = ["Http2Upstream", "UpstreamStream"]

@@ -10,9 +10,9 @@ from h2.errors import ErrorCodes
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
-from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.downstream import REST_SIZE
 from egressproxy.protocols.http2.flood_guard import BURST
+from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import GET_SENT, OK, TlsClient, certificate, connect, forward, https, reverse

@@ -11,7 +11,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.protocols.http2.connection import STREAM_WINDOW
+from egressproxy.protocols.http2.states import STREAM_WINDOW
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import GET_SENT, OK, OK_PASSED, forward, reverse

@@ -8,7 +8,7 @@ from h2.stream import StreamClosedBy
 
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.compact import MAX_CLOSED, ClosedStreams, CompactSettings
-from egressproxy.protocols.http2.connection import _States
+from egressproxy.protocols.http2.states import ConnectionStates
 from tests.support.http2_client import raw_frame
 
 
@@ -32,7 +32,7 @@ def test_settings_are_proposed_and_acknowledged_as_those_of_h2():
 
 def test_settings_that_nobody_knows_are_not_kept():
     """A peer may name 65,536 of them."""
-    server = _States(client_side=False, limits=HeadLimits(), extended_connect=False)
+    server = ConnectionStates(client_side=False, limits=HeadLimits(), extended_connect=False)
     server.initiate_connection()
     server.receive_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + raw_frame(4))
     for page in range(24):

@@ -12,16 +12,11 @@ from h2.events import Event
 
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.connection import (
-    CONNECTION_WINDOW,
-    MAX_AT_ONCE,
-    MAX_FRAMES_AT_ONCE,
-    STREAM_WINDOW,
-    Http2Connection,
-    Http2Stream,
-)
+from egressproxy.protocols.http2.connection import CONNECTION_WINDOW, MAX_AT_ONCE, MAX_FRAMES_AT_ONCE, Http2Connection
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.flood_guard import BURST
+from egressproxy.protocols.http2.states import STREAM_WINDOW
+from egressproxy.protocols.http2.stream import Http2Stream
 from tests.support.http2_client import Http2Client, head, raw_frame
 
 OK: FieldList = [(b":status", b"200")]

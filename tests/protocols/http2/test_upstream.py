@@ -15,7 +15,7 @@ from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.connection import MAX_STREAMS, STREAM_WINDOW
+from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.upstream import (
     DOUBT_S,
     PING_AGAIN_S,

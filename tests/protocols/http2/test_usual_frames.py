@@ -13,8 +13,8 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.connection import _States
 from egressproxy.protocols.http2.field_coding import FieldEncoder, FieldList
+from egressproxy.protocols.http2.states import ConnectionStates
 from tests.support.http2_client import head, raw_frame
 
 HEAD = head(b"GET", b"/", b"a.example")
@@ -27,7 +27,7 @@ def block(fields: FieldList) -> bytes:
     return encoder.encode(fields)
 
 
-class Server(_States):
+class Server(ConnectionStates):
     def __init__(self) -> None:
         super().__init__(client_side=False, limits=HeadLimits(), extended_connect=False)
         self.initiate_connection()

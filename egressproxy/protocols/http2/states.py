@@ -1,0 +1,102 @@
+"""ConnectionStates: h2's state machines and windows, with our coding of fields. Where h2 would end the connection over
+one stream, only the stream ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.events import Event
+from h2.exceptions import StreamClosedError
+from h2.settings import SettingCodes
+from h2.stream import H2Stream, StreamClosedBy
+from hyperframe.frame import DataFrame, Frame, RstStreamFrame
+
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http2.compact import ClosedStreams, CompactSettings
+from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder
+from egressproxy.protocols.http2.usual_frames import UsualFrames
+
+__all__ = ["HARD_LIMIT", "MAX_STREAMS", "STREAM_WINDOW", "ConnectionStates"]
+
+#: Streams that a peer may have open at a time.
+MAX_STREAMS = 100
+#: Bytes that a peer may send on a stream before somebody has read them.
+STREAM_WINDOW = 256 * 1024
+#: A list of fields beyond so many times the limits of a message ends the connection, not the stream.
+HARD_LIMIT = 2
+
+
+class _StreamState(H2Stream):
+    """h2 would end the connection where content and Content-Length differ: `Http2Stream` ends the stream."""
+
+    def _initialize_content_length(self, headers: Any) -> None:
+        pass
+
+    def _track_content_length(self, length: int, end_stream: bool) -> None:
+        pass
+
+
+class ConnectionStates(UsualFrames):
+    """h2's state machines, with our coding of fields."""
+
+    stream_class = _StreamState
+
+    def __init__(self, *, client_side: bool, limits: HeadLimits, extended_connect: bool) -> None:
+        config = H2Configuration(
+            client_side=client_side,
+            header_encoding=None,
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+            split_outbound_cookies=False,
+            validate_inbound_headers=False,
+            normalize_inbound_headers=False,
+        )
+        super().__init__(config)
+        size = limits.max_head_bytes + 32 * limits.max_fields
+        self.decoder = FieldDecoder(HARD_LIMIT * limits.max_fields, HARD_LIMIT * size)  # type: ignore[assignment]
+        self.encoder = FieldEncoder()
+        values: dict[int, int] = {
+            SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingCodes.MAX_HEADER_LIST_SIZE: size,
+        }
+        if extended_connect:
+            values[SettingCodes.ENABLE_CONNECT_PROTOCOL] = 1
+        if client_side:
+            values[SettingCodes.ENABLE_PUSH] = 0
+            del values[SettingCodes.MAX_CONCURRENT_STREAMS]
+        self.local_settings = CompactSettings(client=client_side, initial_values=values)
+        self.remote_settings = CompactSettings(client=not client_side)
+        self._closed_streams = ClosedStreams()  # type: ignore[assignment]
+
+    def _begin_new_stream(self, stream_id: int, allowed_ids: Any) -> H2Stream:
+        stream = super()._begin_new_stream(stream_id, allowed_ids)
+        stream.__class__ = _StreamState
+        return stream
+
+    # h2 would end the connection over one stream too many, and count all of them for each that begins.
+    @property
+    def open_inbound_streams(self) -> int:
+        return 0
+
+    @property
+    def open_outbound_streams(self) -> int:
+        return len(self.streams)
+
+    def _handle_data_on_closed_stream(
+        self, events: list[Event], exc: StreamClosedError, frame: DataFrame
+    ) -> tuple[list[Frame], list[Event]]:
+        """What was on its way when we reset a stream is not answered by another reset (RFC 9113 section 5.1)."""
+        frames, events = super()._handle_data_on_closed_stream(events, exc, frame)
+        if self._stream_closed_by(frame.stream_id) is StreamClosedBy.SEND_RST_STREAM:
+            frames = [each for each in frames if not isinstance(each, RstStreamFrame)]
+        return frames, events
+
+    def let_go(self, number: int) -> None:
+        """A stream is over. h2 would find out when it counts."""
+        stream = self.streams.get(number)
+        if stream is not None and stream.closed:
+            del self.streams[number]
+            self._closed_streams[number] = stream.closed_by

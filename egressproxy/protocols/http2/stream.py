@@ -1,0 +1,203 @@
+"""Http2Stream: one stream of a connection, for both sides: what it has to send, what it has got and not handed on, and
+who feeds it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+from h2.errors import ErrorCodes
+
+from egressproxy.net.flow_control import HIGH_WATER, Reads
+from egressproxy.net.pieces import keep
+from egressproxy.protocols.http2.field_coding import FieldList
+
+__all__ = ["Http2Stream", "StreamCarrier"]
+
+
+class StreamCarrier(Protocol):
+    """What a stream needs of its connection."""
+
+    streams: dict[int, Http2Stream]
+
+    def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
+        """Send a head or trailers of this stream."""
+
+    def send_at_once(self, stream: Http2Stream, data: bytes) -> bool:
+        """Send a piece before which nothing waits. False: it has to wait, at least in part."""
+
+    def send_waiting(self, stream: Http2Stream) -> None:
+        """Send what the windows allow of what this stream has to say."""
+
+    def give_back(self, stream: Http2Stream, size: int) -> None:
+        """What was read makes room for more (RFC 9113 section 6.9)."""
+
+    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
+        """Tell the peer that the stream is given up."""
+
+
+class Http2Stream:
+    """One stream: what it has to send, what it has got and not handed on, and who feeds it."""
+
+    __slots__ = (
+        "_given_back",
+        "_is_ending",
+        "_trailers",
+        "_unsent",
+        "_unsent_size",
+        "connection",
+        "feeder",
+        "has_said_all",
+        "is_reading_paused",
+        "is_write_blocked",
+        "number",
+        "octets_in",
+        "octets_out",
+    )
+
+    def __init__(self, connection: StreamCarrier, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.feeder: Reads | None = None
+        self.is_write_blocked = False
+        self.is_reading_paused = False
+        self.has_said_all = False  # END_STREAM is on its way
+        self.octets_in = 0
+        self.octets_out = 0
+        self._given_back = 0  # bytes of the window that are given back when reading goes on
+        self._unsent: list[bytes] = []
+        self._unsent_size = 0
+        self._is_ending = False  # END_STREAM goes out behind what is unsent
+        self._trailers: FieldList | None = None
+
+    # --- writing -------------------------------------------------------------------------------------------------
+    def feed_from(self, feeder: Reads | None) -> None:
+        """From now on this source fills us; it is paused at once if we are blocked."""
+        self.feeder = feeder
+        if self.is_write_blocked and feeder is not None:
+            feeder.pause_reading()
+
+    @property
+    def is_over(self) -> bool:
+        """Neither side says more, or the connection is gone: what is said now goes nowhere."""
+        return self.connection.streams.get(self.number) is not self
+
+    def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
+        """A head. `is_last`: nothing follows."""
+        if not self.is_over:
+            self.connection.send_fields(self, fields, is_last=is_last)
+
+    def send_body(self, data: bytes) -> None:
+        """One piece of body, never empty."""
+        if self.is_over:
+            return
+        self.octets_out += len(data)
+        if not self._unsent and not self._is_ending and self.connection.send_at_once(self, data):
+            return
+        keep(self._unsent, data)
+        self._unsent_size += len(data)
+        self.connection.send_waiting(self)
+        self._look_whether_blocked()
+
+    def send_last(self, data: bytes) -> None:
+        """The whole body, never empty, and the end behind it."""
+        self._is_ending = not self.is_over
+        self.send_body(data)
+
+    def end(self, trailers: FieldList | None) -> None:
+        """Nothing more is said on this stream."""
+        if self.is_over:
+            return
+        self._is_ending = True
+        self._trailers = trailers
+        self.connection.send_waiting(self)
+
+    def _look_whether_blocked(self) -> None:
+        is_blocked = self._unsent_size > HIGH_WATER
+        if is_blocked is not self.is_write_blocked:
+            self.is_write_blocked = is_blocked
+            if self.feeder is not None:
+                if is_blocked:
+                    self.feeder.pause_reading()
+                else:
+                    self.feeder.resume_reading()
+
+    def take_unsent(self, most: int) -> bytes:
+        """At most so many bytes of what is to be sent."""
+        piece = self._unsent[0]
+        if len(piece) > most:
+            self._unsent[0] = piece[most:]
+            piece = piece[:most]
+        else:
+            del self._unsent[0]
+        self._unsent_size -= len(piece)
+        return piece
+
+    @property
+    def has_unsent(self) -> bool:
+        """Bytes of body, or the end, wait for a window."""
+        return bool(self._unsent) or self._is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """The end was said, whether or not it is on its way."""
+        return self._is_ending or self.has_said_all
+
+    @property
+    def unsent_size(self) -> int:
+        """Bytes of body that wait for a window."""
+        return self._unsent_size
+
+    # --- reading -------------------------------------------------------------------------------------------------
+    def pause_reading(self) -> None:
+        """Give no window back: the peer stops when it is used up."""
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        """Give back what was kept meanwhile."""
+        self.is_reading_paused = False
+        if self._given_back:
+            size, self._given_back = self._given_back, 0
+            self.connection.give_back(self, size)
+
+    def data_came(self, data: bytes, size: int) -> None:
+        """`size` bytes of the window were used, for this data."""
+        self.octets_in += len(data)
+        if self.is_reading_paused:
+            self._given_back += size
+        else:
+            self.connection.give_back(self, size)
+        if data:
+            self.take_data(data)
+
+    # --- for the two sides -----------------------------------------------------------------------------------------
+    @abstractmethod
+    def take_data(self, data: bytes) -> None:
+        """A piece of the peer's message."""
+
+    @abstractmethod
+    def take_trailers(self, fields: FieldList) -> None:
+        """Fields behind the peer's content."""
+
+    @abstractmethod
+    def take_end(self) -> None:
+        """The peer's message is whole."""
+
+    @abstractmethod
+    def was_reset(self, code: int) -> None:
+        """The peer has given the stream up (RFC 9113 section 7: the error code)."""
+
+    @abstractmethod
+    def connection_is_lost(self) -> None:
+        """The connection is gone, and the stream with it."""
+
+    def was_sent(self) -> None:
+        """END_STREAM is on its way, behind all that was to be said."""
+
+    def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
+        """Give the stream up. What was to be sent goes nowhere."""
+        self._unsent.clear()
+        self._unsent_size = 0
+        self._is_ending = False
+        self.connection.reset(self, code)
