@@ -96,6 +96,7 @@ def main(
     W5   200 event streams of 50 events/s through the reverse proxy (CPU µs/event; latency that it adds)
     W6   memory of an idle CONNECT tunnel, 2,000 open (KiB)
     W7   reverse proxy: HTTP/2 client (h2load, 8 connections, 32 streams each), otherwise as W2
+    W8   gRPC: unary calls of 64 bytes each way, the client as in W7, HTTP/2 to the upstream, too
     M    memory of an idle worker with 200 routes (MB)
     S    W1 with 10,000 routes as a multiple of W1 with 10
     S2   W1 with two workers as a multiple of W1 with one

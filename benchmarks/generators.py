@@ -8,12 +8,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.world import REPOSITORY
+from benchmarks.world import REPOSITORY, find_program
 
-__all__ = ["Generator", "LoadError", "Outcome", "python_generator", "run_generator"]
+__all__ = ["Generator", "LoadError", "Outcome", "python_generator", "run_generator", "run_h2load"]
 
 #: A generator that does not answer this long after its time is killed.
 GRACE_S = 20.0
@@ -59,6 +61,23 @@ def run_generator(command: list[str], seconds: float, what: str) -> Outcome:
     outcome = Outcome(**json.loads(lines[-1]))
     outcome.refuse_errors()
     return outcome
+
+
+def run_h2load(url: str, seconds: float, fields: Sequence[str], what: str, body: Path | None = None) -> Outcome:
+    """Requests over HTTP/2 by prior knowledge, 32 at a time on each of 8 connections; `body` is that of each.
+
+    Raises LoadError as `run_generator`, and where h2load is missing.
+    """
+    h2load = find_program("h2load")
+    if h2load is None:
+        raise LoadError(
+            "the generator of W7 and W8 is h2load, and there is none; on Debian: apt-get install nghttp2-client"
+        )
+    options = ["--data", str(body)] if body is not None else []
+    command = python_generator(
+        "h2load", h2load, url, str(max(1, round(seconds))), *options, *(f"--header={field}" for field in fields)
+    )
+    return run_generator(command, seconds, what)
 
 
 class Generator:

@@ -21,7 +21,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from benchmarks.processes import Child, StartError, free_ports
 
-__all__ = ["EVENTS_HOST", "HOST", "HOSTS", "LARGE_BYTES", "TLS_NAME", "World", "find_program", "hosts"]
+__all__ = [
+    "EVENTS_HOST",
+    "GRPC_HOST",
+    "GRPC_MESSAGE",
+    "HOST",
+    "HOSTS",
+    "LARGE_BYTES",
+    "TLS_NAME",
+    "World",
+    "find_program",
+    "hosts",
+]
 
 TEMPLATES = Path(__file__).parent / "peers"
 REPOSITORY = Path(__file__).parent.parent
@@ -39,6 +50,10 @@ HOST = HOSTS[137]
 TLS_NAME = "upstream.bench.example"
 #: Its backend is the origin of event streams.
 EVENTS_HOST = "events.bench.example"
+#: Its backend answers calls of gRPC.
+GRPC_HOST = "grpc.bench.example"
+#: The message of a call and of its answer: 64 bytes behind the prefix that says so.
+GRPC_MESSAGE = bytes(4) + b"\x40" + b"m" * 64
 BODY = "0123456789abcdef" * 64
 LARGE_BYTES = 10 * 1024 * 1024
 #: With Server, Date, Content-Type, Content-Length and Connection, which nginx writes itself, the response has 15.
@@ -63,7 +78,7 @@ class World:
 
     def __init__(self, folder: Path, core: int | None) -> None:
         self.folder = folder
-        self.plain_port, self.tls_port, self.events_port = free_ports(3)
+        self.plain_port, self.tls_port, self.events_port, self.grpc_port = free_ports(4)
         self.token = secrets.token_hex(16)
         self._core = core
         self._started: list[Child] = []
@@ -72,6 +87,7 @@ class World:
             "PLAIN": str(self.plain_port),
             "TLS": str(self.tls_port),
             "EVENTS": str(self.events_port),
+            "GRPC": str(self.grpc_port),
             "TOKEN": self.token,
             "CA_FILE": str(folder / "ca.crt"),
             "CA_PEM": json.dumps(ca_pem),
@@ -90,10 +106,12 @@ class World:
         folder = self.folder / "upstream"
         folder.mkdir()
         (folder / "large").write_bytes(bytes(LARGE_BYTES))
+        (folder / "bench.Echo").mkdir()
+        (folder / "bench.Echo" / "Say").write_bytes(GRPC_MESSAGE)
         config = self.render("upstream.conf", folder, {})
         upstream = Child("upstream", [nginx, "-p", str(folder), "-c", str(config)], folder, self._core)
         self._started.append(upstream)
-        upstream.wait_for((self.plain_port, self.tls_port))
+        upstream.wait_for((self.plain_port, self.tls_port, self.grpc_port))
         origin = Child("events", self._origin(), self.folder, self._core, {"PYTHONPATH": str(REPOSITORY)})
         self._started.append(origin)
         origin.wait_for((self.events_port,))

@@ -14,12 +14,12 @@ STREAMS = 32
 
 
 def main() -> int:
-    program, url, seconds, *fields = sys.argv[1:]
+    program, url, seconds, *options = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="h2load-") as folder:
         log = Path(folder) / "requests"
         command = [
             program, "-D", seconds, "-c", str(CONNECTIONS), "-m", str(STREAMS), "-t", "1", "--log-file", str(log),
-            *(word for field in fields for word in ("-H", field)), url,
+            *options, url,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = log.read_text("ascii").splitlines() if log.exists() else []

@@ -22,7 +22,7 @@ TUNNELS = ("W3", "W4", "W6")
 class MitmProxy(Proxy):
     name = "mitmproxy"
     listeners = ("FORWARD", "REVERSE", "EVENTS_REVERSE")
-    unable: Mapping[str, str] = {"W7": "it takes HTTP/2 inside TLS only"}
+    unable: Mapping[str, str] = dict.fromkeys(("W7", "W8"), "it takes HTTP/2 inside TLS only")
     caveats: Mapping[str, str] = dict.fromkeys(
         (*FORWARD, *REVERSE, *TUNNELS), "no limits on rate or connections, no metrics"
     )
@@ -50,7 +50,7 @@ class MitmProxy(Proxy):
 class ProxyPy(Proxy):
     name = "proxy.py"
     listeners = ("FORWARD",)
-    unable: Mapping[str, str] = dict.fromkeys((*REVERSE, "W7"), "its reverse proxy cannot edit requests")
+    unable: Mapping[str, str] = dict.fromkeys((*REVERSE, "W7", "W8"), "its reverse proxy cannot edit requests")
     caveats: Mapping[str, str] = dict.fromkeys((*FORWARD, *TUNNELS), "no limits, no metrics")
 
     def prepare(self, world: World, folder: Path) -> list[str]:
@@ -72,7 +72,8 @@ class AioHttp(Proxy):
     name = "aiohttp"
     listeners = ("FORWARD", "REVERSE")
     unable: Mapping[str, str] = {
-        **dict.fromkeys(TUNNELS, "aiohttp's server cannot do CONNECT"), "W7": "aiohttp's server speaks HTTP/1",
+        **dict.fromkeys(TUNNELS, "aiohttp's server cannot do CONNECT"),
+        **dict.fromkeys(("W7", "W8"), "aiohttp's server speaks HTTP/1"),
     }  # fmt: skip
     caveats: Mapping[str, str] = dict.fromkeys((*FORWARD, *REVERSE), "no limit on connections")
 
@@ -99,7 +100,7 @@ class LiteLlm(Proxy):
         **dict.fromkeys((*FORWARD, *TUNNELS, "S", "S2"), "a gateway of applications, no proxy"),
         "W2": "see L",
         "W5": "see L",
-        "W7": "see L",
+        **dict.fromkeys(("W7", "W8"), "see L"),
     }
     caveats: Mapping[str, str] = {
         "L": "a pass-through endpoint: one route, a credential; no edits, no limits, no metrics",

@@ -66,7 +66,7 @@ class Envoy(Proxy):
 
 class HaProxy(Proxy):
     name = "haproxy"
-    unable: Mapping[str, str] = {"W7": NO_HTTP2}
+    unable: Mapping[str, str] = dict.fromkeys(("W7", "W8"), NO_HTTP2)
     listeners = ("FORWARD", "REVERSE", "TUNNEL", "ADMIN")
     forwards_raw_tcp = True
     caveats: Mapping[str, str] = dict.fromkeys(("W3", "W4", "W6"), "plain TCP forwarding, no CONNECT: less work")
@@ -92,7 +92,7 @@ class HaProxy(Proxy):
 class Nginx(Proxy):
     name = "nginx"
     unable: Mapping[str, str] = {
-        **dict.fromkeys(("W3", "W4", "W6"), "it has no CONNECT"), "W7": NO_HTTP2,
+        **dict.fromkeys(("W3", "W4", "W6"), "it has no CONNECT"), **dict.fromkeys(("W7", "W8"), NO_HTTP2),
     }  # fmt: skip
 
     def prepare(self, world: World, folder: Path) -> list[str]:
@@ -108,7 +108,7 @@ class Nginx(Proxy):
 class Squid(Proxy):
     name = "squid"
     listeners = ("FORWARD",)
-    unable: Mapping[str, str] = dict.fromkeys(("W2", "W5", "W7"), NO_REVERSE)
+    unable: Mapping[str, str] = dict.fromkeys(("W2", "W5", "W7", "W8"), NO_REVERSE)
     caveats: Mapping[str, str] = {
         **dict.fromkeys(("W1", "W1s", "S"), "no limit on the rate of requests; nothing is cached"),
         **dict.fromkeys(("W3", "W4", "W6"), "no limit on the rate of requests"),
@@ -130,7 +130,7 @@ class TinyProxy(Proxy):
     edits = False
     host = "127.0.0.1"  # it knows no names but those of the system
     unable: Mapping[str, str] = {
-        **dict.fromkeys(("W2", "W5", "W7"), NO_REVERSE),
+        **dict.fromkeys(("W2", "W5", "W7", "W8"), NO_REVERSE),
         "S": "it has no routes",
     }
     caveats: Mapping[str, str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.workloads.base import Round, Workload
+from benchmarks.workloads.calls import Calls
 from benchmarks.workloads.events import Events
 from benchmarks.workloads.idle import IdleMemory
 from benchmarks.workloads.requests import Forward, Http2Reverse, LlmGateway, Reverse
@@ -25,6 +26,7 @@ WORKLOADS: dict[str, Workload] = {
         Http2Reverse(
             "W7", "reverse, HTTP/2 client (8 connections, 32 streams each), TLS to an HTTP/1 upstream, credential"
         ),
+        Calls("W8", "gRPC: as W7, unary calls of 64 bytes each way, and HTTP/2 to the upstream"),
         MoreRoutes(),
         MoreWorkers(),
         LlmGateway("L", "the work of W2 as a pass-through of an LLM gateway"),

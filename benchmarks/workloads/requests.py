@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.generators import LoadError, Outcome, python_generator, run_generator
+from benchmarks.generators import LoadError, Outcome, run_generator, run_h2load
 from benchmarks.proxies import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload, read_answer
 from benchmarks.world import BODY, REPOSITORY, World, find_program
@@ -113,17 +113,10 @@ class Http2Reverse(Reverse):
     """The request of W2 by prior knowledge of HTTP/2, many at a time on few connections."""
 
     def load(self, proxy: Proxy, world: World, seconds: float) -> Outcome:
-        h2load = find_program("h2load")
-        if h2load is None:
-            raise LoadError(
-                "the generator of W7 is h2load, and there is none; on Debian: apt-get install nghttp2-client"
-            )
         path = "/full" + ("" if proxy.edits else "-unedited")
-        command = python_generator(
-            "h2load", h2load, f"http://127.0.0.1:{proxy.ports[self.listener]}{path}", str(max(1, round(seconds))),
-            f":authority: {proxy.host}", *REQUEST_FIELDS,
-        )  # fmt: skip
-        return run_generator(command, seconds, f"{self.name} through {proxy.name}")
+        url = f"http://127.0.0.1:{proxy.ports[self.listener]}{path}"
+        fields = (f":authority: {proxy.host}", *REQUEST_FIELDS)
+        return run_h2load(url, seconds, fields, f"{self.name} through {proxy.name}")
 
 
 class LlmGateway(Reverse):
