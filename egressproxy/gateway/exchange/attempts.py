@@ -8,20 +8,21 @@ credentials and no other's. Where the rule's choice is a Failover, its `Course` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from time import monotonic
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve, status_of_answer
+from egressproxy.gateway.backends.failover import Course, may_serve, status_of_answer
 from egressproxy.gateway.backends.mcp_sessions import McpSession, session_not_found
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
+from egressproxy.gateway.exchange.attempt_timer import AttemptTimer
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
@@ -42,224 +43,257 @@ async def reach_with_retries(
 
     Raises GatewayError: what the last attempt raised. Source: GEP-1731.
     """
+    attempts = Attempts(policy, x, client, route)
     timer = None
     if 0 < route.request_s < EXACT_BELOW_S:
         left_s = max(0.0, x.started_at + route.request_s - monotonic())
         timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
-    chosen: list[RouteBackend] = []
-    counted: list[Endpoints] = []  # those that count a retry of this request
     try:
-        return await _reach(policy, x, client, route, collected, chosen, counted)
+        return await attempts.reach(collected)
     finally:
-        for endpoints in counted:
-            endpoints.end_retry()
+        attempts.end()
         if timer is not None:
             timer.cancel()
-        if len(chosen) > 1 and x.notes is not None:
-            finish_earlier(x, route, chosen)
 
 
-async def _reach(
-    policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None,
-    chosen: list[RouteBackend], counted: list[Endpoints],
-) -> Upstream | LocalResponse:  # fmt: skip
-    head, resources, sessions = x.request, client.resources, policy.sessions
-    block, path, host, length = head.fields.block, head.path, x.upstream_host, head.body
-    expects_continue = head.expect_continue
-    shown = session = sessions.find(x) if sessions is not None else None
-    backend = session.backend if session is not None else route.choose()
-    owner = backend if isinstance(session, McpSession) else None  # nobody else gets the server's own id
-    failover = route.failover_of(backend)
-    course, codes, repeat, limit = None, policy.codes, policy.repeat, REPLAY_LIMIT
-    if failover is not None:
-        course, codes, repeat = Course(failover), policy.codes | failover.codes, Repeat.NEVER
-        limit = failover.spec.max_replay_bytes
-        if failover.spec.shows_attempts:
-            AttemptTrail.kept_by(x).is_shown = True
-        if session is None or not may_serve(backend, client.wheel.now):
-            session, backend = None, course.first(client.wheel.now)
-    body = None
-    if course is not None or policy.attempts or sessions is not None:
-        body = kept_body(x, client, route, collected, limit)
-    tried: set[Target] = set()
-    down: set[Target] = set()  # those of them that could not be connected to
-    failures: list[str] = []
-    retries = 0
-    policy.count_request()
-    while True:
-        if owner is not None and backend is not owner:
+class Attempts:
+    """The attempts of one request: what was tried, and where it goes next."""
+
+    __slots__ = (
+        "_backend",
+        "_began",
+        "_body",
+        "_chosen",
+        "_client",
+        "_codes",
+        "_counted",
+        "_course",
+        "_down",
+        "_failover",
+        "_failures",
+        "_following",
+        "_origin",
+        "_outcome",
+        "_owner",
+        "_policy",
+        "_repeat",
+        "_retries",
+        "_route",
+        "_session",
+        "_shown",
+        "_target",
+        "_tried",
+        "_wait_s",
+        "_x",
+    )
+
+    def __init__(self, policy: RetryPolicy, x: Exchange, client: Client, route: Route) -> None:
+        head, sessions = x.request, policy.sessions
+        self._policy = policy
+        self._x = x
+        self._client = client
+        self._route = route
+        self._origin = head.fields.block, head.path, x.upstream_host, head.body  # what each attempt starts from
+        self._shown = self._session = session = sessions.find(x) if sessions is not None else None
+        self._chosen: list[RouteBackend] = []
+        self._counted: list[Endpoints] = []  # those that count a retry of this request
+        self._backend = backend = session.backend if session is not None else route.choose()
+        self._owner = backend if isinstance(session, McpSession) else None  # nobody else gets the server's own id
+        self._failover = failover = route.failover_of(backend)
+        self._course, self._codes, self._repeat = None, policy.codes, policy.repeat
+        if failover is not None:
+            self._course, self._codes, self._repeat = Course(failover), policy.codes | failover.codes, Repeat.NEVER
+            if failover.spec.shows_attempts:
+                AttemptTrail.kept_by(x).is_shown = True
+            if session is None or not may_serve(backend, client.wheel.now):
+                self._session, self._backend = None, self._course.first(client.wheel.now)
+        self._body: ReplayableBody | None = None
+        self._tried: set[Target] = set()
+        self._down: set[Target] = set()  # those of them that could not be connected to
+        self._failures: list[str] = []
+        self._retries = 0
+        # of the attempt under way
+        self._target: Target | None = None
+        self._began = 0.0
+        self._outcome = ""
+        self._following: RouteBackend | None = None
+        self._wait_s = -1.0  # below 0: as the rule says
+
+    async def reach(self, collected: bytes | None) -> Upstream | LocalResponse:
+        """See `reach_with_retries`. `collected` is the body, where it is here already."""
+        policy, failover = self._policy, self._failover
+        if self._course is not None or policy.attempts or policy.sessions is not None:
+            limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
+            self._body = kept_body(self._x, self._client, self._route, collected, limit)
+        policy.count_request()
+        while True:
+            self._begin()
+            timer = None
+            if self._backend.is_brief or (failover is not None and failover.spec.first_byte_s):
+                timer = AttemptTimer(self._client, self._backend, failover, self._body)
+            try:
+                upstream = await self._attempt(collected)
+                if isinstance(upstream, LocalResponse):
+                    return upstream
+                if await self._is_final(upstream):
+                    break
+                discard(self._client, upstream)
+            except (UpstreamFault, LimitExceeded) as error:
+                self._client.resources.release(reusable=False)  # of an answer without a first byte
+                if not self._goes_on(error):
+                    note_attempt(self._x, self._backend, self._outcome, self._began)
+                    raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            await self._prepare_next()
+        self._answered()
+        return upstream
+
+    def end(self) -> None:
+        """Call it however that has ended."""
+        for endpoints in self._counted:
+            endpoints.end_retry()
+        if len(self._chosen) > 1 and self._x.notes is not None:
+            finish_earlier(self._x, self._route, self._chosen)
+
+    # --- one attempt -----------------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        x, backend, resources = self._x, self._backend, self._client.resources
+        if self._owner is not None and backend is not self._owner:
             raise session_not_found()
         resources.backend = backend
-        chosen.append(backend)
+        self._chosen.append(backend)
         if backend.denied is not None:
             backend.note_denied(x)
         x.backend = backend.name
         x.series = backend.series
-        if backend.mirrors is not None and not failures:
+        if backend.mirrors is not None and not self._failures:
             resources.copies = copies_of(backend.mirrors, x)
-        began = monotonic()
-        following, wait_s = None, -1.0  # below 0: as the rule says
-        target: Target | None = None
-        if course is not None:
-            course.begin(backend, client.wheel.now)
-        timer = None
-        if backend.is_brief or (failover is not None and failover.spec.first_byte_s):
-            timer = AttemptTimer(client, backend, failover, body)
-        try:
-            target = session.target(x) if session is not None else untried(backend, x, tried, down)
-            tried.add(target)
-            upstream = await call_upstream(
-                client,
-                x,
-                backend.connector,  # type: ignore[arg-type]  # the target is of it
-                target,
-                backend.chain,
-                body or collected,
-                repeat,
-            )
-            if isinstance(upstream, LocalResponse):
-                return upstream
-            status = x.response.status if course is None else status_of_answer(x.response)
-            if status not in codes:
-                if course is not None and failover is not None:
-                    if failover.spec.first_byte_s:
-                        await upstream.first_byte()
-                    course.succeeded(backend)
-                break
-            outcome = str(status)
-            if course is not None and failover is not None and status in failover.codes:
-                course.answered(backend, x.response, client.wheel.now)
-                following = next_backend(course, policy, x, client, backend, None, tried, body, counted)
-            if following is None and (
-                status not in policy.codes
-                or backend.has_parent
-                or not policy.has_another(retries, body)
-                or not may_retry(backend, counted)
+        self._began = monotonic()
+        self._following, self._wait_s = None, -1.0
+        self._target = None
+        if self._course is not None:
+            self._course.begin(backend, self._client.wheel.now)
+
+    async def _attempt(self, collected: bytes | None) -> Upstream | LocalResponse:
+        x, backend, session = self._x, self._backend, self._session
+        target = session.target(x) if session is not None else untried(backend, x, self._tried, self._down)
+        self._target = target
+        self._tried.add(target)
+        connector = backend.connector
+        assert connector is not None  # the target is of it
+        return await call_upstream(
+            self._client, x, connector, target, backend.chain, self._body or collected, self._repeat
+        )
+
+    async def _is_final(self, upstream: Upstream) -> bool:
+        """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
+        x, course, failover, policy = self._x, self._course, self._failover, self._policy
+        status = x.response.status if course is None else status_of_answer(x.response)
+        self._outcome = str(status)
+        if status not in self._codes:
+            if course is not None and failover is not None:
+                if failover.spec.first_byte_s:
+                    await upstream.first_byte()
+                course.succeeded(self._backend)
+            return True
+        if course is not None and failover is not None and status in failover.codes:
+            course.answered(self._backend, x.response, self._client.wheel.now)
+            self._following = self._next_backend(None)
+        if self._following is None and (
+            status not in policy.codes
+            or self._backend.has_parent
+            or not policy.has_another(self._retries, self._body)
+            or not may_retry(self._backend, self._counted)
+        ):
+            return True
+        self._failures.append(f"status {status}")
+        return False
+
+    def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
+        """Whether there is another attempt after this failure of one."""
+        backend, body, policy = self._backend, self._body, self._policy
+        self._outcome = error.reason.value
+        self._following = self._next_backend(error) if self._course is not None else None
+        if self._following is None:
+            # The endpoint of a session is gone: it moves, whether or not the rule has retries.
+            moves = self._session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
+            if moves and not policy.attempts:
+                self._retries -= 1
+            elif (
+                not isinstance(error, UpstreamFault)
+                or not (moves or may_go_again(self._x, error, self._route.backends, backend))
+                or not policy.has_another(self._retries, body)
+                or not may_retry(backend, self._counted)
             ):
-                break
-            failures.append(f"status {status}")
-            discard(client, upstream)
-        except (UpstreamFault, LimitExceeded) as error:
-            resources.release(reusable=False)  # of an answer without a first byte
-            outcome = error.reason.value
-            if course is not None:
-                following = next_backend(course, policy, x, client, backend, error, tried, body, counted)
-            if following is None:
-                # The endpoint of a session is gone: it moves, whether or not the rule has retries.
-                moves = session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
-                if moves and not policy.attempts:
-                    retries -= 1
-                elif (
-                    not isinstance(error, UpstreamFault)
-                    or not (moves or may_go_again(x, error, route.backends, backend))
-                    or not policy.has_another(retries, body)
-                    or not may_retry(backend, counted)
-                ):
-                    note_attempt(x, backend, outcome, began)
-                    raise
-            failures.append(outcome)
-            if error.retry is RetrySafety.IF_REUSED:
-                wait_s = 0.0
-            elif error.retry is RetrySafety.SAFE and target is not None:
-                down.add(target)
-        finally:
-            if timer is not None:
-                timer.cancel()
-        note_attempt(x, backend, outcome, began)
-        if following is not None or not isinstance(session, McpSession) or target in down:
-            session = None  # other endpoints do not know a session of MCP: its retries stay with its own
+                return False
+        self._failures.append(self._outcome)
+        if error.retry is RetrySafety.IF_REUSED:
+            self._wait_s = 0.0
+        elif error.retry is RetrySafety.SAFE and self._target is not None:
+            self._down.add(self._target)
+        return True
+
+    def _next_backend(self, error: GatewayError | None) -> RouteBackend | None:
+        """Where a Failover sends the request after this failure (None: a code); None where it has nobody left to ask,
+        where the body was not kept, where the budget of the rule is used up, or where the circuit breaker of the next
+        backend allows no retry.
+        """
+        course, body = self._course, self._body
+        assert course is not None
+        waits = error is not None and error.reason is Reason.RESPONSE_TIMEOUT and body is not None and body.is_flowing
+        following = course.next(
+            self._x, self._backend, error, self._tried, self._client.wheel.now, waits_for_client=waits
+        )
+        if following is None or not (body is None or body.is_kept):
+            return None
+        return following if self._policy.may_spend() and may_retry(following, self._counted) else None
+
+    # --- between two ------------------------------------------------------------------------------------------------
+    async def _prepare_next(self) -> None:
+        x, backend, following, body = self._x, self._backend, self._following, self._body
+        note_attempt(x, backend, self._outcome, self._began)
+        if following is not None or not isinstance(self._session, McpSession) or self._target in self._down:
+            self._session = None  # other endpoints do not know a session of MCP: its retries stay with its own
         if following is not None:
-            wait_s = 0.0
+            self._wait_s = 0.0
             if following is not backend:
-                backend.series.failover(outcome)
+                backend.series.failover(self._outcome)
         else:
-            retries += 1
+            self._retries += 1
         if body is not None:
             body.detach()
-        await pause(client, policy.pause_s(retries) if wait_s < 0 else wait_s)
-        head.fields.block, head.path, x.upstream_host, head.body = block, path, host, length
-        if expects_continue and body is not None and body.has_begun:
+        await pause(self._client, self._policy.pause_s(self._retries) if self._wait_s < 0 else self._wait_s)
+        head = x.request
+        head.fields.block, head.path, x.upstream_host, head.body = self._origin
+        if head.expect_continue and body is not None and body.has_begun:
             head.expect_continue = False
             head.fields.remove(b"expect")
         if following is not None:
-            backend = following
-        elif session is None and owner is None:
-            backend = course.first(client.wheel.now) if course is not None else route.choose()
-    trail = AttemptTrail.of(x)
-    if trail is not None:
-        note_attempt(x, backend, str(status), began)
-        if trail.is_shown:
-            x.response.fields.set(ATTEMPTS_FIELD, trail.field)
-    if failures:
-        x.detail = f"retried after {', '.join(dict.fromkeys(failures))}"
-    if body is not None:
-        body.forget()
-    if sessions is not None:
-        assert target is not None
-        sessions.keep(x, shown, backend, target)
-    return upstream
+            self._backend = following
+        elif self._session is None and self._owner is None:
+            course = self._course
+            self._backend = course.first(self._client.wheel.now) if course is not None else self._route.choose()
 
+    def _answered(self) -> None:
+        """The client gets the answer of the attempt that was under way."""
+        x, sessions = self._x, self._policy.sessions
+        trail = AttemptTrail.of(x)
+        if trail is not None:
+            note_attempt(x, self._backend, self._outcome, self._began)
+            if trail.is_shown:
+                x.response.fields.set(ATTEMPTS_FIELD, trail.field)
+        if self._failures:
+            x.detail = f"retried after {', '.join(dict.fromkeys(self._failures))}"
+        if self._body is not None:
+            self._body.forget()
+        if sessions is not None:
+            assert self._target is not None
+            sessions.keep(x, self._shown, self._backend, self._target)
 
-def next_backend(
-    course: Course,
-    policy: RetryPolicy,
-    x: Exchange,
-    client: Client,
-    backend: RouteBackend,
-    error: GatewayError | None,
-    tried: Collection[Target],
-    body: ReplayableBody | None,
-    counted: list[Endpoints],
-) -> RouteBackend | None:
-    """Where a Failover sends the request after this failure (None: a code); None where it has nobody left to ask, where
-    the body was not kept, where the budget of the rule is used up, or where the circuit breaker of the next backend
-    allows no retry.
-    """
-    waits = error is not None and error.reason is Reason.RESPONSE_TIMEOUT and body is not None and body.is_flowing
-    following = course.next(x, backend, error, tried, client.wheel.now, waits_for_client=waits)
-    if following is None or not (body is None or body.is_kept):
-        return None
-    return following if policy.may_spend() and may_retry(following, counted) else None
-
-
-class AttemptTimer:
-    """Ends an attempt that is late: after a `backendRequest` below a second (the wheel of timers may be late by all of
-    it), and without a first byte. While the rest of the body has to come from the client, nobody waits for that.
-    """
-
-    __slots__ = ("_body", "_client", "_first_byte_s", "_handle", "_rest")
-
-    def __init__(
-        self, client: Client, backend: RouteBackend, failover: FailoverGroup | None, body: ReplayableBody | None
-    ) -> None:
-        self._client = client
-        self._body = body
-        self._first_byte_s = failover.spec.first_byte_s if failover is not None else 0.0
-        self._handle = self._rest = None
-        loop = asyncio.get_running_loop()
-        if backend.is_brief:
-            self._rest = loop.call_later(backend.backend_request_s, client.end_late_attempt)
-        if self._first_byte_s:
-            self._handle = loop.call_later(self._first_byte_s, self._look)
-
-    def cancel(self) -> None:
-        """The answer has begun, or the attempt is over."""
-        for handle in (self._handle, self._rest):
-            if handle is not None:
-                handle.cancel()
-
-    def _look(self) -> None:
-        body, upstream = self._body, self._client.resources.upstream
-        left_s = 0.0
-        if body is not None and upstream is not None:
-            if body.is_flowing and not upstream.is_write_blocked:
-                left_s = self._first_byte_s
-            elif not body.is_flowing:
-                left_s = body.whole_at + self._first_byte_s - monotonic()
-        if left_s > 0:
-            self._handle = asyncio.get_running_loop().call_later(left_s, self._look)
-        else:
-            self._client.end_late_attempt()
+    def __repr__(self) -> str:
+        return f"Attempts({len(self._chosen)}, {self._backend})"
 
 
 def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
