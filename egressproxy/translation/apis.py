@@ -1,0 +1,74 @@
+"""Api: which API a path belongs to, where it is served by default, and which header fields belong to one API only.
+
+Sources: the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+__all__ = ["DEFAULT_PATHS", "REQUIRED_FIELDS", "Api", "api_of", "belongs_to_one_api", "describes_the_body"]
+
+
+class Api(Enum):
+    """The form of a request, its answer and its stream. The values are those of the configuration."""
+
+    OPENAI_CHAT = "OpenAIChat"
+    OPENAI_RESPONSES = "OpenAIResponses"
+    ANTHROPIC = "AnthropicMessages"
+
+
+#: Where each API is served, unless a configuration says otherwise.
+DEFAULT_PATHS: Final[Mapping[Api, bytes]] = {
+    Api.OPENAI_CHAT: b"/v1/chat/completions",
+    Api.OPENAI_RESPONSES: b"/v1/responses",
+    Api.ANTHROPIC: b"/v1/messages",
+}
+
+#: Fields that a request to each API needs beside those of a JSON body. The version of Anthropic's API is the one that
+#: knows `temperature` and `top_p`: 2026-10-21 refuses them.
+REQUIRED_FIELDS: Final[Mapping[Api, tuple[tuple[bytes, bytes], ...]]] = {
+    Api.OPENAI_CHAT: (),
+    Api.OPENAI_RESPONSES: (),
+    Api.ANTHROPIC: ((b"anthropic-version", b"2023-06-01"),),
+}
+
+_API_OF_END: Final = {path: api for api, path in DEFAULT_PATHS.items()}
+_END = re.compile(rb"/v1/(?:chat/completions|responses|messages)\Z")
+
+#: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
+_OF_ONE_API = re.compile(
+    rb"(?:authorization|api-key|x-api-key|x-goog-api-key|idempotency-key|request-id|x-request-id|x-client-request-id|cf-ray"
+    rb"|(?:anthropic|openai|x-openai|x-anthropic|x-stainless|x-ratelimit|x-codex)-.*)\Z",
+    re.IGNORECASE,
+)
+_OF_THE_BODY = re.compile(
+    rb"(?:content-(?:length|encoding|type|digest|md5|language|range)|transfer-encoding|accept-encoding|accept-ranges|digest|etag"
+    rb"|repr-digest|last-modified|expect|trailer)\Z",
+    re.IGNORECASE,
+)
+
+
+def api_of(path: bytes) -> Api | None:
+    """The API that a POST to this path speaks, by its last segments; None if it is none of them.
+
+    Any prefix may stand before, and a query behind. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
+    """
+    end = _END.search(path.partition(b"?")[0])
+    return None if end is None else _API_OF_END[end[0]]
+
+
+def belongs_to_one_api(name: bytes) -> bool:
+    """Whether this field, of a request or an answer, must not cross to a client or provider of another API.
+
+    Credentials are among them: a key for one provider never reaches the other.
+    """
+    return _OF_ONE_API.match(name) is not None
+
+
+def describes_the_body(name: bytes) -> bool:
+    """Whether this field speaks of a body that translation replaces: length, coding, type, digests, validators."""
+    return _OF_THE_BODY.match(name) is not None

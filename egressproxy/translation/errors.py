@@ -1,0 +1,68 @@
+"""Untranslatable: what cannot be said in another API, by the name of its field; and the shape of errors in each API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from egressproxy.translation.apis import Api
+from egressproxy.translation.strict_json import dumps
+
+__all__ = ["Untranslatable", "error_body", "error_object", "error_type"]
+
+_OPENAI_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+class Untranslatable(Exception):
+    """A request that cannot be said in the other API; it is answered with 400, in the client's form.
+
+    `field` is the path of the field in the client's JSON (`messages[2].content[0].file`), or empty where the whole body
+    is meant; `why` is the rest of the sentence.
+    """
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}" if field else why)
+        self.field = field
+        self.why = why
+
+
+def error_type(api: Api, status: int) -> str:
+    """The word with which this API tells an error of this status."""
+    if api is Api.ANTHROPIC:
+        return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def error_body(api: Api, status: int, message: str, field: str | None = None, code: str | None = None) -> bytes:
+    """The body of an error with this status in the shape of `api`: JSON, for `content-type: application/json`.
+
+    `field` is the field of the request that is at fault. Anthropic's shape has no place of its own for it, nor for
+    `code`: there the message has to name it.
+    """
+    return dumps(error_object(api, status, message, field, code))
+
+
+def error_object(
+    api: Api, status: int, message: str, field: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """What `error_body` writes, as an object: events of streams have it, too."""
+    kind = error_type(api, status)
+    if api is Api.ANTHROPIC:
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}

@@ -1,0 +1,118 @@
+"""JSON as translation reads and writes it.
+
+Requests are read strictly: where two readers could understand different things, nothing is understood. A duplicate key
+is one value to a filter and another to a provider (RFC 8259 section 4), NaN is no JSON, a number that no double holds
+becomes infinity, and half of a surrogate pair cannot be written as UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Final
+
+__all__ = ["MAX_DEPTH", "Unreadable", "dumps", "loads", "loads_strictly"]
+
+#: Levels of arrays and objects in a request. Schemas of tools, the deepest that conversations have, stay far below.
+MAX_DEPTH: Final = 100
+#: Digits of a number. A double needs 17, and whoever writes more than this means harm.
+_MAX_DIGITS: Final = 300
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_encode_ascii = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+class Unreadable(ValueError):
+    """Text that is not JSON, or not JSON with one meaning."""
+
+
+def dumps(value: Any) -> bytes:
+    """This value as JSON in UTF-8, without spaces. Half a surrogate pair, which only streams have, stays an escape."""
+    try:
+        return _encode(value).encode()
+    except UnicodeEncodeError:
+        return _encode_ascii(value).encode()
+
+
+def loads(text: bytes | str) -> Any:
+    """What a provider's JSON says. Raises Unreadable."""
+    try:
+        return json.loads(text, parse_constant=_constant)
+    except RecursionError:
+        raise Unreadable("it is nested too deeply") from None
+    except ValueError as error:  # the message of JSONDecodeError quotes nothing of the text
+        raise Unreadable(f"it is not JSON: {error}") from None
+
+
+def loads_strictly(text: bytes | str) -> Any:
+    """What this JSON says, if it can be read in one way only. Raises Unreadable."""
+    if isinstance(text, str):
+        text = text.encode("utf-8", "surrogatepass")
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_int=_whole_number,
+            parse_float=_number,
+        )
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"it is not UTF-8, at byte {error.start}") from None
+    except RecursionError:
+        raise Unreadable(f"it has more than {MAX_DEPTH} levels") from None
+    except Unreadable:
+        raise
+    except ValueError as error:
+        raise Unreadable(f"it is not JSON: {error}") from None
+    if text.count(b"{") + text.count(b"[") > MAX_DEPTH:
+        _check_depth(value)
+    if _SURROGATE.search(text) is not None:
+        try:
+            _encode(value).encode()
+        except UnicodeEncodeError:
+            raise Unreadable("a string has half of a surrogate pair, which is no character") from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise Unreadable(f"it has the key {key[:80]!r} twice in one object")
+            seen.add(key)
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise Unreadable(f"{name} is not a number of JSON")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise Unreadable(f"it has a number of more than {_MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if len(digits) > _MAX_DIGITS or math.isinf(value):
+        raise Unreadable("it has a number that is too large or too long")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return
+    raise Unreadable(f"it has more than {MAX_DEPTH} levels")
