@@ -1,7 +1,9 @@
-"""Pods that answer with what they saw: one HTTP/1.1 server for each, at a loopback address of its own."""
+"""Pods that answer with what they saw, in HTTP/1.1, HTTP/2 and gRPC: each at a loopback address of its own."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import socket
 import socketserver
@@ -13,15 +15,19 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["HTTP_PORT", "TLS_PORT", "Pod"]
+from tests.support.http2 import GrpcCall, Http2Server
 
-HTTP_PORT, TLS_PORT = 3000, 8443
+__all__ = ["H2C_PORT", "HTTP_PORT", "TLS_PORT", "Pod"]
+
+HTTP_PORT, H2C_PORT, TLS_PORT = 3000, 3001, 8443
 WAIT_S = 20
 
 
 @dataclass
 class Pod:
-    """A pod of a Service. What it answers is JSON: who it is, and the request as it came.
+    """A pod of a Service. What it answers is JSON (of gRPC: as the message): who it is, and the request as it came.
+
+    With `tls` it listens on TLS_PORT, too. With `h2c` it listens on H2C_PORT, too, where it speaks HTTP/2 alone.
 
     The query of a request may ask for more: `delay` (seconds), `status`, `fail` (`500x2`: that status for the first two
     requests of the path), `set` (`name:value`, a field of the answer).
@@ -32,11 +38,12 @@ class Pod:
     namespace: str
     number: int = 1
     tls: ssl.SSLContext | None = None
+    h2c: bool = False
     broken: bool = False  # resets each connection
     log: list[dict[str, Any]] = field(default_factory=list)  # of all pods
     seen: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, int] = field(default_factory=dict)
-    _server: socketserver.ThreadingTCPServer | None = None
+    _servers: list[socketserver.ThreadingTCPServer] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -47,22 +54,53 @@ class Pod:
         return TLS_PORT if self.tls else HTTP_PORT
 
     def start(self) -> Pod:
-        self._server = _Server(self)
-        threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name=self.name).start()
+        for port in (HTTP_PORT, *([TLS_PORT] if self.tls else []), *([H2C_PORT] if self.h2c else [])):
+            server = _Server(self, port)
+            threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name=self.name).start()
+            self._servers.append(server)
         return self
 
     def stop(self) -> None:
-        assert self._server is not None
-        self._server.shutdown()
-        self._server.server_close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+    def saw(self, sock: socket.socket, method: str, path: str, fields: dict[str, list[str]], body: bytes) -> bytes:
+        """Keep a request, and make of it what is answered."""
+        seen = {
+            "pod": self.name, "service": self.service, "namespace": self.namespace, "method": method, "path": path,
+            "host": fields.get("host", [""])[0], "headers": fields, "body": body.decode("latin-1"), "is_http2": False,
+        }  # fmt: skip
+        if ":authority" in fields:
+            seen |= {"host": fields[":authority"][0], "is_http2": True}
+        if isinstance(sock, ssl.SSLSocket):
+            peer = sock.getpeercert(binary_form=True)
+            shown = ssl.DER_cert_to_PEM_cert(peer) if peer else ""
+            seen["tls"] = {"sni": getattr(sock, "asked_name", ""), "client": shown}
+        self.seen.append(seen)
+        self.log.append(seen)
+        return json.dumps(seen).encode()
+
+    def asked_for(self, path: str) -> tuple[int, list[tuple[str, str]]]:
+        """The status and the fields that the query of a path asks for, after the delay that it asks for."""
+        query = {key: values[0] for key, values in parse_qs(urlsplit(path).query).items()}
+        time.sleep(float(query.get("delay", "0")))
+        status = int(query.get("status", "200"))
+        if "fail" in query:
+            code, _, times = query["fail"].partition("x")
+            self.failed[path] = self.failed.get(path, 0) + 1
+            if self.failed[path] <= int(times):
+                status = int(code)
+        pairs = [pair.partition(":") for pair in query["set"].split(",")] if "set" in query else []
+        return status, [(name, value) for name, _, value in pairs]
 
 
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
 
-    def __init__(self, pod: Pod) -> None:
-        self.pod = pod
-        super().__init__((pod.address, pod.port), _Handler)
+    def __init__(self, pod: Pod, port: int) -> None:
+        self.pod, self.port = pod, port
+        super().__init__((pod.address, port), _Handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """In the connection's thread."""
@@ -73,13 +111,48 @@ class _Server(socketserver.ThreadingTCPServer):
                 request.recv(1)
                 request.close()
                 return
-            if self.pod.tls is not None:
+            if self.port != TLS_PORT or self.pod.tls is None:
+                is_http2 = request.recv(3, socket.MSG_PEEK) == b"PRI"
+            else:
                 # A context of one server has one callback: the name is taken per connection.
                 self.pod.tls.sni_callback = lambda sock, name, _: setattr(sock, "asked_name", name or "")
                 request = self.pod.tls.wrap_socket(request, server_side=True)
-            _Handler(request, client_address, self)
+                is_http2 = request.selected_alpn_protocol() == "h2"
+            if is_http2:
+                _speak_http2(self.pod, request)
+            elif self.port == H2C_PORT:
+                request.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            else:
+                _Handler(request, client_address, self)
         except OSError:
             pass
+
+
+def _speak_http2(pod: Pod, sock: socket.socket) -> None:
+    """One connection, until its client leaves. Requests are answered one after the other."""
+    server, answered = Http2Server(), set[int]()
+    sock.sendall(server.outgoing())
+    while piece := sock.recv(65536):
+        server.take(piece)
+        for stream, call in server.calls.items():
+            if call.is_whole and stream not in answered:
+                answered.add(stream)
+                _answer_call(pod, sock, server, call)
+        sock.sendall(server.outgoing())
+
+
+def _answer_call(pod: Pod, sock: socket.socket, server: Http2Server, call: GrpcCall) -> None:
+    fields: dict[str, list[str]] = {}
+    for name, value in call.lines:
+        fields.setdefault(name.decode(), []).append(value.decode())
+    path = fields[":path"][0]
+    content = pod.saw(sock, fields[":method"][0], path, fields, bytes(call.data))
+    if call.headers.get(b"content-type", b"").startswith(b"application/grpc"):
+        server.answer(call.stream, content)
+        return
+    status, more = pod.asked_for(path)
+    head = [(b":status", b"%d" % status), *((key.lower().encode(), asked.encode()) for key, asked in more)]
+    server.respond(call.stream, [*head, (b"content-type", b"application/json")], content)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -97,38 +170,17 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _answer(self) -> None:
-        pod, url = self.server.pod, urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(url.query).items()}
         fields: dict[str, list[str]] = {}
         for name, value in self.headers.items():
             fields.setdefault(name.lower(), []).append(value)
-        body = self._body()
-        seen = {
-            "pod": pod.name, "service": pod.service, "namespace": pod.namespace, "method": self.command,
-            "path": self.path, "host": self.headers.get("host", ""), "headers": fields, "body": body.decode("latin-1"),
-        }  # fmt: skip
-        if isinstance(self.connection, ssl.SSLSocket):
-            peer = self.connection.getpeercert(binary_form=True)
-            shown = ssl.DER_cert_to_PEM_cert(peer) if peer else ""
-            seen["tls"] = {"sni": getattr(self.connection, "asked_name", ""), "client": shown}
-        pod.seen.append(seen)
-        pod.log.append(seen)
+        content = self.server.pod.saw(self.connection, self.command, self.path, fields, self._body())
         if "upgrade" in fields:
             self._upgrade()
             return
-        time.sleep(float(query.get("delay", "0")))
-        status = int(query.get("status", "200"))
-        if "fail" in query:
-            code, _, times = query["fail"].partition("x")
-            pod.failed[self.path] = pod.failed.get(self.path, 0) + 1
-            if pod.failed[self.path] <= int(times):
-                status = int(code)
-        content = json.dumps(seen).encode()
+        status, more = self.server.pod.asked_for(self.path)
         self.send_response(status)
-        if "set" in query:
-            for pair in query["set"].split(","):
-                name, _, value = pair.partition(":")
-                self.send_header(name, value)
+        for name, value in more:
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -149,6 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(101)
         self.send_header("Connection", "Upgrade")
         self.send_header("Upgrade", self.headers["upgrade"])
+        key = self.headers.get("sec-websocket-key", "").encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        digest = hashlib.sha1(key, usedforsecurity=False).digest()
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(digest).decode())
         self.end_headers()
         self.wfile.flush()
         self.close_connection = True

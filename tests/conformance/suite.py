@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance import objects as o
-from tests.conformance.echo import HTTP_PORT, TLS_PORT, Pod
+from tests.conformance.echo import H2C_PORT, HTTP_PORT, TLS_PORT, Pod
 from tests.support import manifests as m
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
@@ -30,7 +30,7 @@ SITES = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: the echo is None where no pod answered."""
+    """What came back: the echo is None where no pod answered. The status of a call of gRPC is gRPC's: 0 is OK."""
 
     status: int
     fields: tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class Answer:
     @property
     def who(self) -> str | int:
         """The Service that answered, else the status."""
-        return self.echo["service"] if self.echo is not None and self.status == 200 else self.status
+        return self.echo["service"] if self.echo is not None and self.status in (0, 200) else self.status
 
     def sent(self, name: str) -> str | None:
         """What the pod saw of a field."""
@@ -132,6 +132,7 @@ class Suite:
         leaf = self.pki.issue(*SITES)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cadata=self.pki.ca_pem)
         context.verify_mode = ssl.CERT_OPTIONAL
+        context.set_alpn_protocols(["h2", "http/1.1"])
         shown = self.backend_pki.identified(
             "abc.example.com", "other.example.com", "spiffe://abc.example.com/test-identity"
         )
@@ -158,12 +159,17 @@ class Suite:
             if name == "infra-backend-v1":
                 ports = [
                     {"name": "first-port", **ports[0]},
-                    {"name": "second-port", "port": 8081, "targetPort": 3001, "appProtocol": "kubernetes.io/h2c"},
+                    {"name": "second-port", "port": 8081, "targetPort": H2C_PORT, "appProtocol": "kubernetes.io/h2c"},
                     {"name": "third-port", "port": 8082, "targetPort": HTTP_PORT, "appProtocol": "kubernetes.io/ws"},
                 ]
-            self._add(name, ns, ports, [self._pod(name, ns, 1), self._pod(name, ns, 2)])
+            self._add(name, ns, ports, [self._pod(name, ns, number, h2c=len(ports) > 1) for number in (1, 2)])
+        calls: list[m.Manifest] = [{"port": 8080, "targetPort": HTTP_PORT, "appProtocol": "kubernetes.io/h2c"}]
+        for number in (1, 2, 3):
+            name = f"grpc-infra-backend-v{number}"
+            self._add(name, o.INFRA, calls, [self._pod(name, o.INFRA, each) for each in (1, 2)])
         secured: list[m.Manifest] = [{"name": "https", "port": 443, "targetPort": TLS_PORT, "appProtocol": "HTTPS"}]
         self._add("tls-backend", o.INFRA, secured, [self._pod("tls-backend", o.INFRA, 1, context)])
+        self._add("grpc-tls", o.INFRA, secured, [self._pod("grpc-tls", o.INFRA, 1, context)])
         again = [secured[0] | {"name": f"https-{number}", "port": port} for number, port in ((1, 443), (2, 8443))]
         self._add("two-ports", o.INFRA, again, [self._pod("two-ports", o.INFRA, 1, context)])
         half = [self._pod("half-broken", o.INFRA, 1), self._pod("half-broken", o.INFRA, 2)]
@@ -171,8 +177,8 @@ class Suite:
         self._add("half-broken", o.INFRA, [{"port": 8080, "targetPort": HTTP_PORT}], half)
         self._add("nobody", o.INFRA, [{"port": 8080, "targetPort": HTTP_PORT}], [])
 
-    def _pod(self, name: str, ns: str, number: int, context: ssl.SSLContext | None = None) -> Pod:
-        pod = Pod(f"{self._pods_net}.{len(self.pods) + 1}", name, ns, number, context, log=self.log)
+    def _pod(self, name: str, ns: str, number: int, context: ssl.SSLContext | None = None, *, h2c: bool = False) -> Pod:
+        pod = Pod(f"{self._pods_net}.{len(self.pods) + 1}", name, ns, number, context, h2c, log=self.log)
         self.pods.append(pod)
         return pod
 

@@ -33,6 +33,7 @@ class GrpcCall:
     trailers: dict[bytes, bytes] = field(default_factory=dict)
     is_whole: bool = False
     reset: int | None = None
+    lines: list[tuple[bytes, bytes]] = field(default_factory=list)  # the headers as they came, repeated ones too
 
     @property
     def message(self) -> bytes:
@@ -61,8 +62,8 @@ class Http2Server:
     def take(self, data: bytes) -> None:
         for event in self.h2.receive_data(data):
             if isinstance(event, RequestReceived):
-                headers = {bytes(name): bytes(value) for name, value in event.headers or ()}
-                self.calls[event.stream_id or 0] = GrpcCall(event.stream_id or 0, headers)
+                lines = [(bytes(name), bytes(value)) for name, value in event.headers or ()]
+                self.calls[event.stream_id or 0] = GrpcCall(event.stream_id or 0, dict(lines), lines=lines)
             elif isinstance(event, DataReceived):
                 self.calls[event.stream_id or 0].data += event.data or b""
                 if self.opens_windows:
