@@ -17,7 +17,6 @@ from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward,
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 
-REFUSED = UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503)
 TWO = {"name": "one", "fallbacks": [{"name": "two"}]}
 PLAIN = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n"
 TUNNEL = b"CONNECT a.example:22 HTTP/1.1\r\nHost: a.example:22\r\nVia: 1.1 gw\r\n"
@@ -27,6 +26,10 @@ def objects(parent: dict[str, Any] = TWO, **more: Any) -> list[m.Manifest]:
     one, two = m.backend("one", "one.example", 3128), m.backend("two", "two.example", 3129)
     login = m.secret("login", {"username": "robot", "password": "word"})
     return forward(one, two, login, parent=parent, **more)
+
+
+def refusal() -> UpstreamFault:
+    return UpstreamFault(Reason.CONNECT_REFUSED, "refused", status=503)
 
 
 def established(talk: Conversation, host: str, port: int) -> None:
@@ -40,7 +43,7 @@ def established(talk: Conversation, host: str, port: int) -> None:
 def test_where_one_cannot_be_connected_to_the_next_is_asked(converse: Start, request_: bytes):
     talk = converse(objects())
     talk.client >> request_
-    talk.refused("one.example", 3128, REFUSED)
+    talk.refused("one.example", 3128, refusal())
     talk.dialled("two.example", 3129)
     talk.origin.take(rb"(GET http://a.example/|CONNECT a.example:(22|443)) HTTP/1.1\r\n.*?\r\n\r\n")
 
@@ -51,7 +54,7 @@ def test_each_is_shown_its_own_credentials(converse: Start):
         talk = converse(objects({"name": "one", "fallbacks": [other]}))
         talk.client >> request_
         assert talk.pending_dial() is not None
-        talk.refused("one.example", 3128, REFUSED)
+        talk.refused("one.example", 3128, refusal())
         talk.dialled("two.example", 3129)
         assert b"Proxy-Authorization: Basic cm9ib3Q6d29yZA==\r\n" in talk.origin.take(rb".*?\r\n\r\n")[0]
 
@@ -59,7 +62,7 @@ def test_each_is_shown_its_own_credentials(converse: Start):
 def test_one_that_is_put_aside_costs_no_other_request_a_dial(converse: Start):
     talk = converse(objects())
     talk.client >> connect("a.example:22")
-    talk.refused("one.example", 3128, REFUSED)
+    talk.refused("one.example", 3128, refusal())
     established(talk, "two.example", 3129)
     talk.client << ESTABLISHED
     for _ in range(3):
@@ -110,8 +113,8 @@ def test_one_that_closes_when_it_is_asked_is_not_put_aside(converse: Start):
 def test_where_none_can_be_connected_to_the_last_one_is_named(converse: Start):
     talk = converse(objects())
     talk.client >> connect("a.example:22")
-    talk.refused("one.example", 3128, REFUSED)
-    talk.refused("two.example", 3129, REFUSED)
+    talk.refused("one.example", 3128, refusal())
+    talk.refused("two.example", 3129, refusal())
     status, _, _, error = talk.client.answer()
     assert (status, error["message"]) == (503, "refused (parent proxy agents/two)")
     assert talk.open == 0
