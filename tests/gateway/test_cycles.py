@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,11 +26,12 @@ from egressproxy.upstream.endpoint_health import EndpointHealth
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, OK, TlsClient, certificate, connect, exchange, forward, https, reverse
 from tests.support import manifests as m
-from tests.support.conversation import Conversation, conversation
+from tests.support.conversation import conversation
 from tests.support.http2 import Http2Origin
+from tests.support.leftovers import Leftovers, leftovers_of
 from tests.support.pki import Pki
 
-KINDS = (
+left = leftovers_of(
     ClientConnection,
     ClientHttp2,
     ClientStream,
@@ -51,32 +51,8 @@ KINDS = (
 )
 
 
-#: What other tests of this process have left alive; held, so that nothing new has its place.
-of_others: list[object] = []
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    of_others.extend(found for found in gc.get_objects() if isinstance(found, KINDS))
-    yield
-    of_others.clear()
-    gc.enable()
-
-
-def left_of(talk: Conversation) -> Counter[str]:
-    """What is still there of these kinds when everybody has left."""
-    talk.client.leaves()
-    talk.until(lambda: not talk.ports[0].state.connections)
-    talk.act(lambda: None)
-    there = {id(found) for found in of_others}
-    new = (found for found in gc.get_objects() if isinstance(found, KINDS) and id(found) not in there)
-    return Counter(type(found).__name__ for found in new)
-
-
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_nothing_is_left_of_a_request_that_was_mirrored(ends_well: bool):
+def test_nothing_is_left_of_a_request_that_was_mirrored(left: Leftovers, ends_well: bool):
     to_b = {"backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "b"}}
     rule = m.prefix_rule("/", "a", filters=[{"type": "RequestMirror", "requestMirror": to_b}])
     talk = conversation(reverse(rule, objects=(m.backend("b", "b.example", 80),)), wire="sockets")
@@ -92,30 +68,30 @@ def test_nothing_is_left_of_a_request_that_was_mirrored(ends_well: bool):
     for origin in origins:
         origin.leaves()
     talk.until(lambda: talk.open == 0)
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_a_client_that_was_served():
+def test_nothing_is_left_of_a_client_that_was_served(left: Leftovers):
     talk = conversation(forward(), wire="sockets")
     exchange(talk)
     talk.origin.leaves()
     talk.until(lambda: talk.open == 0)
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_a_tunnel():
+def test_nothing_is_left_of_a_tunnel(left: Leftovers):
     talk = conversation(forward(), wire="sockets")
     talk.client >> connect("a.example:22")
     talk.dialled("a.example", 22)
     talk.client << ESTABLISHED
     talk.origin.leaves()
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_a_client_that_spoke_tls():
+def test_nothing_is_left_of_a_client_that_spoke_tls(left: Leftovers):
     pki = Pki()
     route = m.http_route("r", m.prefix_rule("/", "a"))
     objects = [https(""), m.policy(), certificate(pki, "a.example"), m.backend("a", "a.example", 80), route]
@@ -124,11 +100,11 @@ def test_nothing_is_left_of_a_client_that_spoke_tls():
     tls = TlsClient(talk.client, pki, "a.example").shakes_hands()
     tls >> b"GET /%2e HTTP/1.1\r\nHost: b..example\r\n\r\n"
     talk.until(lambda: bool(talk.records))
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_a_request_that_went_again():
+def test_nothing_is_left_of_a_request_that_went_again(left: Leftovers):
     rule = m.prefix_rule("/", "a", retry={"attempts": 1, "codes": [503], "backoff": "0s"}, sessionPersistence={})
     talk = conversation(reverse(rule), wire="sockets")
     talk.client >> b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
@@ -137,11 +113,11 @@ def test_nothing_is_left_of_a_request_that_went_again():
         talk.origin >> b"HTTP/1.1 " + answer + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     talk.client.take(rb"HTTP/1.1 200 OK\r\n")
     talk.until(lambda: talk.open == 0)
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_endpoints_that_a_reload_has_retired():
+def test_nothing_is_left_of_endpoints_that_a_reload_has_retired(left: Leftovers):
     check = {"type": "TCP", "interval": "10s"}
     health = {"passive": {"consecutive5XxErrors": 1}, "active": check}
     watched = reverse(traffic={"healthCheck": health, "circuitBreaker": {"maxConnections": 2}})
@@ -160,7 +136,7 @@ def test_nothing_is_left_of_endpoints_that_a_reload_has_retired():
 @pytest.mark.parametrize(
     "what", ["served", "denied", "malformed", "reset", "cut", "tunnel", "tunnel to port 80", "idle"]
 )
-def test_nothing_is_left_of_a_client_that_spoke_http2(what: str):
+def test_nothing_is_left_of_a_client_that_spoke_http2(left: Leftovers, what: str):
     talk = conversation(forward(), wire="sockets")
     client = speak_http2(talk)
     if what in ("served", "reset", "cut"):
@@ -188,13 +164,13 @@ def test_nothing_is_left_of_a_client_that_spoke_http2(what: str):
     for origin in talk.origins:
         origin.leaves()
     talk.until(lambda: talk.open == 0)
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
 @pytest.mark.parametrize("ends", ["well", "denied", "cancelled", "lost"])
 @pytest.mark.parametrize("has_auth", [False, True])
-def test_nothing_is_left_of_a_call_of_grpc(ends: str, has_auth: bool):
+def test_nothing_is_left_of_a_call_of_grpc(left: Leftovers, ends: str, has_auth: bool):
     server = {"group": "egressproxy.io", "kind": "Backend", "name": "auth"}
     auth = {"type": "ExternalAuth", "externalAuth": {"protocol": "HTTP", "backendRef": server, "http": {}}}
     backends = [m.backend("a", "a.example", 80, protocol="GRPC"), m.backend("auth", "auth.example", 9000)]
@@ -228,5 +204,5 @@ def test_nothing_is_left_of_a_call_of_grpc(ends: str, has_auth: bool):
     for each in talk.origins:
         each.leaves()
     talk.until(lambda: talk.open == 0)
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import socket
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,54 +17,39 @@ from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from tests.gateway.kit import GET, certificate, connect, forward, https, reverse
 from tests.support import manifests as m
-from tests.support.conversation import Conversation, conversation
+from tests.support.conversation import conversation
+from tests.support.leftovers import Leftovers, leftovers_of
 from tests.support.pki import Pki
 
-KINDS = (ClientConnection, UpstreamConnection, TlsStream, HeldResources, Exchange, GatewayError)
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def left_of(talk: Conversation) -> Counter[str]:
-    """What is still there of these kinds when everybody has left."""
-    talk.client.leaves()
-    talk.until(lambda: not talk.ports[0].state.connections)
-    talk.act(lambda: None)
-    return Counter(type(found).__name__ for found in gc.get_objects() if isinstance(found, KINDS))
+left = leftovers_of(ClientConnection, UpstreamConnection, TlsStream, HeldResources, Exchange, GatewayError)
 
 
 @pytest.mark.parametrize("request_", [GET.replace(b"a.example", b"b.example"), connect("b.example:443")])
-def test_nothing_is_left_of_a_denial(request_: bytes):
+def test_nothing_is_left_of_a_denial(left: Leftovers, request_: bytes):
     talk = conversation(forward(), wire="sockets")
     talk.client >> request_
     talk.until(lambda: bool(talk.records))
     assert talk.records[0]["status"] == 403
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_a_body_that_a_limit_refused():
+def test_nothing_is_left_of_a_body_that_a_limit_refused(left: Leftovers):
     talk = conversation(reverse(limits={"maxBodyBytes": 10}), wire="sockets")
     talk.client >> b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 11\r\n\r\n"
     talk.until(lambda: bool(talk.records))
     assert talk.records[0]["status"] == 413
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_a_handshake_that_failed():
+def test_nothing_is_left_of_a_handshake_that_failed(left: Leftovers):
     pki = Pki()
     talk = conversation([https(""), m.policy(), certificate(pki, "a.example")], wire="sockets")
     talk.counts_octets = False
     talk.client >> b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
     talk.until(lambda: not talk.ports[0].state.connections)
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
@@ -75,17 +59,17 @@ def refused_port() -> int:
 
 
 @pytest.mark.parametrize("request_", [GET, connect("a.example:443")])
-def test_nothing_is_left_of_a_connection_that_was_refused(request_: bytes):
+def test_nothing_is_left_of_a_connection_that_was_refused(left: Leftovers, request_: bytes):
     talk = conversation(forward(), wire="sockets")
     talk.dialer.port = refused_port()  # type: ignore[union-attr]
     talk.client >> request_
     talk.until(lambda: bool(talk.records))
     assert talk.records[0]["status"] == 503
-    assert left_of(talk) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()
 
 
-def test_nothing_is_left_of_attempts_at_several_backends():
+def test_nothing_is_left_of_attempts_at_several_backends(left: Leftovers):
     objects = [
         m.gateway(m.http_listener(8080)),
         *(m.backend(name, f"{name}.example", 80) for name in ("a", "b", "c", "d")),
@@ -104,7 +88,7 @@ def test_nothing_is_left_of_attempts_at_several_backends():
     talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
     talk.until(lambda: bool(talk.records))
     assert (talk.records[0]["status"], talk.records[0]["attempts"]) == (200, 4)
-    found = left_of(talk)  # what the ends of these connections hold
+    found = left.of(talk)  # what the ends of these connections hold
     gc.collect()
-    assert left_of(talk) == found
+    assert left.of(talk) == found
     talk.close()

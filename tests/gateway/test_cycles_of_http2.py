@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from h2.errors import ErrorCodes
@@ -17,18 +16,11 @@ from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.upstream import Http2Upstream, UpstreamStream
 from tests.gateway.backends.test_http2_connections import GET, UPGRADE, dialled, h2c, started
 from tests.support.conversation import Conversation, conversation
+from tests.support.leftovers import Leftovers, leftovers_of
 
-KINDS = (
+left = leftovers_of(
     ClientConnection, Http2Upstream, UpstreamStream, StreamTransport, HeldResources, Exchange, GatewayError,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def is_served(talk: Conversation) -> None:
@@ -96,16 +88,10 @@ def becomes_a_tunnel(talk: Conversation) -> None:
         becomes_a_tunnel,
     ],
 )  # fmt: skip
-def test_nothing_is_left_of_an_exchange(happens: Callable[[Conversation], None]):
+def test_nothing_is_left_of_an_exchange(left: Leftovers, happens: Callable[[Conversation], None]):
     talk = conversation(h2c(), wire="sockets")
     talk.counts_octets = False
     happens(talk)
     talk.until(lambda: bool(talk.records))
-    for peer in (*talk.clients, *talk.origins):
-        if not peer.is_gone:
-            peer.leaves()
-    talk.until(talk._is_empty)
-    talk.act(lambda: None)
-    assert Counter(type(found).__name__ for found in gc.get_objects() if isinstance(found, KINDS)) == Counter()
-
+    assert left.of(talk) == Counter()
     talk.close()

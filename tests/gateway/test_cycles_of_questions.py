@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,20 +19,13 @@ from tests.gateway.ext_authz import test_filter as http
 from tests.gateway.ext_authz import test_grpc_client as grpc
 from tests.gateway.kit import OK
 from tests.support.conversation import Conversation, conversation
+from tests.support.leftovers import Leftovers, leftovers_of
 
-KINDS = (
+left = leftovers_of(
     ClientConnection, UpstreamConnection, Http2Upstream, UpstreamStream, HeldResources, Exchange, BufferedRequest,
     GatewayError,
 )  # fmt: skip
 TIMES = {"timeouts": {"backendRequest": "50ms"}}
-
-
-@pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def serve(talk: Conversation) -> None:
@@ -105,17 +97,11 @@ def grpc_is_not_heard_by_the_client(talk: Conversation) -> None:
         (grpc.guarded(), grpc_is_not_heard_by_the_client),
     ],
 )
-def test_nothing_is_left_of_a_question(written: Any, happens: Callable[[Conversation], None]):
+def test_nothing_is_left_of_a_question(left: Leftovers, written: Any, happens: Callable[[Conversation], None]):
     talk = conversation(written, wire="sockets")
     talk.counts_octets = False
     talk.client >> http.POST
     happens(talk)
     talk.until(lambda: bool(talk.records))
-    for peer in (*talk.clients, *talk.origins, *talk._accepted):
-        if not peer.is_gone:
-            peer.leaves()
-    talk.until(talk._is_empty)
-    talk.until(lambda: not any(sum(c.counts()) for c in talk.snapshot.connectors.values()))
-    talk.act(lambda: None)
-    assert Counter(type(found).__name__ for found in gc.get_objects() if isinstance(found, KINDS)) == Counter()
+    assert left.of(talk) == Counter()
     talk.close()

@@ -671,6 +671,7 @@ class Conversation:
 
     def refused(self, host: str, port: int, error: UpstreamFault) -> None:
         """The gateway has dialled this destination, in vain (memory only)."""
+        assert error.__traceback__ is None, "it was raised before: it keeps alive whatever it went through"
         dial = self._next_dial(host, port)
         self.act(lambda: dial.future.set_exception(error))
 
@@ -727,18 +728,23 @@ class Conversation:
         try:
             checks = [each.checks for each in self.snapshot.connectors.values() if each.checks is not None]
             self.act(lambda: [each.stop() for each in checks])
-            for peer in (*self.clients, *self.origins, *self._accepted):
-                if not peer.is_gone:
-                    peer.leaves()
-            self.until(self._is_empty)
+            self.everybody_leaves()
             self._check()
         finally:
             logging.getLogger("egressproxy").removeHandler(self._handler)
             self.run(self._stop())
             self.loop.close()
 
+    def everybody_leaves(self) -> None:
+        """Clients and origins close their connections, and the gateway has seen it."""
+        for peer in (*self.clients, *self.origins, *self._accepted):
+            if not peer.is_gone:
+                peer.leaves()
+        self.until(self._is_empty)
+
     def _is_empty(self) -> bool:
-        return not self.open and not any(bound.open_connections or bound.state.tunnels for bound in self.ports)
+        asked = any(sum(connector.counts()) for connector in self.snapshot.connectors.values())
+        return not (self.open or asked or any(bound.open_connections or bound.state.tunnels for bound in self.ports))
 
     def _check(self) -> None:
         for bound in self.ports:

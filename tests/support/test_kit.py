@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import socket
@@ -14,7 +15,10 @@ import dns.resolver
 import pytest
 import requests
 
+from tests.gateway.kit import forward
 from tests.support import net
+from tests.support.conversation import conversation
+from tests.support.leftovers import Leftovers
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.origins import basic
@@ -84,3 +88,23 @@ def test_a_port_that_somebody_listens_on_is_not_given(monkeypatch: pytest.Monkey
         busy, free = taken.getsockname()[1], free_port()
         monkeypatch.setattr(net, "_ports", iter([busy, free]))
         assert net.free_port() == free
+
+
+def test_leftovers_are_what_came_since_and_stayed():
+    class Thing: ...
+
+    before = Thing()
+    left = Leftovers(Thing)
+    after = Thing()
+    talk = conversation(forward())
+    assert left.of(talk) == {"Thing": 1}
+    del after
+    assert not left.of(talk)
+    gc.disable()
+    circle = Thing()
+    circle.me = circle  # type: ignore[attr-defined]
+    del circle
+    assert left.of(talk) == {"Thing": 1}
+    gc.enable()
+    talk.close()
+    assert before
