@@ -14,13 +14,12 @@ import pytest
 from tests.e2e.test_parents import PASSWORD, needs, tunnel
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message, tls_secret
 from tests.support import manifests as m
-from tests.support.basic_proxy import BasicProxy
 from tests.support.manifests import Manifest
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
-from tests.support.socks_proxy import SocksProxy
+from tests.support.scripted_proxy import BasicProxy, SocksProxy
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(90)

@@ -17,11 +17,11 @@ import pytest
 
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message
 from tests.support import manifests as m
-from tests.support.basic_proxy import BasicProxy
 from tests.support.manifests import Manifest
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.scripted_proxy import BasicProxy
 
 pytestmark = pytest.mark.timeout(90)
 PASSWORD = "c0rrect-horse"
