@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,10 @@ from egressproxy.gateway.backends.health_checks import HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
-from egressproxy.gateway.backends.parent_ways import ParentWays
+from egressproxy.gateway.backends.parent_specs import direct_spec, parent_spec, specs_of_ways
+from egressproxy.gateway.backends.parent_ways import OpenerOfWays, ParentWays
 from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
-from egressproxy.ir.policy import AddressAllowance
-from egressproxy.ir.resilience import NO_RESILIENCE
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_address
@@ -66,7 +64,7 @@ class Connector:
         self.parent: Connector | None = None
         self.ways: ParentWays[Connector] | None = None  # where there is more than one
         if spec.backend.other_parents or spec.backend.no_proxy:
-            self.ways = parent_ways(spec, network)
+            self.ways = _parent_ways(spec, network)
             self.parent = self.ways.connectors[0].parent
         elif spec.backend.parent is not None:
             self.parent = Connector(parent_spec(spec), network, behind=spec.backend)
@@ -388,7 +386,7 @@ class Connector:
     def start(self) -> None:
         """The connector is in service: ask its endpoints whether they are well, where that is configured."""
         if self.checks is None and self.watched is not None and self.spec.resilience.check is not None:
-            opener = self.opener if self.ways is None else OpenerOfWays(self)
+            opener = self.opener if self.ways is None else OpenerOfWays(self.spec, self.network, self.parent, self.ways)
             self.checks = HealthChecks(self.spec, self.network, opener, self.watched)
             self.checks.start()
 
@@ -422,63 +420,9 @@ class Connector:
         return f"Connector({self.name}, {len(self.targets.known)} targets)"
 
 
-class OpenerOfWays(ConnectionOpener):
-    """Opens connections of health checks as those of requests: by the first way whose parent can be connected to."""
-
-    __slots__ = ("_ways",)
-
-    def __init__(self, connector: Connector) -> None:
-        super().__init__(connector.spec, connector.network, connector.parent)
-        assert connector.ways is not None
-        self._ways = connector.ways
-
-    async def open(
-        self,
-        x: Exchange,
-        target: DialTarget,
-        connect: Steps | None,
-        protocol: asyncio.Protocol,
-        alpn: tuple[str, ...] = HTTP_1_1,
-    ) -> asyncio.Transport:
-        """As `ConnectionOpener.open`."""
-        return await self._ways.reach(
-            target.host, target.port, lambda way: way.opener.open(x, target, connect, protocol, alpn)
-        )
-
-
-def parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
+def _parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
     """A connector for each parent of the backend, and one without for what no parent is asked for."""
-    backend = replace(spec.backend, other_parents=(), no_proxy=())
-    others = (
-        replace(
-            backend,
-            parent=each.backend,
-            parent_credentials=each.credentials,
-            parent_dns=each.dns,
-            parent_identity_key=each.identity_key,
-        )
-        for each in spec.backend.other_parents
-    )
-    ways = [
-        (way.parent.name if way.parent is not None else "-", Connector(replace(spec, backend=way), network))
-        for way in (backend, *others)
-    ]
-    direct = None
-    if spec.backend.no_proxy:
-        alone = replace(backend, parent=None, parent_credentials=None, parent_dns=None, parent_identity_key=None)
-        direct = Connector(replace(spec, backend=alone), network)
-    return ParentWays(ways, direct, spec.backend.no_proxy, lambda: network.wheel.now)
-
-
-def parent_spec(spec: ConnectionIR) -> ConnectionIR:
-    """The parent is reached under the same rules as the backend behind it, but that its name may lead into the network:
-    an operator wrote it, and such proxies stand inside. Not to this machine, to metadata, nor to what is denied.
-    """
-    parent = spec.backend.parent
-    assert parent is not None
-    addresses = spec.addresses
-    if parent.destination is Destination.FQDN:
-        own = AddressAllowance(hostnames=(parent.hostname,))
-        addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
-    dns = spec.backend.parent_dns or spec.dns
-    return replace(spec, backend=parent, addresses=addresses, dns=dns, resilience=NO_RESILIENCE)
+    ways = [(name, Connector(each, network)) for name, each in specs_of_ways(spec)]
+    no_proxy = spec.backend.no_proxy
+    direct = Connector(direct_spec(spec), network) if no_proxy else None
+    return ParentWays(ways, direct, no_proxy, lambda: network.wheel.now)

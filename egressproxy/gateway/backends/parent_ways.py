@@ -7,16 +7,23 @@ it has succeeded. Only connections are made again: what a parent answers is an a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from egressproxy.filters.chain import Steps
+from egressproxy.gateway.backends.dial_targets import DialTarget
+from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.backends.opener import ConnectionOpener, Parent
 from egressproxy.gateway.backends.parent_connect import ParentUnreachable
-from egressproxy.ir.backend import NoProxyRule
+from egressproxy.ir.backend import ConnectionIR, NoProxyRule
+from egressproxy.model.exchange import Exchange
+from egressproxy.net.tls_contexts import HTTP_1_1
 
-__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "NoProxy", "ParentWays"]
+__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "NoProxy", "OpenerOfWays", "ParentWays"]
 
 #: How long a parent that cannot be connected to is put aside: the first time, and at most.
 FIRST_PAUSE_S = 1.0
@@ -154,6 +161,31 @@ class ParentWays(Generic[C]):
         now = self._now()
         names = (f"{way.parent} (aside)" if way.until > now else way.parent for way in self._ways)
         return f"ParentWays({', '.join(names)})"
+
+
+class OpenerOfWays(ConnectionOpener):
+    """Opens connections of health checks as those of requests: by the first way whose parent can be connected to."""
+
+    __slots__ = ("_ways",)
+
+    def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, ways: ParentWays[Any]) -> None:
+        """`ways` gives connectors."""
+        super().__init__(spec, network, parent)
+        self._ways = ways
+
+    async def open(
+        self,
+        x: Exchange,
+        target: DialTarget,
+        connect: Steps | None,
+        protocol: asyncio.Protocol,
+        alpn: tuple[str, ...] = HTTP_1_1,
+    ) -> asyncio.Transport:
+        """As `ConnectionOpener.open`."""
+        opened: asyncio.Transport = await self._ways.reach(
+            target.host, target.port, lambda way: way.opener.open(x, target, connect, protocol, alpn)
+        )
+        return opened
 
 
 def _pause_s(failures: int) -> float:
