@@ -132,6 +132,7 @@ class GatewayError(Exception):
     policy = "-"
     entry = "-"
     reset_code = -1  # that of the RST_STREAM with which a backend has ended its stream (RFC 9113 section 7)
+    is_left_out = False  # a GOAWAY of the backend says that it has not looked at the request (RFC 9113 section 6.8)
     is_quotable = True  # message and remedy contain no path, field or body of the request
 
     def __init__(

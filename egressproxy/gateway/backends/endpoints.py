@@ -192,8 +192,8 @@ class TargetGuard(TargetWatch, WatchesTargets):
             if upstream is None:  # it has waited for the connection, or for other requests
                 return not (isinstance(target, Target) and target.waiting)
             return self._has_kept_us_waiting(upstream)
-        if upstream is not None and upstream.was_reused and error.retry is RetrySafety.IF_REUSED:
-            return False  # an idle connection that the server has closed
+        if upstream is not None and upstream.was_reused and (error.retry is RetrySafety.IF_REUSED or error.is_left_out):
+            return False  # the server has ended a connection that had served
         return error.reason in FAILURES
 
     def _has_kept_us_waiting(self, upstream: Upstream) -> bool:

@@ -36,7 +36,7 @@ __all__ = ["Course", "FailoverGroup", "aside_s", "may_serve", "status_of_answer"
 
 #: Attempts for one request, whatever the endpoints.
 MAX_ATTEMPTS: Final = 16
-#: Idle connections that had died, and are replaced before the backend counts as failed.
+#: Connections that had died or were ended by a GOAWAY, and are replaced before the backend counts as failed.
 MAX_STALE: Final = 2
 #: Our own limits of connections to one backend: another one has its own.
 _BUSY: Final = frozenset((Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.CIRCUIT_OPEN))
@@ -187,10 +187,11 @@ class Course:
 
     def _goes_to_same(self, x: Exchange, backend: RouteBackend, error: GatewayError, tried: Collection[Target]) -> bool:
         """Whether it is not the backend that has failed: an idle connection had died, or one of several endpoints is
-        down. A backend may have read the request on such a connection before it ended.
+        down. A backend may have read the request on such a connection before it ended, unless its GOAWAY says that it
+        has not.
         """
-        if error.retry is RetrySafety.IF_REUSED:
-            if not self._may_be_seen_twice(x):
+        if error.retry is RetrySafety.IF_REUSED or error.is_left_out:
+            if not (error.is_left_out or self._may_be_seen_twice(x)):
                 return False
             self._stale += 1
             return self._stale <= MAX_STALE

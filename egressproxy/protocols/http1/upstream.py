@@ -340,7 +340,8 @@ class UpstreamConnection(FlowControl):
             return None
         if self.served == 1 and isinstance(self.transport, TlsStream):
             message = "the upstream ended the TLS connection before its first word"
-            return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=type(error).__name__)
+            detail = type(error).__name__
+            return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=RetrySafety.IF_IDEMPOTENT)
         if isinstance(error, ConnectionResetError | BrokenPipeError):
             message = "the upstream reset its connection"
             return UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.IF_REUSED)

@@ -219,7 +219,7 @@ class UpstreamStream(Http2Stream):
         """End the exchange: its place is free. A stream that is not over is reset."""
         connection = self.connection
         if self.number and not self.is_over:
-            if not self._is_complete and connection.heard_at < self._begun_at <= connection.wheel.now - DOUBT_S:
+            if not self._is_complete and max(connection.heard_at, self._begun_at) <= connection.wheel.now - DOUBT_S:
                 connection.retire()  # nobody may be there any more
             if self._is_complete and self.has_said_all:
                 connection.forget(self)
@@ -333,10 +333,10 @@ class UpstreamStream(Http2Stream):
         """
         if self._is_complete or self._is_given_up:
             return
-        if code == ErrorCodes.REFUSED_STREAM:
-            fault = unseen("the upstream refused the stream")
-        elif self._is_answered:
+        if self._is_answered:
             fault = UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF, detail=name(code))
+        elif code == ErrorCodes.REFUSED_STREAM and not self._interim:
+            fault = unseen("the upstream refused the stream")
         elif code == ErrorCodes.HTTP_1_1_REQUIRED:
             self.connection.http_1_is_required()
             fault = unseen("the upstream wants HTTP/1.1")
@@ -355,9 +355,17 @@ class UpstreamStream(Http2Stream):
             self._fail(fault)
 
     def was_not_seen(self) -> None:
-        """A GOAWAY says that the upstream has not looked at this stream."""
-        if not self._is_given_up:
-            self._fail(unseen("the upstream closes its connection"))
+        """A GOAWAY says that the upstream has not looked at this stream. What it has answered, it has looked at."""
+        if self._is_complete or self._is_given_up:
+            return
+        if self._is_answered:
+            self._fail(UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF))
+        elif self._interim:
+            self._fail(UpstreamFault(Reason.UPSTREAM_CLOSED, _CLOSED, retry=RetrySafety.IF_IDEMPOTENT))
+        else:
+            fault = unseen("the upstream closes its connection")
+            fault.is_left_out = True
+            self._fail(fault)
 
     def was_sent(self) -> None:
         """END_STREAM of ours is on its way."""
@@ -567,13 +575,15 @@ class Http2Upstream(Http2Connection):
     def loss_fault(self) -> UpstreamFault:
         """Why streams end with the connection, those that the upstream may have seen."""
         if self._why:
-            return UpstreamFault(Reason.BAD_RESPONSE, f"the upstream's connection failed: {self._why}")
+            message = f"the upstream's connection failed: {self._why}"
+            return UpstreamFault(Reason.BAD_RESPONSE, message, retry=RetrySafety.IF_IDEMPOTENT)
         error = self._loss
         if isinstance(error, ssl.SSLError):
             return tls_fault(error)
         if not self.heard_at and isinstance(self.transport, TlsStream):
             message = "the upstream ended the TLS connection before its first word"
-            return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=type(error).__name__)
+            detail = type(error).__name__
+            return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=RetrySafety.IF_IDEMPOTENT)
         return UpstreamFault(Reason.UPSTREAM_CLOSED, _CLOSED, retry=RetrySafety.IF_REUSED)
 
     # --- asyncio's callbacks ---------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tests.gateway.kit import OK, OK_PASSED
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.http2 import Http2Origin
+from tests.support.http2_client import raw_frame
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde"
@@ -704,6 +705,18 @@ def test_a_stream_that_is_reset_goes_to_the_next_backend(converse: Start, code: 
     origin.server.h2.reset_stream(1, code)
     origin.goes_on()
     goes_on_to_b(talk)
+
+
+@pytest.mark.parametrize("replay", ["All", "Idempotent"])
+def test_what_a_goaway_has_left_out_goes_to_the_same_backend(converse: Start, replay: str):
+    talk = converse(over_http2(replay=replay))
+    http2_asked(talk).peer >> raw_frame(7, bytes(8))
+    again = Http2Origin(talk, talk.dialled("a.example", 80))
+    (seen,) = again.waits_for(1).values()
+    assert bytes(seen.data) == b"abcde"
+    again.responds(1)
+    talk.client << OK_PASSED
+    assert talk.record()["attempts_detail"][0]["backend"] == "agents/a"
 
 
 def test_a_code_of_failure_of_a_stream_goes_to_the_next_backend(converse: Start):
