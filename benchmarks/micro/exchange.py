@@ -14,6 +14,7 @@ from benchmarks.micro.codec import GET, POST, RESPONSE, SMALL, SMALL_RESPONSE
 from benchmarks.micro.stage import Stage
 from egressproxy.model.fields import Fields
 from tests.support.conversation import Conversation, MemoryPeer
+from tests.support.http2 import Http2Server
 from tests.support.http2_client import Http2Client, head, raw_frame
 
 __all__ = ["stages"]
@@ -57,6 +58,49 @@ FILTERED = (
     config: {response: {set: [{name: X-Served-By, value: bench}], remove: [Age]}}
 """
 )
+CALLS = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: gw}
+spec:
+  gatewayClassName: egressproxy
+  listeners: [{name: reverse, port: 8080, protocol: HTTP}]
+---
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: calls}
+spec:
+  destination:
+    type: Fqdn
+    fqdn: {hostname: api.example.com}
+    ports: [{number: 80, protocol: H2C, tls: {mode: None}}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: calls}
+spec:
+  parentRefs: [{name: gw, sectionName: reverse}]
+  hostnames: [api.example.com]
+  rules:
+  - matches: [{method: {service: bench.Echo, method: Say}}]
+    backendRefs: [{group: egressproxy.io, kind: Backend, name: calls}]
+"""
+MESSAGE = bytes(4) + b"\x40" + b"m" * 64
+CALL = [
+    *head(b"POST", b"/bench.Echo/Say", b"api.example.com"),
+    (b"te", b"trailers"),
+    (b"content-type", b"application/grpc"),
+    (b"user-agent", b"grpc-python/1.66.0 grpc-c/43.0.0 (linux; chttp2)"),
+    (b"grpc-accept-encoding", b"identity, deflate, gzip"),
+    (b"grpc-timeout", b"20S"),
+    (b"authorization", b"Bearer some-token"),
+]
+REPLY = [
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"date", b"Sun, 22 Nov 2026 15:43:40 GMT"),
+    (b"server", b"bench"),
+]
 POST_ABSOLUTE = POST.replace(b"POST /", b"POST http://api.example.com/")
 SMALL_GET = SMALL.replace(b"GET /a", b"GET http://api.example.com/a")
 
@@ -69,6 +113,7 @@ def stages() -> Iterator[Stage]:
     yield whole_http2("the same, each request with an id of its own", PLAIN, GET, RESPONSE, has_id=True)
     yield whole("13 and 15 fields, 1 KiB both ways, allowed", PLAIN, POST_ABSOLUTE, RESPONSE)
     yield whole_http2("the same, from a client of HTTP/2", PLAIN, POST_ABSOLUTE, RESPONSE)
+    yield whole_call("a unary call of gRPC, HTTP/2 on both sides, 64 bytes both ways")
 
 
 def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
@@ -81,7 +126,7 @@ def whole(name: str, manifests: str, request: bytes, response: bytes) -> Stage:
     origin >> response
     assert client.received.startswith(b"HTTP/1.1 200"), bytes(client.received)
 
-    return stage(name, talk, client, origin, lambda: request, response)
+    return stage(name, talk, client, origin, lambda: request, lambda: response)
 
 
 def whole_http2(name: str, manifests: str, request: bytes, response: bytes, *, has_id: bool = False) -> Stage:
@@ -114,13 +159,60 @@ def whole_http2(name: str, manifests: str, request: bytes, response: bytes, *, h
             return raw_frame(1, block + own, number, 0x04) + raw_frame(0, body, number, 0x01)
         return raw_frame(1, block + own, number, 0x05)
 
-    return stage(name, talk, client, origin, next_request, response)
+    return stage(name, talk, client, origin, next_request, lambda: response)
+
+
+def whole_call(name: str) -> Stage:
+    """Calls on one connection, and on one to the backend. What both say is made beforehand."""
+    talk = Conversation(CALLS, {}, is_memory=True)
+    talk.counts_octets = False
+    client = cast(MemoryPeer, talk.client)
+    talk.log.record = lambda x: None  # type: ignore[method-assign]
+    peer, server = Http2Client(2**31 - 1), Http2Server()
+    for each in (peer, server):
+        each.h2.increment_flow_control_window(2**31 - 1 - 65535)
+    origin: MemoryPeer | None = None
+    for _ in range(2):  # the second time every field is in the tables
+        asked = peer.request(CALL, MESSAGE)
+        request = peer.outgoing()
+        client >> request
+        if origin is None:
+            origin = cast(MemoryPeer, talk.dialled("api.example.com", 80))
+            origin >> server.outgoing()
+        server.take(bytes(origin.received))
+        server.outgoing()
+        origin.received.clear()
+        answered = max(server.calls)
+        server.respond(answered, REPLY, MESSAGE, [(b"grpc-status", b"0")])
+        response = server.outgoing()
+        origin >> response
+        talk.settle()
+        assert MESSAGE in client.received, bytes(client.received)
+    assert origin is not None
+    asks, answers = _renumbered(request, asked + 2), _renumbered(response, answered + 2)
+    return stage(name, talk, client, origin, lambda: next(asks), lambda: next(answers))
+
+
+def _renumbered(frames: bytes, first: int) -> Iterator[bytes]:
+    """The same frames on one stream after the other."""
+    parts, at = [], 0
+    while at < len(frames):
+        size = 9 + int.from_bytes(frames[at : at + 3], "big")
+        parts.append((frames[at : at + 5], frames[at + 9 : at + size]))
+        at += size
+    for number in itertools.count(first, 2):
+        yield b"".join(start + number.to_bytes(4, "big") + payload for start, payload in parts)
 
 
 def stage(
-    name: str, talk: Conversation, client: MemoryPeer, origin: MemoryPeer, request: Callable[[], bytes], response: bytes
+    name: str,
+    talk: Conversation,
+    client: MemoryPeer,
+    origin: MemoryPeer,
+    request: Callable[[], bytes],
+    response: Callable[[], bytes],
 ) -> Stage:
-    """`request` makes the next one."""
+    """`request` and `response` make the next ones."""
 
     def exchange() -> None:
         origin.received.clear()
@@ -133,7 +225,7 @@ def stage(
             for _ in range(TURNS):
                 await asyncio.sleep(0)
             assert origin.received, "the request was not sent on"
-            origin.transport.deliver(response)
+            origin.transport.deliver(response())
             for _ in range(TURNS):
                 await asyncio.sleep(0)
             assert client.received, "the response was not sent on"

@@ -145,7 +145,7 @@ class Http2Connection(FlowControl):
                 if kind == HEADERS:
                     if len(frame) <= HEADER_SIZE:
                         self._guard.frame_came(kind, 0, now)
-                    if not self._take_request(frame):
+                    if not (self._take_request(frame) or self._take_fields(frame)):
                         self._take_frame(kind, frame)
                 else:
                     if kind != PREFACE:
@@ -185,6 +185,23 @@ class Http2Connection(FlowControl):
         if has_ended:
             stream = self.streams.get(number)
             if stream is not None:
+                stream.take_end()
+        return True
+
+    def _take_fields(self, frame: bytes) -> bool:
+        """A HEADERS frame, if it is the head of a response, or trailers, and the usual one."""
+        found = self._h2.new_fields(frame)
+        if found is None:
+            return False
+        number, fields, has_ended, are_trailers = found
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.octets_in += len(frame)
+            if are_trailers:
+                stream.take_trailers(fields)
+            else:
+                stream.take_response(fields, has_ended=has_ended)
+            if has_ended and self.streams.get(number) is stream:
                 stream.take_end()
         return True
 
@@ -344,6 +361,17 @@ class Http2Connection(FlowControl):
             stream.has_said_all = True
             stream.was_sent()
 
+    def send_request(self, stream: Http2Stream, block: bytes, *, is_last: bool) -> None:
+        """The head of a request, in HPACK: the stream begins. Raises H2Error where it cannot."""
+        self._h2.say_request(stream.number, block, is_last=is_last)
+        stream.octets_out += HEADER_SIZE + len(block)
+        self._guard.frame_sent()
+        if not self._is_dirty:
+            self._touch()
+        if is_last:
+            stream.has_said_all = True
+            stream.was_sent()
+
     def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
         """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
         h2, number = self._h2, stream.number
@@ -406,7 +434,7 @@ class Http2Connection(FlowControl):
             stream._is_ending = False
             stream.has_said_all = True
             if stream._trailers is not None:
-                h2.say_fields(stream.number, stream._trailers, is_last=True)
+                h2.say_trailers(stream.number, stream._trailers)
             else:
                 h2.say_data(stream.number, b"", is_last=True)
             self._touch()

@@ -45,7 +45,6 @@ from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_trailers
-from egressproxy.protocols.http2.request_fields import block_fields
 from egressproxy.protocols.http2.response_fields import (
     CONTINUE,
     TUNNEL_ESTABLISHED,
@@ -402,8 +401,7 @@ class DownstreamStream(Http2Stream):
 
     def end_body(self, trailers: bytes) -> None:
         """The response is whole."""
-        trailers = self.trailers_to_send(trailers) if trailers else b""
-        self.end(block_fields(trailers) if trailers else None)
+        super().end_body(self.trailers_to_send(trailers) if trailers else b"")
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
         """What goes on of the trailers of a response."""

@@ -24,7 +24,9 @@ __all__ = [
     "FieldEncoder",
     "FieldList",
     "RememberedFields",
+    "block_code",
     "encoded",
+    "encoded_once",
 ]
 
 FieldList = list[tuple[bytes, bytes]]
@@ -41,10 +43,15 @@ MAX_RESIZES = 2
 MAX_REMEMBERED = 256
 #: Lines whose code is remembered, of all connections together.
 MAX_LINES = 4096
+#: Names up to this size are decoded once, so many of them, of all connections together.
+MAX_NAME, MAX_NAMES = 32, 2048
 #: Never to be put into a table, by any hop (RFC 7541 section 7.1.3).
 SENSITIVE = frozenset(
     b"authorization proxy-authorization cookie set-cookie x-api-key api-key x-goog-api-key x-amz-security-token".split()
 )
+
+#: Nor lines that are others each time: they would take the places of those that come again.
+_NOT_REMEMBERED = SENSITIVE | {b"grpc-timeout"}
 
 _STATIC = HeaderTable.STATIC_TABLE
 _STATIC_LENGTH = len(_STATIC)
@@ -144,10 +151,10 @@ class FieldDecoder:
                 if index:
                     name = table.get_by_index(index)[0]
                 else:
-                    name, at = _string(data, at)
+                    name, at = _name(data, at)
                 value, at = _string(data, at)
                 field = (name, value)
-                if first & 0x40:
+                if first & 0x40 and table.maxsize:  # a table of no size stays as it is, as that of nginx does
                     table.add(name, value)
                     has_changed = True
             fields.append(field)
@@ -185,6 +192,26 @@ def _string(data: bytes, at: int) -> tuple[bytes, int]:
         raise HPACKError("a string is cut short")
     text = data[at:end]
     return (huffman.decoded(text) if first & 0x80 else text), end
+
+
+def _name(data: bytes, at: int) -> tuple[bytes, int]:
+    """As `_string`, of a name: the same ones come again and again, and none is a secret."""
+    length = data[at] & 0x7F
+    end = at + 1 + length
+    if length > MAX_NAME or end > len(data):
+        return _string(data, at)
+    code = data[at:end]
+    name = _NAMES.get(code)
+    if name is None:
+        name, _ = _string(code, 0)
+        if len(_NAMES) >= MAX_NAMES:
+            _NAMES.clear()
+        _NAMES[code] = name
+    return name, end
+
+
+#: Names as they stood in a block, with their length.
+_NAMES: dict[bytes, bytes] = {}
 
 
 class FieldEncoder:
@@ -228,7 +255,7 @@ class EncodedLines(dict[bytes, bytes]):
         name, _, value = line.partition(b":")
         name = name.lower()
         code = b"" if name in self._never else encoded(name, value.strip(b" \t"))
-        if len(line) <= MAX_REMEMBERED and name not in SENSITIVE:
+        if len(line) <= MAX_REMEMBERED and name not in _NOT_REMEMBERED:
             if len(self) >= MAX_LINES:
                 self.clear()
             self[line] = code
@@ -256,6 +283,19 @@ def _made_start(name: bytes) -> tuple[bytes, dict[bytes, int]]:
 
 _start = lru_cache(maxsize=512)(_made_start)
 _remembered = lru_cache(maxsize=4096)(encoded)
+
+
+def encoded_once(name: bytes, value: bytes) -> bytes:
+    """As `encoded`, of a field that comes again: it is remembered, unless it is long. Its name is not SENSITIVE."""
+    return _remembered(name, value) if len(value) <= MAX_REMEMBERED else encoded(name, value)
+
+
+_trailer_code = EncodedLines(frozenset()).__getitem__
+
+
+def block_code(block: bytes) -> bytes:
+    """The lines of a block of HTTP/1 (model/fields), which is not empty, as trailers in HPACK."""
+    return b"".join(map(_trailer_code, block.split(b"\r\n")[1:]))
 
 
 def _prefixed(value: int, prefix: int, flags: int) -> bytes:

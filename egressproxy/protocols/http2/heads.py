@@ -32,6 +32,8 @@ _VALUE_BYTES = bytes((9, 10, *range(0x20, 0x7F), *range(0x80, 0x100)))
 _ABSOLUTE = TargetForm.ABSOLUTE  # a member looked up on its class costs 60 ns more
 #: Methods whose heads say more than `_Meaning` keeps.
 _UNUSUAL = frozenset((b"CONNECT", b"OPTIONS", b"TRACE"))
+#: Methods to which a head may mean something else.
+_ANSWERED_OTHERWISE = frozenset((b"CONNECT", b"HEAD"))
 _line = b"\r\n%b: %b".__mod__
 _PATH = re.compile(rb'[!"$-\[\]-~]+')
 
@@ -232,8 +234,39 @@ def without_host(hop_fields: HopFields) -> HopFields:
     return tuple(part for name, value in pairs if name != b"host" for part in (name, value))
 
 
+class _Answer:
+    """What was read from a list of fields, for the next response of the same list."""
+
+    __slots__ = ("block", "body", "has_ended", "phrase", "status", "via")
+
+    def __init__(self, head: ResponseHead, *, has_ended: bool) -> None:
+        self.has_ended = has_ended
+        self.status = head.status
+        self.phrase = head.phrase
+        self.block = head.fields.block
+        self.body = head.body
+        self.via = head.via
+
+
 def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *, has_ended: bool) -> ResponseHead:
-    """The head of a response to this method. Raises Malformed."""
+    """The head of a response to this method. Raises Malformed.
+
+    As of requests: fields that the decoder remembers are checked once.
+    """
+    if type(fields) is not RememberedFields or method in _ANSWERED_OTHERWISE:
+        return _read_response(fields, limits, method, has_ended)
+    known = fields.meaning
+    if type(known) is _Answer and known.has_ended is has_ended:
+        head = ResponseHead(known.status, known.phrase, Fields(known.block))
+        head.body = known.body
+        head.via = known.via
+        return head
+    head = _read_response(fields, limits, method, has_ended)
+    fields.meaning = _Answer(head, has_ended=has_ended)
+    return head
+
+
+def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, has_ended: bool) -> ResponseHead:
     pseudo, plain = taken_apart(fields)
     status = pseudo.get(b":status", b"")
     if len(pseudo) != 1 or len(status) != 3 or not status.isdigit() or status < b"100" or status == b"101":
@@ -246,6 +279,8 @@ def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *
     head = response_head.read_response_head(status, PHRASES.get(int(status), b""), block, hop, method)
     head.connection_close = False
     if has_ended:
+        if head.is_interim:
+            raise Malformed(Reason.BAD_RESPONSE, "an interim response that ends the stream")
         if head.body > 0:
             raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")
         head.body = 0
@@ -256,6 +291,15 @@ def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *
 
 def read_trailers(fields: FieldList, limits: HeadLimits) -> bytes:
     """The block of those trailers that may be passed on. Raises Malformed. Source: RFC 9113 section 8.1."""
+    if type(fields) is not RememberedFields:
+        return _read_trailers(fields, limits)
+    known = fields.meaning
+    if type(known) is not bytes:
+        known = fields.meaning = _read_trailers(fields, limits)
+    return known
+
+
+def _read_trailers(fields: FieldList, limits: HeadLimits) -> bytes:
     block = checked_block(fields, limits)
     if {name for name, _ in fields} & CONNECTION_SPECIFIC:
         raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.protocols.http1.writer import WITH_CONTENT, via_line
-from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.field_coding import EncodedLines, FieldList, encoded, encoded_once
 
-__all__ = ["block_fields", "request_fields"]
+__all__ = ["block_fields", "request_code"]
 
 #: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
 _NEVER = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade host te content-length".split())
+_LINES = EncodedLines(_NEVER)
+_code = _LINES.__getitem__
 #: An extended CONNECT needs no proof that it was understood (RFC 8441 section 5).
-_NEVER_IN_CONNECT = _NEVER | {b"sec-websocket-key"}
-_VIA = len(b"\r\nVia: ")
+_code_in_connect = EncodedLines(_NEVER | {b"sec-websocket-key"}).__getitem__
+#: Methods whose code is kept.
+MAX_METHODS = 64
 
 
 def block_fields(block: bytes) -> FieldList:
@@ -27,28 +30,46 @@ def block_fields(block: bytes) -> FieldList:
     return fields
 
 
-def request_fields(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secure: bool) -> FieldList:
-    """The head as it goes to a backend: `host` becomes :authority, `pseudonym` is our name in Via.
+def request_code(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secure: bool) -> bytes:
+    """The head as it goes to a backend, in HPACK: `host` becomes :authority, `pseudonym` is our name in Via.
 
     A head with an `upgrade` is an extended CONNECT for that protocol (RFC 8441 section 4), if its caller has seen that
     this is allowed. The content has to follow in the length that `head.body` says.
     """
-    method = head.method
-    fields = [(b":method", method), (b":scheme", b"https" if is_secure else b"http"), (b":path", head.path)]
-    fields.append((b":authority", host))
+    method, body = head.method, head.body
+    lines = head.fields.block.split(b"\r\n")
+    lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
+    codes = [
+        _CONNECT if head.upgrade else _METHODS[method],
+        _HTTPS if is_secure else _HTTP,
+        encoded_once(b":path", head.path),
+        encoded_once(b":authority", host),
+    ]
     if head.upgrade:
-        fields[0] = (b":method", b"CONNECT")
-        fields.append((b":protocol", head.upgrade.lower()))
-    never = _NEVER_IN_CONNECT if head.upgrade else _NEVER
-    for field in block_fields(head.fields.block):
-        if field[0] not in never:
-            fields.append(field)
-    fields.append((b"via", via_line(head.via, head.http_1_0, pseudonym)[_VIA:]))
-    body = head.body
-    if body != CHUNKED and not head.upgrade and (body or method in WITH_CONTENT):
-        fields.append((b"content-length", b"%d" % body))
+        codes.append(encoded(b":protocol", head.upgrade.lower()))
+        codes += map(_code_in_connect, lines)
+    else:
+        codes += map(_code, lines)
+        if body != CHUNKED and (body or method in WITH_CONTENT):
+            codes.append(encoded_once(b"content-length", b"%d" % body))
     if head.te_trailers:
-        fields.append((b"te", b"trailers"))
+        codes.append(_TE_TRAILERS)
     if head.max_forwards >= 0:
-        fields.append((b"max-forwards", b"%d" % head.max_forwards))
-    return fields
+        codes.append(encoded(b"max-forwards", b"%d" % head.max_forwards))
+    return b"".join(codes)
+
+
+class _Methods(dict[bytes, bytes]):
+    """The code of :method."""
+
+    def __missing__(self, method: bytes) -> bytes:
+        code = encoded(b":method", method)
+        if len(self) < MAX_METHODS:
+            self[method] = code
+        return code
+
+
+_METHODS = _Methods()
+_CONNECT = encoded(b":method", b"CONNECT")
+_TE_TRAILERS = encoded(b"te", b"trailers")
+_HTTP, _HTTPS = encoded(b":scheme", b"http"), encoded(b":scheme", b"https")

@@ -11,7 +11,7 @@ from h2.errors import ErrorCodes
 
 from egressproxy.net.flow_control import HIGH_WATER, Reads
 from egressproxy.net.pieces import keep
-from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.field_coding import FieldList, block_code, encoded
 
 __all__ = ["Http2Stream", "StreamCarrier"]
 
@@ -69,7 +69,7 @@ class Http2Stream:
         self._unsent: list[bytes] = []
         self._unsent_size = 0
         self._is_ending = False  # END_STREAM goes out behind what is unsent
-        self._trailers: FieldList | None = None
+        self._trailers: bytes | None = None  # in HPACK
 
     # --- writing -------------------------------------------------------------------------------------------------
     def feed_from(self, feeder: Reads | None) -> None:
@@ -106,11 +106,18 @@ class Http2Stream:
         self.send_body(data)
 
     def end(self, trailers: FieldList | None) -> None:
-        """Nothing more is said on this stream."""
+        """Nothing more is said on this stream, but for these trailers."""
+        self._end(b"".join([encoded(*field) for field in trailers]) if trailers else None)
+
+    def end_body(self, trailers: bytes) -> None:
+        """The same; `trailers` are a block of HTTP/1 (model/fields)."""
+        self._end(block_code(trailers) if trailers else None)
+
+    def _end(self, code: bytes | None) -> None:
         if self.is_over:
             return
         self._is_ending = True
-        self._trailers = trailers
+        self._trailers = code
         self.connection.send_waiting(self)
 
     def _look_whether_blocked(self) -> None:
@@ -175,6 +182,10 @@ class Http2Stream:
     @abstractmethod
     def take_data(self, data: bytes) -> None:
         """A piece of the peer's message."""
+
+    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+        """The head of the peer's answer: of streams that we have begun."""
+        raise NotImplementedError
 
     @abstractmethod
     def take_trailers(self, fields: FieldList) -> None:

@@ -33,7 +33,7 @@ from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import FrameError
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
-from egressproxy.protocols.http2.request_fields import block_fields, request_fields
+from egressproxy.protocols.http2.request_fields import request_code
 from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
@@ -152,12 +152,12 @@ class UpstreamStream(Http2Stream):
             self.error = connection.upgrade_fault(request.upgrade)
             self._websocket_key = request.fields.get(b"sec-websocket-key") or b""
         if self.error is None:
-            fields = request_fields(request, host, pseudonym, is_secure=connection.is_secure)
-            self.error = connection.begin_stream(self, fields, is_last=request.body == 0 and not request.upgrade)
+            code = request_code(request, host, pseudonym, is_secure=connection.is_secure)
+            self.error = connection.begin_stream(self, code, is_last=request.body == 0 and not request.upgrade)
 
     def end_body(self, trailers: bytes) -> None:
         """Send the end of the request's body, with these trailers: the request is whole."""
-        self.end(block_fields(trailers) if trailers else None)
+        super().end_body(trailers)
         self.sent_at = self.connection.wheel.now
 
     def next_head(self) -> ResponseHead | None:
@@ -527,15 +527,15 @@ class Http2Upstream(Http2Connection):
         super().close()
 
     # --- for streams -----------------------------------------------------------------------------------------------
-    def begin_stream(self, stream: UpstreamStream, fields: FieldList, *, is_last: bool) -> UpstreamFault | None:
-        """Send the head of a new stream. Gives a fault where that cannot be."""
+    def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
+        """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
         if self.is_lost:
             return unseen(_CLOSED)
         try:
             number = self._h2.get_next_available_stream_id()
             self.streams[number] = stream
             stream.number = number
-            stream.send_fields(fields, is_last=is_last)
+            self.send_request(stream, code, is_last=is_last)
         except H2Error:  # it takes fewer by now, or the identifiers are used up
             self.streams.pop(stream.number, None)
             stream.number = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from h2.connection import AllowedStreamIDs, ConnectionInputs, ConnectionState, H2Connection
+from h2.connection import ConnectionInputs, ConnectionState, H2Connection
 from h2.events import Event
 from h2.exceptions import ProtocolError, TooManyStreamsError
 from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
@@ -41,7 +41,8 @@ _SEND_HEADERS = StreamInputs.SEND_HEADERS  # a member looked up on its class cos
 _SEND_INTERIM = StreamInputs.SEND_INFORMATIONAL_HEADERS
 _SEND_DATA = StreamInputs.SEND_DATA
 _SEND_END = StreamInputs.SEND_END_STREAM
-_SERVING = ConnectionState.SERVER_OPEN
+_CONNECTION_BEGINS = ConnectionInputs.SEND_HEADERS
+_SERVING, _ASKING = ConnectionState.SERVER_OPEN, ConnectionState.CLIENT_OPEN
 _OPEN, _HEARD, _SAID, _CLOSED = (
     StreamState.OPEN,
     StreamState.HALF_CLOSED_REMOTE,
@@ -77,23 +78,62 @@ class UsualFrames(H2Connection):
             or self.incoming_buffer._headers_buffer
         ):
             return None
-        try:
-            fields: FieldList = self.decoder.decode(frame[HEADER_SIZE:])  # type: ignore[assignment]
-        except ProtocolError as error:
-            self._terminate_connection(error.error_code)
-            raise
-        if self._windows is None:
-            self._windows = (self.local_settings.initial_window_size, self.remote_settings.initial_window_size)
-        stream = self.stream_class(number, self.config, *self._windows)
-        stream.max_outbound_frame_size = self.max_outbound_frame_size
-        machine = stream.state_machine
+        fields = self._decoded(frame)
+        machine = self._new_stream(number).state_machine
         machine.client = False
         machine.headers_received = True
         has_ended = flags & END_STREAM == END_STREAM
         machine.state = _HEARD if has_ended else _OPEN
-        self.streams[number] = stream
         self.highest_inbound_stream_id = number
         return number, fields, has_ended
+
+    def _new_stream(self, number: int) -> H2Stream:
+        if self._windows is None:
+            self._windows = (self.local_settings.initial_window_size, self.remote_settings.initial_window_size)
+        stream = self.streams[number] = self.stream_class(number, self.config, *self._windows)
+        stream.max_outbound_frame_size = self.max_outbound_frame_size
+        return stream
+
+    def new_fields(self, frame: bytes) -> tuple[int, FieldList, bool, bool] | None:
+        """Number, fields, whether END_STREAM is here, and whether they are trailers, of a HEADERS frame on a stream
+        that has begun: the head of a response, interim ones too, or trailers.
+
+        None: it is something else, and for `hear`. Raises ProtocolError, as that does.
+        """
+        flags, number = flags_and_stream(frame)
+        stream = self.streams.get(number)
+        if stream is None or flags & _SHAPE != END_HEADERS or self.incoming_buffer._headers_buffer:
+            return None
+        machine = stream.state_machine
+        state = machine.state
+        has_ended = flags & END_STREAM == END_STREAM
+        are_trailers = machine.headers_received
+        if (
+            (state is not _OPEN and state is not _SAID)
+            or (machine.trailers_received or not has_ended if are_trailers else not machine.client)
+            or self.state_machine.state not in _TALKING
+        ):
+            return None
+        fields = self._decoded(frame)
+        if are_trailers:
+            machine.trailers_received = True
+        elif has_ended or (fields and fields[0][1][:1] != b"1"):
+            machine.headers_received = True
+        if has_ended:
+            if state is _OPEN:
+                machine.state = _HEARD
+            else:
+                machine.state = _CLOSED
+                machine.stream_closed_by = _PEER_HAS_ENDED
+        return number, fields, has_ended, bool(are_trailers)
+
+    def _decoded(self, frame: bytes) -> FieldList:
+        """The fields of a HEADERS frame. Raises ProtocolError."""
+        try:
+            return self.decoder.decode(frame[HEADER_SIZE:])  # type: ignore[return-value]
+        except ProtocolError as error:
+            self._terminate_connection(error.error_code)
+            raise
 
     def new_data(self, frame: bytes) -> tuple[int, bytes, bool] | None:
         """Number, data, and whether END_STREAM is here, of a DATA frame for which there was room on an open stream.
@@ -130,8 +170,14 @@ class UsualFrames(H2Connection):
     def give_back(self, number: int, size: int) -> bool:
         """So many bytes of the windows were read. True: the peer is told. Raises H2Error."""
         stream = self.streams.get(number)
-        if stream is not None and stream.open:
-            ours, all_ours = stream._inbound_window_manager, self._inbound_flow_control_window_manager
+        all_ours = self._inbound_flow_control_window_manager
+        if stream is None or not stream.open:
+            all_read = all_ours._bytes_processed + size
+            if all_read < all_ours.max_window_size // 2 and all_ours.current_window_size:
+                all_ours._bytes_processed = all_read
+                return False
+        else:
+            ours = stream._inbound_window_manager
             read, all_read = ours._bytes_processed + size, all_ours._bytes_processed + size
             if (
                 read < ours.max_window_size // 2
@@ -169,19 +215,40 @@ class UsualFrames(H2Connection):
 
     # --- what goes -------------------------------------------------------------------------------------------------
     def say_fields(self, number: int, fields: FieldList, *, is_last: bool) -> None:
-        """A list of fields on a stream; one that is new begins with it. Raises H2Error."""
-        stream = self.streams.get(number)
-        if stream is None:
-            if len(self.streams) >= self.remote_settings.max_concurrent_streams:
-                raise TooManyStreamsError("the peer takes no more")
-            self.state_machine.process_input(ConnectionInputs.SEND_HEADERS)
-            stream = self._begin_new_stream(number, AllowedStreamIDs.ODD)
-        machine = stream.state_machine
+        """A list of fields on a stream of a client: a head, or trailers. Raises H2Error."""
+        machine = self.streams[number].state_machine
         is_interim = not machine.client and fields[0][0] == b":status" and fields[0][1][:1] == b"1"
         machine.process_input(_SEND_INTERIM if is_interim else _SEND_HEADERS)
         if is_last:
             machine.process_input(_SEND_END)
         self._write_block(number, self.encoder.encode(fields), END_STREAM if is_last else 0)
+
+    def say_request(self, number: int, block: bytes, *, is_last: bool) -> None:
+        """The head of a request, in HPACK without a table, on a new stream. Raises H2Error where there can be none."""
+        if len(self.streams) >= self.remote_settings.max_concurrent_streams:
+            raise TooManyStreamsError("the peer takes no more")
+        if self.state_machine.state is not _ASKING:
+            self.state_machine.process_input(_CONNECTION_BEGINS)
+        if number <= self.highest_outbound_stream_id or not number & 1:
+            raise ProtocolError("a request on a stream that has begun")
+        machine = self._new_stream(number).state_machine
+        machine.client = True
+        machine.headers_sent = True
+        machine.state = _SAID if is_last else _OPEN
+        self.highest_outbound_stream_id = number
+        if not self.encoder.has_begun:
+            block = self.encoder.begun(block)
+        self._write_block(number, block, END_STREAM if is_last else 0)
+
+    def say_trailers(self, number: int, block: bytes) -> None:
+        """The end of a message, in HPACK without a table. Raises H2Error where there can be none."""
+        machine = self.streams[number].state_machine
+        state = machine.state
+        if not machine.headers_sent or machine.trailers_sent or (state is not _HEARD and state is not _OPEN):
+            raise ProtocolError("trailers where there can be none")
+        machine.trailers_sent = True
+        self._end(machine)
+        self._write_block(number, block, END_STREAM)
 
     def say_response(self, number: int, block: bytes, *, is_last: bool) -> None:
         """The final head of a response, in HPACK without a table. Raises H2Error where there can be none."""
@@ -248,13 +315,11 @@ class UsualFrames(H2Connection):
         size = len(data)
         if size and size > self.room_for(number):
             raise ProtocolError("more content than there is room for")
-        if machine.state is _HEARD:  # a response, nearly always
+        if machine.state is _HEARD or machine.state is _OPEN:
             if is_last:
                 self._end(machine)
         else:
             machine.process_input(_SEND_DATA)
-            if is_last:
-                machine.process_input(_SEND_END)
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
         out = self._data_to_send

@@ -11,7 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from egressproxy.protocols.http2.field_coding import (
+    _NAMES,
     MAX_LINES,
+    MAX_NAMES,
     MAX_REMEMBERED,
     MAX_RESIZES,
     CompressionError,
@@ -79,6 +81,29 @@ def test_equal_blocks_are_decoded_once():
     ours = decoder()
     block = FieldEncoder().encode([(b":method", b"GET")])[1:]
     assert ours.decode(block) is ours.decode(block)
+
+
+def test_equal_blocks_are_decoded_once_where_the_table_has_no_size():
+    """As of servers that say that their table is empty, and still put their fields into it."""
+    ours = decoder()
+    assert ours.decode(b"\x20\x40\x01a\x01b") == [(b"a", b"b")]
+    again = ours.decode(b"\x40\x01a\x01b")
+    assert again == [(b"a", b"b")]
+    assert ours.decode(b"\x40\x01a\x01b") is again
+    with pytest.raises(CompressionError):
+        ours.decode(b"\xbe")
+
+
+def test_names_are_decoded_as_other_strings_are():
+    names = [b"n%d" % number for number in range(MAX_NAMES + 10)] + [b"l" * size for size in range(1, 300)]
+    for is_huffman in (False, True):
+        for name in names:
+            block = Encoder().encode([(name, b"v")], huffman=is_huffman)
+            assert decoder().decode(block) == [(name, b"v")]
+            assert decoder().decode(block) == [(name, b"v")]
+            assert len(_NAMES) <= MAX_NAMES
+            with pytest.raises(CompressionError):
+                decoder().decode(block[:-2])
 
 
 @pytest.mark.parametrize(("fields", "size"), [(9, 1 << 20), (1000, 300)])
