@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tests.conformance.authorization import CHECK, check
 from tests.support.http2 import GrpcCall, Http2Server
 
 __all__ = ["H2C_PORT", "HTTP_PORT", "TLS_PORT", "Pod"]
@@ -28,6 +29,7 @@ class Pod:
     """A pod of a Service. What it answers is JSON (of gRPC: as the message): who it is, and the request as it came.
 
     With `tls` it listens on TLS_PORT, too. With `h2c` it listens on H2C_PORT, too, where it speaks HTTP/2 alone.
+    Every pod is an authorization server for those who ask in gRPC.
 
     The query of a request may ask for more: `delay` (seconds), `status`, `fail` (`500x2`: that status for the first two
     requests of the path), `set` (`name:value`, a field of the answer).
@@ -148,7 +150,7 @@ def _answer_call(pod: Pod, sock: socket.socket, server: Http2Server, call: GrpcC
     path = fields[":path"][0]
     content = pod.saw(sock, fields[":method"][0], path, fields, bytes(call.data))
     if call.headers.get(b"content-type", b"").startswith(b"application/grpc"):
-        server.answer(call.stream, content)
+        server.answer(call.stream, check(call.message) if path == CHECK else content)
         return
     status, more = pod.asked_for(path)
     head = [(b":status", b"%d" % status), *((key.lower().encode(), asked.encode()) for key, asked in more)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.conformance.objects import INFRA, gateway, listener_set, route, rule
 from tests.conformance.objects import http as web
 from tests.conformance.suite import Suite
 from tests.support.manifests import Manifest
+from tests.support.waiting import WAIT_S
 
 SERVED = ("Accepted=True/Accepted", "Programmed=True/Programmed", "Conflicted=False/NoConflicts")
 LOST = ("Accepted=False/ProtocolConflict", "Programmed=False/ProtocolConflict", "Conflicted=True/ProtocolConflict")
@@ -102,6 +104,110 @@ class TestProtocolConflicts:
     )
     def test_who_answers(self, suite: Suite, host: str, who: str | int):
         assert suite.ask("owner", host=host).who == who
+
+
+def test_a_route_is_at_the_parents_that_it_names_and_at_no_other(suite: Suite):
+    suite.apply(
+        gateway("owner", web("own", 80, "own.example.com"), **ADMITS),
+        listener_set("set", "owner", web("a", 80, "a.example.com")),
+        route("at-gateway", "owner", rule("/gateway")),
+        route("at-set", at("set"), rule("/set", "infra-backend-v2")),
+    )
+    suite.route("at-gateway", "Accepted=True/Accepted")  # one parent, as written
+    suite.route("at-set", "Accepted=True/Accepted")
+    suite.listener("owner", "own", *SERVED, attached=1)
+    suite.listener("set", "a", *SERVED, attached=1, kind="ListenerSet")
+    found = {
+        (host, path): suite.ask("owner", path, f"{host}.example.com").who
+        for host in ("own", "a")
+        for path in ("/gateway", "/set")
+    }
+    assert found == {
+        ("own", "/gateway"): "infra-backend-v1", ("own", "/set"): 404,
+        ("a", "/gateway"): 404, ("a", "/set"): "infra-backend-v2",
+    }  # fmt: skip
+
+
+class TestTrafficDuringChanges:
+    """Changes that leave somebody to serve a request cost none."""
+
+    def test_who_serves_changes_and_no_request_is_lost(self, suite: Suite):
+        shared = lambda name: listener_set(name, "owner", web("shared", 80, "x.example.com"))  # noqa: E731
+        owner = gateway("owner", web("own", 80, "own.example.com"), web("wild", 80, "*.w.example.com"), **ADMITS)
+        late = listener_set("late", "owner", web("a", 80, "a.w.example.com"))
+        shares = route("shares", [at("alpha"), at("beta")], rule())
+        suite.apply(owner, shared("alpha"), shared("beta"), late, shares, route("moves", "owner/wild", rule()))
+        entry(suite, "beta", "shared", "Conflicted=True/HostnameConflict")
+        hosts = ("x.example.com", "b.w.example.com")
+        moves = route("moves", ["owner/wild", at("late")], rule(to="infra-backend-v2"))
+        with Asking(suite, hosts) as asking:
+            asking.goes_on()
+            suite.apply(owner, shared("beta"), late, shares, moves)  # the set that had the hostname goes
+            entry(suite, "beta", "shared", *SERVED)
+            (parent,) = suite.get("HTTPRoute", "shares")["status"]["parents"]
+            assert parent["parentRef"]["name"] == "beta"
+            asking.goes_on()
+            suite.apply(owner, shared("beta"), late, shares, route("other", "owner/wild", rule(to="infra-backend-v3")))
+            asking.goes_on()
+        assert asking.lost == []
+        assert suite.ask("owner", host="b.w.example.com").who == "infra-backend-v3"
+
+    def test_a_route_moves_from_its_gateway_to_a_set(self, suite: Suite):
+        owner = gateway("owner", web("own", 80, "own.example.com"), web("wild", 80, "*.w.example.com"), **ADMITS)
+        set_ = listener_set("set", "owner", web("a", 80, "*.example.com"))
+        suite.apply(owner, set_, route("moves", "owner/wild", rule(), hosts="a.w.example.com"))
+        # The more specific listener goes at the same moment.
+        smaller = gateway("owner", web("own", 80, "own.example.com"), **ADMITS)
+        with Asking(suite, ("a.w.example.com",)) as asking:
+            asking.goes_on()
+            suite.apply(smaller, set_, route("moves", at("set"), rule(), hosts="a.w.example.com"))
+            asking.goes_on()
+        assert asking.lost == []
+        entry(suite, "set", "a", *SERVED)
+
+
+class Asking:
+    """Asks without a pause, each time on a connection of its own. `lost` has what was not answered with 200."""
+
+    def __init__(self, suite: Suite, hosts: tuple[str, ...]) -> None:
+        self.lost: list[object] = []
+        self._suite, self._hosts = suite, hosts
+        self._count, self._ends = 0, False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> Asking:
+        self._suite.address("owner")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends = True
+        self._thread.join(WAIT_S)
+
+    def goes_on(self, count: int = 50) -> None:
+        """Until so many more were answered."""
+        with self._changed:
+            wanted = self._count + count
+            assert self._changed.wait_for(lambda: self._count >= wanted, WAIT_S)
+
+    def _ask(self) -> None:
+        address = self._suite.address("owner")
+        while not self._ends:
+            for host in self._hosts:
+                connection = http.client.HTTPConnection(address, 80, WAIT_S)
+                try:
+                    connection.request("GET", "/test", headers={"Host": host})
+                    status = connection.getresponse().status
+                    if status != 200:
+                        self.lost.append((host, status))
+                except (OSError, http.client.HTTPException) as error:
+                    self.lost.append((host, error))
+                finally:
+                    connection.close()
+            with self._changed:
+                self._count += 1
+                self._changed.notify_all()
 
 
 class TestPortsThatChangeHands:

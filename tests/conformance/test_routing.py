@@ -30,6 +30,7 @@ class TestAttachment:
             route("missing", "same-namespace", rule("/missing", "nothing-here")),
             route("unknown-kind", "same-namespace", rule("/unknown", {"group": "x", "kind": "Odd", "name": "x"})),
             route("unused", "same-namespace", rule("/unused", ["infra-backend-v1@0", "infra-backend-v2@0"])),
+            route("nothing", "same-namespace", rule("/left-out", to=None), rule("/empty", to=None, backendRefs=[])),
             gateway("tls-only", tls("tls", port=8443, kinds=["TLSRoute"])),
             route("wrong-kind", "tls-only", rule("/")),
         )  # fmt: skip
@@ -49,6 +50,8 @@ class TestAttachment:
             ("same-namespace", "/missing", 500),
             ("same-namespace", "/unknown", 500),
             ("same-namespace", "/unused", 500),
+            ("same-namespace", "/left-out", 500),
+            ("same-namespace", "/empty", 500),
             ("same-namespace", "/stranger", "infra-backend-v2"),
         ],
     )
@@ -67,6 +70,7 @@ class TestAttachment:
             ("missing", ("Accepted=True/Accepted", "ResolvedRefs=False/BackendNotFound")),
             ("unknown-kind", ("Accepted=True/Accepted", "ResolvedRefs=False/InvalidKind")),
             ("unused", GOOD),
+            ("nothing", GOOD),
             ("wrong-kind", ("Accepted=False/NotAllowedByListeners", "ResolvedRefs=True/ResolvedRefs")),
         ],
     )
@@ -121,6 +125,8 @@ class TestMatching:
                   rule(match={**path("/path4"), "method": "PATCH"}, to=v2),
                   rule(match={**path("/path4"), **header(version="four")}, to=v3), hosts="method.com"),
             route("named", "same-namespace", rule("/", v3, name="named"), hosts="named.com"),
+            route("everywhere", "all-namespaces", rule("/", v1), rule("/long/path", v1, exact=True)),
+            route("somewhere", "all-namespaces", rule("/", v2), hosts="test.com"),
         )  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -151,6 +157,10 @@ class TestMatching:
     def test_who_answers(self, suite: Suite, host: str, path: str, fields: dict[str, str], who: int):
         answer = suite.ask("same-namespace", path, host, **fields)
         assert answer.who == (who if who > 3 else f"infra-backend-v{who}")
+
+    def test_a_route_of_the_hostname_goes_before_one_without_whatever_their_paths(self, suite: Suite):
+        for host, who in (("test.com", "infra-backend-v2"), ("other.com", "infra-backend-v1")):
+            assert suite.ask("all-namespaces", "/long/path", host).who == who
 
     def test_methods(self, suite: Suite):
         assert suite.ask("same-namespace", "/", "method.com", method="POST").who == "infra-backend-v1"
