@@ -77,6 +77,7 @@ class Reason(str, Enum):
     BAD_FRAMING = "bad_framing"
     MCP_VERSION = "mcp_version"
     MCP_SESSION = "mcp_session"
+    UNTRANSLATABLE = "untranslatable"
     UNKNOWN_CODING = "unknown_transfer_coding"
     CLIENT_GONE = "client_gone"
     CLIENT_TIMEOUT = "client_timeout"

@@ -16,6 +16,10 @@ from time import monotonic
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.ai.filters import MARK as AI_MARK
+from egressproxy.gateway.ai.filters import REQUESTS as AI_REQUESTS
+from egressproxy.gateway.ai.filters import AiRequests
+from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.mcp_sessions import McpSessions
@@ -202,9 +206,14 @@ class SnapshotBuilder:
         times = (request_s, *(backend.backend_request_s for backend in backends))
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in times)
         is_mcp = attached.kind == "HTTPRoute" and speaks_mcp(rule)
+        is_ai = any(backend.ai is not None for backend in backends)
+        if is_ai:
+            of_ai = AiRequests(name, self.metrics.translations)
+            told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
+            extensions = (*extensions, self.parts.place_own(name, told, of_ai, self.metrics.notices, mark=AI_MARK))
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
         retries = None
-        if rule.session is not None or rule.retry is not None or failovers or is_short or notes or is_mcp:
+        if rule.session is not None or rule.retry is not None or failovers or is_short or notes or is_mcp or is_ai:
             key = self.session_key
             sessions: PersistentSessions | McpSessions | None
             sessions = others = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
@@ -293,6 +302,7 @@ class SnapshotBuilder:
             unknown_extension=weighted.unknown_extension,
             parent_by=weighted.parent_by,
             priority=weighted.priority,
+            ai=AiEndpoint.of(weighted) if attached.kind == "HTTPRoute" else None,
         )
 
     def mirrors(self, attached: _Attachment, specs: Sequence[MirrorIR]) -> tuple[Mirror, ...]:

@@ -12,6 +12,7 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
 
 __all__ = [
+    "AiIR",
     "BackendIR",
     "BackendTlsIR",
     "ConnectionIR",
@@ -92,6 +93,16 @@ class McpIR:
 
 
 @dataclass(frozen=True, slots=True)
+class AiIR:
+    """`protocolOptions.ai`. `apis` are those that the backend serves, the preferred one first, by the names that a
+    Backend has for them; `prefix` is the path below which they are, without a slash at its end, or "" for none said.
+    """
+
+    apis: tuple[str, ...]
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ParentCredentials:
     """What a parent is shown: the value of Proxy-Authorization (RFC 9110 section 11.7.2), or for a SOCKS5 proxy the
     message with username and password (RFC 1929). `source` names the Secret it comes from, for people.
@@ -156,6 +167,7 @@ class BackendIR:
     kind: str = ""
     shares_name: bool = False
     mcp: McpIR | None = None  # what a backend of protocol MCP says of it
+    ai: AiIR | None = None  # what a provider of AI serves; None: nothing is translated for it
 
     def parents(self) -> Iterator[BackendIR]:
         """Every upstream gateway that may be on the way, the next ones first."""

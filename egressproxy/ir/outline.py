@@ -94,6 +94,10 @@ def _backends(made: Outline, backends: Sequence[WeightedBackend], common: Mappin
         share = f"weight {each.weight}"
         if each.failover is not None:
             share += f", priority {each.priority} of Failover {_text(each.failover)}"
+            if each.model_alias:
+                share += f", asked for model {each.model_alias}"
+            for asked, sent in each.model_aliases:
+                share += f", asked for model {sent} in place of {asked}"
         refs.append(
             f"{each.backend.name}, {share}" if each.backend is not None else f"cannot be used, {share}: {each.error}"
         )

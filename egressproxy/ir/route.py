@@ -94,7 +94,8 @@ class WeightedBackend:
     policies that run in the connect, backend-request and backend-response phases. `mirrors` are those of the ref.
     `unknown_extension` names the extensions of unknown types that close it, in words for clients; "" for none.
     `parent_by` is the EgressPolicy that names its parent; "" if the backend itself does, or has none.
-    An endpoint of a `failover` has the weight and the `priority` (lower goes first) that it has there.
+    An endpoint of a `failover` has the weight and the `priority` (lower goes first) that it has there, and it is asked
+    for the models of `model_aliases` (pairs: asked, sent), or for `model_alias` where that is not "".
     """
 
     backend: BackendIR | None
@@ -107,6 +108,8 @@ class WeightedBackend:
     parent_by: str = ""
     failover: FailoverIR | None = None
     priority: int = 0
+    model_alias: str = ""
+    model_aliases: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

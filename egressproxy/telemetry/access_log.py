@@ -231,9 +231,9 @@ class AccessLog:
             values["detail"] = x.detail[:MAX_TEXT]
         if x.attempts > 1:
             values["attempts"] = x.attempts
-            trail = AttemptTrail.of(x)
-            if trail is not None:
-                values["attempts_detail"] = trail.values
+        trail = AttemptTrail.of(x)
+        if trail is not None and (x.attempts > 1 or len(trail) > 1):  # some may have been passed over
+            values["attempts_detail"] = trail.values
         if x.notes is not None:
             values |= x.notes.get(LOGGED, {})
         if x.would_deny:

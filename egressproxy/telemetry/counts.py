@@ -62,6 +62,7 @@ class Counts:
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
     mcp_calls: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
+    translations: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     events: dict[tuple[str, str], int] = field(default_factory=dict)
     readings: dict[str, Reading] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)

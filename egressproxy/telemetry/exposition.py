@@ -143,6 +143,9 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     messages = "Messages of JSON-RPC to MCP backends, by method, tool and result."
     of_call = ("route", "backend", "method", "tool", "result")
     yield _counter("egress_mcp_messages", messages, of_call, counts.mcp_calls)
+    translated = "Requests that went to an AI provider in another API than their client's, by both and by result."
+    of_both = ("route", "backend", "client_api", "backend_api", "result")
+    yield _counter("egress_ai_translated_requests", translated, of_both, counts.translations)
     occurrences = "Occurrences that Events counted, by type and reason."
     yield _counter("egress_events", occurrences, ("type", "reason"), counts.events)
     yield _counter("egress_dns_lookups", "DNS lookups, by result.", ("result",), counts.dns_lookups)

@@ -19,6 +19,7 @@ from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCoun
 from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.notices import FilterStats, Notices
 from egressproxy.telemetry.series import Labels, Series
+from egressproxy.telemetry.translations import Translations
 
 __all__ = [
     "CircuitSource",
@@ -99,6 +100,7 @@ class Metrics:
         self.ejections: Counter[tuple[str, str, str]] = Counter()
         self.external_auth = ExternalAuthCounts()
         self.mcp_calls = McpCalls()
+        self.translations = Translations()
         self.config_generation = 0
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
@@ -270,6 +272,7 @@ class Metrics:
             dict(filters),
             dict(self.external_auth.asked),
             dict(self.mcp_calls.counted),
+            dict(self.translations.counted),
             dict(self.events),
             dict(_read_all([self._read_readings])),
             dict(_read_all([self._read_histograms])),

@@ -23,11 +23,22 @@ from egressproxy.config.resources.object_references import (
     SecretObjectReference,
 )
 from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
-from egressproxy.config.resources.values import Address, Bool, Duration, Label, Name, Pin, Port, RefusedValue
+from egressproxy.config.resources.values import (
+    Address,
+    Bool,
+    Duration,
+    Label,
+    Name,
+    Pin,
+    Port,
+    RefusedValue,
+    check_unique,
+)
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
 
 __all__ = [
     "PUBLISHED",
+    "AiOptions",
     "BackendDestination",
     "BackendPort",
     "BackendTls",
@@ -198,6 +209,10 @@ class ServiceBackend(Model):
     """Namespace of the Service. Default: that of the Backend; another one needs a ReferenceGrant."""
 
 
+#: What providers call a model.
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class FailoverEndpoint(Model):
     """The lowest priority number with a healthy endpoint serves; the rest wait."""
 
@@ -207,6 +222,10 @@ class FailoverEndpoint(Model):
     """Lower goes first."""
     weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
     """Its share among the endpoints of the same priority."""
+    model_alias: ModelName | None = None
+    """The model that this endpoint is asked for, whatever model the request names, unless `modelAliases` has it."""
+    model_aliases: Annotated[dict[ModelName, ModelName], Field(max_length=64)] = Field(default_factory=dict)
+    """By the model that the request names: the model that this endpoint is asked for. Others stay as they are."""
 
 
 class Failover(Model):
@@ -241,9 +260,28 @@ class McpOptions(Model):
     """Path of the server's MCP endpoint: requests for the path that a rule matches go there."""
 
 
+class AiOptions(Model):
+    """Which APIs of AI providers are served here: requests of another one are translated to the first of them."""
+
+    apis: Annotated[
+        tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages"], ...], Field(min_length=1, max_length=3)
+    ]
+    """The APIs that are served. A request of another of these APIs is translated to the first in the list."""
+    prefix: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """The path below which they are served: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
+    /openai/v1/messages. Default: /v1 for requests that are translated; others keep their path.
+    """
+
+    def model_post_init(self, context: Any) -> None:
+        """Each API stands once."""
+        check_unique(self.apis, "API", "apis")
+
+
 class ProtocolOptions(Model):
     mcp: McpOptions | None = None
     """For protocol MCP."""
+    ai: AiOptions | None = None
+    """For a provider of AI: its APIs, and translation to them."""
 
 
 class BackendPort(XBackendPort):

@@ -119,20 +119,31 @@ class FailoverGroup:
 class Course:
     """The way of one request through a Failover."""
 
-    __slots__ = ("_asked", "_attempts", "_failover", "_stale")
+    __slots__ = ("_asked", "_attempts", "_failover", "_left_out", "_stale")
 
     def __init__(self, failover: FailoverGroup) -> None:
         self._failover = failover
         self._asked: list[RouteBackend] = []  # in this round
+        self._left_out: list[RouteBackend] = []  # in every round
         self._attempts = 0
         self._stale = 0
 
     def first(self, now: float) -> RouteBackend:
         """The backend to ask first, or at the beginning of another round."""
-        self._asked.clear()
-        found = self._failover.choose((), now)
+        self._asked[:] = self._left_out
+        found = self._failover.choose(self._asked, now)
         assert found is not None
         return found
+
+    def left(self) -> list[RouteBackend]:
+        """The backends that were not asked in this round."""
+        return [endpoint for endpoint in self._failover.endpoints if endpoint not in self._asked]
+
+    def pass_over(self, backend: RouteBackend, now: float) -> RouteBackend | None:
+        """Leave out a backend that cannot serve this request, which is no failure. Returns the one to ask instead."""
+        self._left_out.append(backend)
+        self._asked.append(backend)
+        return self._failover.choose(self._asked, now)
 
     def begin(self, backend: RouteBackend, now: float) -> None:
         """An attempt at this backend begins."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
+from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import BodyLength
+from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
@@ -31,9 +33,19 @@ class ReplayableBody:
     """
 
     __slots__ = (
-        "_bytes", "_kept", "_limit", "_source", "_start", "_target", "_trailers", "has_begun", "is_kept", "length",
+        "_bytes",
+        "_collecting",
+        "_kept",
+        "_limit",
+        "_source",
+        "_start",
+        "_target",
+        "_trailers",
+        "has_begun",
+        "is_kept",
+        "length",
         "whole_at",
-    )  # fmt: skip
+    )
 
     def __init__(self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT) -> None:
         self.length = length
@@ -43,6 +55,7 @@ class ReplayableBody:
         self._start: Start | None = start
         self._source: Reads | None = None  # not started yet, or whole
         self._limit = limit
+        self._collecting: Driver | None = None  # whoever waits for all of it
         self._target: Upstream | None = None
         self._kept = Pieces()
         self._bytes = 0
@@ -92,6 +105,28 @@ class ReplayableBody:
         if self._trailers is None:
             self.pause_reading()
 
+    async def collect(self, driver: Driver, limit: int) -> bytes:
+        """All of it, when it has come; it stays here for attempts. Not while one of them is under way.
+
+        Raises LimitExceeded (413) where it is longer than `limit` bytes. `driver` is that of the caller.
+        """
+        assert self.is_kept
+        self._limit = max(self._limit, limit)
+        if self._trailers is None:
+            self._collecting = driver
+            start, self._start = self._start, None
+            if start is not None:
+                self._source = start(self)
+            self.resume_reading()
+            while self._trailers is None and self._bytes <= limit:
+                await pause()
+            self._collecting = None
+            self.pause_reading()
+        if self._bytes > limit:
+            message = f"the request body is longer than the {limit} bytes that are read to be changed"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
+        return self._kept.joined()
+
     # --- Reads: the backend's connection asks ----------------------------------------------------------------------
     def pause_reading(self) -> None:
         """Reads: hold the source back."""
@@ -113,6 +148,8 @@ class ReplayableBody:
         if self._target is not None:
             self._target.send_body(data)
             self._forget_if_long()
+        elif self._collecting is not None and self._bytes > self._limit:
+            self._collecting.resume()
 
     def end_body(self, trailers: bytes) -> None:
         """BodySink: the body is whole. `trailers` are kept for further attempts."""
@@ -121,6 +158,8 @@ class ReplayableBody:
         self._trailers = trailers
         if self._target is not None:
             self._target.end_body(trailers)
+        elif self._collecting is not None:
+            self._collecting.resume()
 
     def forget(self) -> None:
         """There is no further attempt: what was kept is let go."""

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
+from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.enforcement import enforce
@@ -29,7 +30,7 @@ class RouteBackend:
     `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
     is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
     `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`, `priority`: see
-    WeightedBackend.
+    WeightedBackend. `ai`: what it says of requests to AI providers.
     """
 
     name: str
@@ -45,6 +46,7 @@ class RouteBackend:
     unknown_extension: str = ""
     parent_by: str = ""
     priority: int = 0
+    ai: AiEndpoint | None = None
     clock_s: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,8 @@ from time import monotonic
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
+from egressproxy.gateway.ai.answers import Answer
+from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.failover import Course, may_serve, status_of_answer
@@ -38,7 +40,7 @@ __all__ = ["reach_with_retries"]
 
 async def reach_with_retries(
     policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None
-) -> Upstream | LocalResponse:
+) -> Answer | LocalResponse:
     """Attempt after attempt, until `x.response` is there; returns its connection, or the response of a filter.
 
     Raises GatewayError: what the last attempt raised. Source: GEP-1731.
@@ -60,6 +62,7 @@ class Attempts:
     """The attempts of one request: what was tried, and where it goes next."""
 
     __slots__ = (
+        "_ai",
         "_backend",
         "_began",
         "_body",
@@ -91,6 +94,7 @@ class Attempts:
         head, sessions = x.request, policy.sessions
         self._policy = policy
         self._x = x
+        self._ai = AiCall.of(x)
         self._client = client
         self._route = route
         self._origin = head.fields.block, head.path, x.upstream_host, head.body  # what each attempt starts from
@@ -119,14 +123,17 @@ class Attempts:
         self._following: RouteBackend | None = None
         self._wait_s = -1.0  # below 0: as the rule says
 
-    async def reach(self, collected: bytes | None) -> Upstream | LocalResponse:
+    async def reach(self, collected: bytes | None) -> Answer | LocalResponse:
         """See `reach_with_retries`. `collected` is the body, where it is here already."""
         policy, failover = self._policy, self._failover
-        if self._course is not None or policy.attempts or policy.sessions is not None:
+        ai = self._ai
+        if self._course is not None or policy.attempts or policy.sessions is not None or ai is not None:
             limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
             self._body = kept_body(self._x, self._client, self._route, collected, limit)
         policy.count_request()
         while True:
+            if ai is not None:
+                await self._prepare_for_provider(ai)
             self._begin()
             timer = None
             if self._backend.is_brief or (failover is not None and failover.spec.first_byte_s):
@@ -136,10 +143,18 @@ class Attempts:
                 if isinstance(upstream, LocalResponse):
                     return upstream
                 if await self._is_final(upstream):
+                    if ai is None:
+                        answer: Answer = upstream
+                        break
+                    if timer is not None:
+                        timer.cancel()
+                    answer = await ai.answer(self._x, upstream, self._client.driver)
                     break
                 discard(self._client, upstream)
             except (UpstreamFault, LimitExceeded) as error:
                 self._client.resources.release(reusable=False)  # of an answer without a first byte
+                if ai is not None and self._course is not None:
+                    await ai.narrow(self._x, self._client, self._body, self._course)
                 if not self._goes_on(error):
                     note_attempt(self._x, self._backend, self._outcome, self._began)
                     raise
@@ -148,7 +163,7 @@ class Attempts:
                     timer.cancel()
             await self._prepare_next()
         self._answered()
-        return upstream
+        return answer
 
     def end(self) -> None:
         """Call it however that has ended."""
@@ -176,6 +191,11 @@ class Attempts:
         if self._course is not None:
             self._course.begin(backend, self._client.wheel.now)
 
+    async def _prepare_for_provider(self, ai: AiCall) -> None:
+        chosen = await ai.prepare(self._x, self._client, self._backend, self._body, self._course)
+        if chosen is not self._backend:
+            self._backend, self._session = chosen, None
+
     async def _attempt(self, collected: bytes | None) -> Upstream | LocalResponse:
         x, backend, session = self._x, self._backend, self._session
         target = session.target(x) if session is not None else untried(backend, x, self._tried, self._down)
@@ -184,8 +204,13 @@ class Attempts:
         connector = backend.connector
         assert connector is not None  # the target is of it
         return await call_upstream(
-            self._client, x, connector, target, backend.chain, self._body or collected, self._repeat
+            self._client, x, connector, target, backend.chain, self._body_to_send or collected, self._repeat
         )
+
+    @property
+    def _body_to_send(self) -> bytes | ReplayableBody | None:
+        """What this attempt sends: what was made of the body for its provider, or the client's own."""
+        return self._body if self._ai is None or self._ai.body is None else self._ai.body
 
     async def _is_final(self, upstream: Upstream) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
@@ -199,6 +224,8 @@ class Attempts:
                 course.succeeded(self._backend)
             return True
         if course is not None and failover is not None and status in failover.codes:
+            if self._ai is not None:
+                await self._ai.narrow(x, self._client, self._body, course)
             course.answered(self._backend, x.response, self._client.wheel.now)
             self._following = self._next_backend(None)
         if self._following is None and (
@@ -267,7 +294,7 @@ class Attempts:
         await pause(self._client, self._policy.pause_s(self._retries) if self._wait_s < 0 else self._wait_s)
         head = x.request
         head.fields.block, head.path, x.upstream_host, head.body = self._origin
-        if head.expect_continue and body is not None and body.has_begun:
+        if body is not None and body.has_begun and b"expect" in head.fields:
             head.expect_continue = False
             head.fields.remove(b"expect")
         if following is not None:

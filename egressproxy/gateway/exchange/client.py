@@ -9,6 +9,7 @@ import asyncio
 from abc import abstractmethod
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -103,7 +104,7 @@ class Client(UpstreamCaller):
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
         """What the client is told of an error."""
-        return answer_for(error, x.request_id, McpCall.of(x))
+        return answer_for(error, x.request_id, McpCall.of(x) or AiCall.of(x))
 
     def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
         """A response of our own, or of a filter, as this client understands it."""

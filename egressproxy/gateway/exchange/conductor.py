@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import run
+from egressproxy.gateway.ai.answers import Answer
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
@@ -35,7 +36,6 @@ from egressproxy.model.shares import Shares
 from egressproxy.net.descriptors import descriptors
 from egressproxy.net.driver import pause
 from egressproxy.net.timers import TimerWheel
-from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 
@@ -134,7 +134,9 @@ class Conductor:
                         backend.mirrors, x
                     )  # before filters of this backend add its credential
                 connector: Connector = backend.connector  # type: ignore[assignment]  # `choose` gives none without
-                found = await call_upstream(client, x, connector, connector.target(x), backend.chain, body, _IF_STALE)
+                found: Answer | LocalResponse = await call_upstream(
+                    client, x, connector, connector.target(x), backend.chain, body, _IF_STALE
+                )
             else:
                 found = await reach_with_retries(route.retries, x, client, route, body)
                 backend = resources.backend  # type: ignore[assignment]  # that of the last attempt
@@ -163,7 +165,7 @@ class Conductor:
             if not resources.is_handed_over:
                 self.complete(x, client)
 
-    def begin_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Upstream) -> bool:
+    def begin_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Answer) -> bool:
         """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent."""
         response, request, resources = x.response, x.request, client.resources
         plan = backend.chain.response_body
@@ -187,7 +189,7 @@ class Conductor:
         resources.release(reusable=upstream.is_reusable)
         return True
 
-    async def relay_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Upstream) -> None:
+    async def relay_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Answer) -> None:
         """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
         resources, plan = client.resources, backend.chain.response_body
         if plan is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
+from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.protocols.http1.writer import safe_phrase
@@ -97,10 +98,10 @@ def is_told(error: GatewayError) -> bool:
     return error.source is FaultSource.GATEWAY and error.reason not in UNTOLD
 
 
-def answer_for(error: GatewayError, request_id: str, call: McpCall | None = None) -> LocalResponse:
+def answer_for(error: GatewayError, request_id: str, call: McpCall | AiCall | None = None) -> LocalResponse:
     """The response for this error: the reason in the status phrase, in Proxy-Status, and in a JSON body.
 
-    `call`: what the request to an MCP backend was, whose client gets an error object of JSON-RPC.
+    `call`: what the request to an MCP backend or an AI provider was: its client may get an error object of its own.
     """
     denied = is_denial(error)
     message = error.message

@@ -107,6 +107,8 @@ def backend_values(backend: RouteBackend, route: Route) -> dict[str, Any]:
             made["fallbacks"] = [each.backend.name for each in spec.backend.other_parents]
         if backend.parent_by:
             made["parentBy"] = backend.parent_by
+    if backend.ai is not None:
+        made["ai"] = backend.ai.values
     if backend.mirrors is not None:
         made["mirrors"] = [_mirror_values(each) for each in backend.mirrors]
     return made

@@ -24,6 +24,7 @@ from egressproxy.config.compile.backends.parent_credentials import identity_key,
 from egressproxy.config.compile.backends.parent_no_proxy import is_direct
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
+    ai_options,
     check_tls,
     mcp_options,
     port_forms,
@@ -349,6 +350,7 @@ class BackendCompiler:
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
             mcp=mcp_options(backend.spec, form) if form is not None else None,
+            ai=ai_options(backend.spec, form) if form is not None else None,
         )
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)

@@ -18,12 +18,13 @@ from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
 from egressproxy.config.resources.destination import BackendTls, FqdnTls
 from egressproxy.config.resources.x_backend import XBackendSpec
-from egressproxy.ir.backend import McpIR, Protocol
+from egressproxy.ir.backend import AiIR, McpIR, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
 
 __all__ = [
     "PortForm",
     "TlsForm",
+    "ai_options",
     "check_tls",
     "destination_summary",
     "mcp_options",
@@ -40,6 +41,8 @@ DEFAULT_PORT: Final = 443
 
 #: A path without query (RFC 3986 section 3.3), as far as it can stand in a request line.
 _PATH: Final = re.compile(r"/[!-\"$->@-~]*")
+#: Protocols in which no API of an AI provider is served.
+_WITHOUT_AI: Final = frozenset(("GRPC", "MCP", "SOCKS5", "TCP", "WSS"))
 #: What a mode asks for, where it is another word for one of ours.
 _MEANS: Final = {"PlatformProvided": "Simple", "InsecureDisable": "None"}
 #: Protocols that are HTTP over TLS by their name.
@@ -183,6 +186,8 @@ def notes(spec: DestinationSpec) -> Iterator[str]:
         options = port.protocol_options
         if options is not None and options.mcp is not None and form.protocol != "MCP":
             yield f"protocolOptions.mcp of port {port.value} does nothing: its protocol is {form.protocol}, not MCP."
+        if options is not None and options.ai is not None and form.protocol in _WITHOUT_AI:
+            yield f"protocolOptions.ai of port {port.value} does nothing: its protocol is {form.protocol}."
 
 
 def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
@@ -222,6 +227,15 @@ def mcp_options(spec: DestinationSpec, form: PortForm) -> McpIR | None:
     return None
 
 
+def ai_options(spec: DestinationSpec, form: PortForm) -> AiIR | None:
+    """What a port says of the APIs of its provider. A prefix that is no path says nothing."""
+    for port in spec.destination.ports:
+        ai = port.protocol_options.ai if port.protocol_options is not None else None
+        if port.value == form.number and ai is not None and form.protocol not in _WITHOUT_AI:
+            return AiIR(ai.apis, ai.prefix.rstrip("/") if ai.prefix and _PATH.fullmatch(ai.prefix) else "")
+    return None
+
+
 def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
     """What protocolOptions say that cannot be right."""
     for port in spec.destination.ports:
@@ -235,6 +249,9 @@ def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
                 f"protocolOptions.mcp.path {mcp.path} of port {port.value} is no path: it starts with /, and has no "
                 "query, fragment, blanks nor other characters than those of ASCII"
             )
+        ai = port.protocol_options.ai if port.protocol_options is not None else None
+        if ai is not None and ai.prefix and not _PATH.fullmatch(ai.prefix):
+            yield f"protocolOptions.ai.prefix {ai.prefix} of port {port.value} is no path, such as /openai/v1"
 
 
 def destination_summary(spec: DestinationSpec) -> str:

@@ -154,7 +154,17 @@ class BackendRefCompiler:
         for endpoint in spec.endpoints:
             if endpoint.weight:
                 one = self._of_ref(failover, endpoint.backend_ref, layers, scopes, filters, error, resolve=resolve)
-                found.append(replace(one, weight=endpoint.weight, failover=made, priority=endpoint.priority))
+                aliases = tuple(sorted(endpoint.model_aliases.items()))
+                found.append(
+                    replace(
+                        one,
+                        weight=endpoint.weight,
+                        failover=made,
+                        priority=endpoint.priority,
+                        model_alias=endpoint.model_alias or "",
+                        model_aliases=aliases,
+                    )
+                )
         return found or [WeightedBackend(None, weight, error=f"every endpoint of {failover} has weight 0")]
 
     def of_default(

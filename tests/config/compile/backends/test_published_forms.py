@@ -8,8 +8,8 @@ import pytest
 
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import load_text
-from egressproxy.config.reading.problems import Severity
-from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
+from egressproxy.config.reading.problems import ConfigError, Severity
+from egressproxy.ir.backend import AiIR, BackendIR, BackendTlsIR, Destination, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
 from tests.config.compile.kit import REVERSE, compiled, of_object, rule
 from tests.support.pki import Pki, chain
@@ -232,6 +232,32 @@ def test_a_known_revision_of_mcp_is_well_and_another_is_a_condition():
     assert found.severity is Severity.WARNING
     assert "did you mean 2025-06-18?" in conditions("Degraded", odd)[2]
     assert "it starts with /" in conditions("Degraded", host(form("{path: mcp}")))[2]
+
+
+def test_the_apis_of_a_provider_and_where_they_are():
+    form = ", ports: [{{number: 443, protocol: {}, tls: {{mode: Simple}}, protocolOptions: {{ai: {}}}}}]".format
+    assert served(host(form("HTTP", "{apis: [AnthropicMessages, OpenAIChat]}"))).ai == AiIR(
+        ("AnthropicMessages", "OpenAIChat")
+    )
+    assert served(host(form("HTTP2", "{apis: [OpenAIChat], prefix: /openai/v1/}"))).ai == AiIR(
+        ("OpenAIChat",), "/openai/v1"
+    )
+    odd = host(form("HTTP", "{apis: [OpenAIChat], prefix: openai}"))
+    assert served(odd).ai == AiIR(("OpenAIChat",))
+    assert conditions("Degraded", odd)[:2] == ("True", "UnsupportedProtocolOptions")
+    assert "prefix openai of port 443" in conditions("Degraded", odd)[2]
+    idle = host(form("MCP", "{apis: [OpenAIChat]}"))
+    assert served(idle).ai is None
+    assert "protocolOptions.ai of port 443 does nothing" in conditions("Accepted", idle)[2]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"), [("[OpenAIChat, OpenAIChat]", "more than once"), ("[]", "apis"), ("[Gemini]", "OpenAIChat")]
+)
+def test_apis_that_are_none_are_refused(written: str, told: str):
+    text = host(f", ports: [{{number: 443, protocolOptions: {{ai: {{apis: {written}}}}}}}]")
+    with pytest.raises(ConfigError, match=told):
+        load_text(text)
 
 
 @pytest.mark.parametrize(

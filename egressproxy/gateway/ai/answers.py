@@ -1,0 +1,188 @@
+"""Translated answers: what the conductor takes for the backend's, whole or streamed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.model.exchange import Exchange
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.flow_control import BodySink
+from egressproxy.net.pieces import Pieces
+from egressproxy.protocols.upstream import Upstream
+from egressproxy.translation.translator import ResponseTranslator
+
+__all__ = ["MAX_ANSWER", "MAX_ERROR", "Answer", "TranslatedAnswer", "TranslatedStream", "gathered"]
+
+#: Bytes of a whole answer that is translated, and of an error of which no more is read.
+MAX_ANSWER: Final = 16 * 1024 * 1024
+MAX_ERROR: Final = 64 * 1024
+
+
+class TranslatedAnswer:
+    """A body that is here. For the conductor it is an upstream whose answer has come."""
+
+    __slots__ = ("_body", "_upstream", "has_ended")
+
+    def __init__(self, upstream: Upstream, body: bytes) -> None:
+        self._upstream = upstream
+        self._body = body
+        self.has_ended = False
+
+    @property
+    def is_reusable(self) -> bool:
+        """As of the upstream."""
+        return self._upstream.is_reusable
+
+    def whole_body(self) -> bytes:
+        """The body; it is taken then."""
+        body, self._body = self._body, b""
+        self.has_ended = True
+        return body
+
+    def send_response_body_to(self, sink: BodySink) -> None:
+        """Send the body there."""
+        body = self.whole_body()
+        if body:
+            sink.send_body(body)
+        sink.end_body(b"")
+
+    async def response_end(self) -> None:
+        """It is here."""
+
+    def pause_reading(self) -> None:
+        """Reads: nothing more comes."""
+
+    def resume_reading(self) -> None:
+        """Reads: nothing more comes."""
+
+    def __repr__(self) -> str:
+        return f"TranslatedAnswer({len(self._body)} bytes)"
+
+
+class TranslatedStream:
+    """Between the backend, whose sink it is, and the client's connection, whose source it is.
+
+    A stream that ends early, or in an error of the backend, ends with the error event of the client's API.
+    """
+
+    __slots__ = ("_driver", "_sink", "_translator", "_upstream", "_x", "has_ended")
+
+    def __init__(self, x: Exchange, upstream: Upstream, translator: ResponseTranslator, driver: Driver) -> None:
+        self._x = x
+        self._upstream = upstream
+        self._translator = translator
+        self._driver = driver
+        self._sink: BodySink | None = None
+        self.has_ended = False
+
+    @property
+    def is_reusable(self) -> bool:
+        """As of the upstream, once its answer is whole."""
+        return self._upstream.is_reusable
+
+    def whole_body(self) -> None:
+        """None: it flows."""
+        return
+
+    def send_response_body_to(self, sink: BodySink) -> None:
+        """Send what is translated to this sink from now on."""
+        self._sink = sink
+        self._upstream.send_response_body_to(self)
+
+    async def response_end(self) -> None:
+        """Wait until the stream is whole and handed on. Raises UpstreamFault if it breaks off."""
+        while not self.has_ended:
+            if self._upstream.error is not None:
+                raise self._upstream.error
+            await pause()
+
+    # --- Reads: the client's connection asks ------------------------------------------------------------------------
+    def pause_reading(self) -> None:
+        """Reads: hold the backend back."""
+        self._upstream.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads: let the backend go on."""
+        self._upstream.resume_reading()
+
+    # --- BodySink: the backend gives --------------------------------------------------------------------------------
+    def send_body(self, data: bytes) -> None:
+        """BodySink: translate a piece, and hand on what has come of it."""
+        if self.has_ended:
+            return
+        self._hand_on(self._translator.feed(data))
+        if self._translator.has_failed:
+            self._end()
+
+    def end_body(self, trailers: bytes) -> None:
+        """BodySink: the backend has said all. Trailers mean nothing to clients of another API."""
+        if self.has_ended:
+            return
+        self._hand_on(self._translator.end())
+        self._end()
+
+    def _hand_on(self, data: bytes) -> None:
+        if data and self._sink is not None:
+            self._sink.send_body(data)
+
+    def _end(self) -> None:
+        self.has_ended = True
+        if self._translator.has_failed:
+            self._x.reason = Reason.UPSTREAM_INCOMPLETE
+            self._x.detail = "the backend's stream ended in an error, or before its end"
+        assert self._sink is not None
+        self._sink.end_body(b"")
+        self._driver.resume()
+
+    def __repr__(self) -> str:
+        return f"TranslatedStream({'ended' if self.has_ended else 'open'})"
+
+
+#: What the conductor sends to a client.
+Answer = Upstream | TranslatedAnswer | TranslatedStream
+
+
+class _Gathering:
+    """A sink that keeps a body up to a bound."""
+
+    __slots__ = ("_driver", "_limit", "_size", "is_too_long", "is_whole", "parts")
+
+    def __init__(self, driver: Driver, limit: int) -> None:
+        self._driver = driver
+        self._limit = limit
+        self._size = 0
+        self.parts = Pieces()
+        self.is_whole = self.is_too_long = False
+
+    def send_body(self, data: bytes) -> None:
+        """BodySink: keep a piece; what is beyond the bound is dropped."""
+        self._size += len(data)
+        if self._size <= self._limit:
+            self.parts.append(data)
+        elif not self.is_too_long:
+            self.is_too_long = True
+            self._driver.resume()
+
+    def end_body(self, trailers: bytes) -> None:
+        """BodySink: the body is whole."""
+        self.is_whole = True
+        self._driver.resume()
+
+
+async def gathered(upstream: Upstream, driver: Driver, limit: int) -> bytes:
+    """The whole body of an answer. Raises UpstreamFault where it breaks off, or is longer than `limit` bytes."""
+    body = upstream.whole_body()
+    if body is None:
+        gathering = _Gathering(driver, limit)
+        upstream.send_response_body_to(gathering)
+        while not (gathering.is_whole or gathering.is_too_long):
+            if upstream.error is not None:
+                raise upstream.error
+            await pause()
+        if not gathering.is_too_long:
+            return gathering.parts.joined()
+    elif len(body) <= limit:
+        return body
+    message = f"the backend's answer is longer than the {limit} bytes that are translated"
+    raise UpstreamFault(Reason.BAD_RESPONSE, message)

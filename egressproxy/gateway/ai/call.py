@@ -1,0 +1,252 @@
+"""AiCall: one request to a rule with AI providers: what it asks for, and in which form each backend gets it.
+
+A request that the chosen backend serves as it is passes unread. Else the body is collected, once, and each attempt has
+it made anew from the client's own: with another model, or translated to an API that the backend serves. What cannot be
+said there leads to the next endpoint of a Failover that can, without blame for this one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol
+
+from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
+from egressproxy.gateway.ai.answers import MAX_ANSWER, MAX_ERROR, Answer, TranslatedAnswer, TranslatedStream, gathered
+from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, media_type, set_request_head, set_response_head
+from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
+from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
+from egressproxy.gateway.backends.failover import Course
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
+from egressproxy.model.attempt_trail import AttemptTrail
+from egressproxy.model.exchange import Exchange
+from egressproxy.net.driver import Driver
+from egressproxy.net.timers import TimerWheel
+from egressproxy.protocols.upstream import Upstream
+from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of
+from egressproxy.translation.errors import Untranslatable, error_body
+from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
+
+__all__ = ["MAX_REQUEST", "AiCall", "AiClient"]
+
+#: Bytes of a request body that is changed or translated.
+MAX_REQUEST: Final = 8 * 1024 * 1024
+#: Characters of a model's name that the log has.
+_LOGGED: Final = 128
+#: The note of an exchange with it.
+_CALL: Final = "ai call"
+_UNTRANSLATABLE: Final = "untranslatable"
+
+
+class AiClient(InvitedClient, Protocol):
+    """What is asked of the client."""
+
+    driver: Driver
+    wheel: TimerWheel
+
+
+class _Sent(NamedTuple):
+    """What an attempt sends: `body`, or None for the client's own; the translation, where it is one; both models."""
+
+    body: bytes | None = None
+    request: TranslatedRequest | None = None
+    asked_model: str = ""
+    sent_model: str = ""
+
+
+_AS_IT_IS: Final = _Sent()
+
+
+class AiCall:
+    """`api` is the client's, None for a path of none; `backend_api` that of the attempt under way."""
+
+    __slots__ = ("_first", "_model", "_prefix", "_sent", "api", "backend_api")
+
+    def __init__(self, api: Api | None, path_prefix: bytes) -> None:
+        self.api = api
+        self.backend_api: Api | None = None
+        self._sent = _AS_IT_IS
+        self._model = ""  # that the client has asked for
+        self._first: Untranslatable | None = None  # why the first endpoint cannot serve it
+        self._prefix = path_prefix
+
+    @classmethod
+    def begin(cls, x: Exchange) -> None:
+        """Look at the head of this exchange's request, and keep the call; nothing where there is none."""
+        head = x.request
+        if head.method == b"POST" and not head.upgrade:
+            x.note(_CALL, cls(api_of(head.path), x.path_prefix))
+
+    @classmethod
+    def of(cls, x: Exchange) -> AiCall | None:
+        """That of this exchange; None where no backend of its rule is an AI provider."""
+        found = x.notes.get(_CALL) if x.notes is not None else None
+        return found if isinstance(found, cls) else None
+
+    # --- requests --------------------------------------------------------------------------------------------------
+    async def prepare(
+        self, x: Exchange, client: AiClient, backend: RouteBackend, body: ReplayableBody | None, course: Course | None
+    ) -> RouteBackend:
+        """Make the client's own request what `backend`, or the next of a Failover that can serve it, gets of it.
+
+        Returns that backend. Raises BadRequest (400) where none can; LimitExceeded (413) for a long body.
+        """
+        if self.api is None:
+            self.api = api_of(x.request.path)  # a filter of the rule has led it there
+        while True:
+            try:
+                await self._prepare(x, client, backend.ai, body)
+            except Untranslatable as error:
+                following = self._pass_over(x, backend, error, course, client.wheel.now)
+                if following is None:
+                    raise self._refusal() from None
+                backend = following
+            else:
+                return backend
+
+    async def narrow(self, x: Exchange, client: AiClient, body: ReplayableBody | None, course: Course) -> None:
+        """After a failure: take those endpoints out of the course that cannot serve this request.
+
+        Else the client would hear of them, and not of the failure, where nobody else is left.
+        """
+        if body is None or not body.is_kept:
+            return
+        for backend in course.left():
+            if backend.ai is not None and backend.ai.changes_body(self.api):
+                body.detach()
+                try:
+                    self._made(x, backend.ai, await self._collected(x, client, body))
+                except Untranslatable as error:
+                    self._pass_over(x, backend, error, course, client.wheel.now)
+
+    async def _prepare(
+        self, x: Exchange, client: AiClient, endpoint: AiEndpoint | None, body: ReplayableBody | None
+    ) -> None:
+        head = x.request
+        self._sent, self.backend_api = _AS_IT_IS, self.api
+        x.path_prefix = self._prefix
+        if endpoint is None:
+            return
+        if endpoint.changes_body(self.api):
+            self._sent = sent = self._made(x, endpoint, await self._collected(x, client, body))
+            self._model = sent.asked_model or self._model
+            if sent.request is not None:
+                self.backend_api = sent.request.target
+                x.path_prefix = b""  # what replaces it is for the client's path
+                set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
+                return
+        if endpoint.prefix and self.api is not None:
+            path, mark, query = head.path.partition(b"?")
+            if path.endswith(DEFAULT_PATHS[self.api]):
+                head.path = endpoint.path_of(self.api) + mark + query
+                x.path_prefix = b""
+
+    def _made(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Sent:
+        """What this endpoint gets. Raises Untranslatable."""
+        fields, target = x.request.fields, endpoint.api_for(self.api)
+        if self.api is None and (not body or media_type(fields) != JSON):
+            return _AS_IT_IS  # such as a file: it names no model that is known here
+        if b"content-encoding" in fields:
+            raise Untranslatable("", "its Content-Encoding is not read here: send it without")
+        named = None
+        model: str | None = endpoint.always_sends or None
+        if endpoint.renames and (model is None or target is self.api):
+            named = named_model(body)
+            model = endpoint.model_for(named.name) if named is not None else None
+        if self.api is not None and target is not None and target is not self.api:
+            check_size(body)
+            request = translate_request(body, self.api, target, model)
+            return _Sent(request.body, request, request.client_model, model or request.client_model)
+        if named is None or model is None:
+            return _AS_IT_IS
+        return _Sent(with_model(named, model) if model != named.name else None, None, named.name, model)
+
+    async def _collected(self, x: Exchange, client: AiClient, body: ReplayableBody | None) -> bytes:
+        if body is None:
+            return b""
+        invite_body(client, x.request)
+        return await body.collect(client.driver, MAX_REQUEST)
+
+    def _pass_over(
+        self, x: Exchange, backend: RouteBackend, error: Untranslatable, course: Course | None, now: float
+    ) -> RouteBackend | None:
+        self._first = self._first or error
+        AttemptTrail.kept_by(x).add(backend.name, _UNTRANSLATABLE, 0.0)
+        return course.pass_over(backend, now) if course is not None else None
+
+    def _refusal(self) -> BadRequest:
+        assert self._first is not None
+        field = f"`{self._first.field}`: " if self._first.field else ""
+        message = f"no backend of this route can serve the request: {field}{self._first.why}"
+        return BadRequest(Reason.UNTRANSLATABLE, message, close=False)
+
+    # --- answers ---------------------------------------------------------------------------------------------------
+    async def answer(self, x: Exchange, upstream: Upstream, driver: Driver) -> Answer:
+        """What the client gets of the answer in `x.response`, whose head becomes that of the translated one.
+
+        Raises UpstreamFault (502) for one that cannot be read. An answer that is no success stays one.
+        """
+        request, head = self._sent.request, x.response
+        if request is None:
+            return upstream
+        is_success = head.status < 300
+        if 300 <= head.status < 400:
+            raise _bad("is a redirect, which no translated request follows")
+        is_coded = (head.fields.get(b"content-encoding") or b"identity").lower() != b"identity"
+        if is_success and is_coded:
+            raise _bad("has a Content-Encoding, and `identity` was asked for")
+        translator = ResponseTranslator(request)
+        if is_success and request.is_stream and media_type(head.fields) == EVENT_STREAM:
+            set_response_head(head, request, EVENT_STREAM)
+            head.body = -1
+            return TranslatedStream(x, upstream, translator, driver)
+        try:
+            body = await gathered(upstream, driver, MAX_ANSWER if is_success else MAX_ERROR)
+        except UpstreamFault:
+            if is_success:
+                raise
+            body = b""  # the status says enough
+        status, body = translator.whole(head.status, b"" if is_coded else body)
+        if is_success and status >= 300:
+            raise _bad("is none that can be translated")
+        set_response_head(head, request, JSON)
+        head.status, head.body = status, len(body)
+        return TranslatedAnswer(upstream, body)
+
+    # --- what is told ----------------------------------------------------------------------------------------------
+    @property
+    def is_translated(self) -> bool:
+        """Whether the backend gets another API than the client speaks."""
+        return self._sent.request is not None
+
+    @property
+    def body(self) -> bytes | None:
+        """What the attempt under way sends; None for the client's own body."""
+        return self._sent.body
+
+    def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes | None:
+        """The body for the client, in its API; None for all errors but that of a request that cannot be translated."""
+        if error.reason is not Reason.UNTRANSLATABLE or self.api is None:
+            return None
+        field = self._first.field if self._first is not None else ""
+        return error_body(self.api, error.status, error.message, field or None, error.reason.value)
+
+    def log_fields(self) -> dict[str, object]:
+        """The fields for the access log, as far as they are known."""
+        said: dict[str, object] = {}
+        if self.api is not None:
+            said["ai_api"] = self.api.value
+        if self.backend_api is not None:
+            said["ai_backend_api"] = self.backend_api.value
+        if self._model:
+            said["ai_model"] = self._model[:_LOGGED]
+        if self._sent.sent_model:
+            said["ai_backend_model"] = self._sent.sent_model[:_LOGGED]
+        return said
+
+    def __repr__(self) -> str:
+        return f"AiCall({self.api})"
+
+
+def _bad(why: str) -> UpstreamFault:
+    return UpstreamFault(Reason.BAD_RESPONSE, f"the backend's answer {why}")

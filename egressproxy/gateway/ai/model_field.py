@@ -1,0 +1,105 @@
+"""The `model` of a request to an AI provider: found in its JSON, and replaced without touching anything else."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, NamedTuple
+
+from egressproxy.translation.errors import Untranslatable
+
+__all__ = ["NamedModel", "check_size", "named_model", "with_model"]
+
+#: Marks of JSON's structure in a body, those inside of strings counted: what reading it costs grows with them.
+MAX_MARKS: Final = 500_000
+
+_FIELD: Final = "model"
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_NOT_AN_OBJECT = "it is not an object of JSON"
+
+
+class NamedModel(NamedTuple):
+    """The model that a body names, and where in `text` its value begins and ends."""
+
+    text: str
+    name: str
+    begin: int
+    end: int
+
+
+def _refused_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refused_constant)
+
+
+def check_size(body: bytes) -> None:
+    """Raises Untranslatable for JSON of so many parts that reading it would hold up all others."""
+    if sum(map(body.count, (b",", b"{", b"["))) > MAX_MARKS:
+        raise Untranslatable("", f"it has more than {MAX_MARKS} commas, braces and brackets")
+
+
+def named_model(body: bytes) -> NamedModel | None:
+    """The `model` of the outermost object; None where it has none.
+
+    Raises Untranslatable where the body is no object of JSON, and where two readers could find two models in it: the
+    name stands twice, or in another case, which some servers take for the same.
+    """
+    check_size(body)
+    try:
+        text = body.decode()
+        return _named(text)
+    except RecursionError:
+        raise Untranslatable("", "it is nested too deeply") from None
+    except ValueError:
+        raise Untranslatable("", _NOT_AN_OBJECT) from None
+
+
+def _named(text: str) -> NamedModel | None:
+    """Raises ValueError where it is no object of JSON."""
+    found: list[NamedModel] = []
+    at = _blanks(text, 0)
+    if text[at : at + 1] != "{":
+        raise ValueError
+    at = _blanks(text, at + 1)
+    if text[at : at + 1] == "}":
+        _check_end(text, at + 1)
+        return None
+    while True:
+        if text[at : at + 1] != '"':
+            raise ValueError
+        key, at = _DECODER.raw_decode(text, at)
+        at = _blanks(text, at)
+        if text[at : at + 1] != ":":
+            raise ValueError
+        begin = _blanks(text, at + 1)
+        value, end = _DECODER.raw_decode(text, begin)
+        if key.lower() == _FIELD:
+            if key != _FIELD or found or not isinstance(value, str):
+                raise Untranslatable(key[:80], "it is not one string, which stands once")
+            found.append(NamedModel(text, value, begin, end))
+        at = _blanks(text, end)
+        mark = text[at : at + 1]
+        if mark == "}":
+            _check_end(text, at + 1)
+            return found[0] if found else None
+        if mark != ",":
+            raise ValueError
+        at = _blanks(text, at + 1)
+
+
+def with_model(named: NamedModel, model: str) -> bytes:
+    """The body with another model; every other byte is as it was."""
+    return (named.text[: named.begin] + json.dumps(model) + named.text[named.end :]).encode()
+
+
+def _blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _check_end(text: str, at: int) -> None:
+    if _blanks(text, at) != len(text):
+        raise ValueError

@@ -1,0 +1,78 @@
+"""AiEndpoint: what one backend of a rule says of AI requests: its APIs, where they are, and its names for models."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from egressproxy.ir.route import WeightedBackend
+from egressproxy.translation.apis import DEFAULT_PATHS, Api
+
+__all__ = ["AiEndpoint"]
+
+#: What DEFAULT_PATHS begin with.
+_PREFIX: Final = b"/v1"
+
+
+class AiEndpoint:
+    """`apis` are those that are served, the preferred one first; none where nothing is said, and nothing translated.
+
+    `prefix` stands before their paths; b"" where nothing is said: then requests that are not translated keep theirs.
+    """
+
+    __slots__ = ("_alias", "_aliases", "apis", "prefix")
+
+    def __init__(self, apis: tuple[Api, ...], prefix: bytes, alias: str, aliases: dict[str, str]) -> None:
+        self.apis = apis
+        self.prefix = prefix
+        self._alias = alias
+        self._aliases = aliases
+
+    @classmethod
+    def of(cls, weighted: WeightedBackend) -> AiEndpoint | None:
+        """That of a backend of a rule; None where it says nothing."""
+        said = weighted.backend.ai if weighted.backend is not None else None
+        if said is None and not weighted.model_alias and not weighted.model_aliases:
+            return None
+        apis = tuple(map(Api, said.apis)) if said is not None else ()
+        prefix = said.prefix.encode() if said is not None else b""
+        return cls(apis, prefix, weighted.model_alias, dict(weighted.model_aliases))
+
+    @property
+    def renames(self) -> bool:
+        """Whether it has a name of its own for any model."""
+        return bool(self._alias or self._aliases)
+
+    @property
+    def always_sends(self) -> str:
+        """The one model that it is asked for, whatever the request names; "" where that depends on the request."""
+        return "" if self._aliases else self._alias
+
+    def model_for(self, asked: str) -> str:
+        """The model that it is asked for, where the request names this one."""
+        return self._aliases.get(asked) or self._alias or asked
+
+    def api_for(self, api: Api | None) -> Api | None:
+        """The API in which a request of this one goes there. None: it is none that is known, and goes as it is."""
+        return api if api is None or not self.apis or api in self.apis else self.apis[0]
+
+    def changes_body(self, api: Api | None) -> bool:
+        """Whether the body of a request of this API may have to be another one here."""
+        return self.renames or self.api_for(api) is not api
+
+    def path_of(self, api: Api) -> bytes:
+        """Where it serves an API."""
+        return (self.prefix or _PREFIX) + DEFAULT_PATHS[api].removeprefix(_PREFIX)
+
+    @property
+    def values(self) -> dict[str, object]:
+        """For explanations: `apis`, `prefix`, `modelAlias` and `modelAliases`, as far as they are said."""
+        said: dict[str, object] = {
+            "apis": [api.value for api in self.apis],
+            "prefix": self.prefix.decode(),
+            "modelAlias": self._alias,
+            "modelAliases": self._aliases,
+        }
+        return {name: value for name, value in said.items() if value}
+
+    def __repr__(self) -> str:
+        return f"AiEndpoint({self.values})"

@@ -1,0 +1,232 @@
+"""Names of models: what the provider of an endpoint is asked for, and that nothing else of the request changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from egressproxy.gateway.ai.model_field import MAX_MARKS, named_model, with_model
+from egressproxy.translation.errors import Untranslatable
+from tests.gateway.backends.test_failover import answer, asked, refuse
+from tests.gateway.conftest import Start
+from tests.gateway.kit import OK, OK_PASSED
+from tests.support import manifests as m
+from tests.support.conversation import Conversation
+
+CHAT = b'{ "messages": [{"role": "user", "content": "h\\u00e9llo  \xc3\xa9"}],\r\n\t"model" : "gpt-5" , "n":1.0e0 }'
+
+
+def endpoint(name: str, priority: int, **more: Any) -> m.Manifest:
+    return {"backendRef": {"group": m.OURS, "kind": "Backend", "name": name}, "priority": priority, **more}
+
+
+def config(first: dict[str, Any], second: dict[str, Any] | None = None, **failover: Any) -> list[m.Manifest]:
+    """A Failover of a.example and b.example, whose endpoints say this beside their priority."""
+    return [
+        m.gateway(m.http_listener(8080)),
+        m.policy(),
+        m.backend("a", "a.example", 80),
+        m.backend("b", "b.example", 80),
+        m.failover("any", endpoint("a", 0, **first), endpoint("b", 1, **(second or {})), **failover),
+        m.http_route("route", m.prefix_rule("/", "any")),
+    ]
+
+
+def post(
+    body: bytes = CHAT, path: bytes = b"/v1/chat/completions", *fields: bytes, kind: bytes = b"application/json"
+) -> bytes:
+    lines = [
+        b"POST %b HTTP/1.1" % path,
+        b"Host: x",
+        b"Content-Type: " + kind,
+        *fields,
+        b"Content-Length: %d" % len(body),
+    ]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def body_of(talk: Conversation, name: str, *, is_new: bool = True) -> bytes:
+    """The body that this backend has got."""
+    head = asked(talk, name, b"POST", is_new=is_new)
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return talk.origin.take(b"(?s).{%d}" % length)[0]
+
+
+def test_the_model_alone_is_another_one(converse: Start):
+    talk = converse(config({"modelAlias": "our-gpt"}))
+    talk.client >> post()
+    assert body_of(talk, "a") == CHAT.replace(b'"gpt-5"', b'"our-gpt"')
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    record = talk.record()
+    assert (record["ai_model"], record["ai_backend_model"]) == ("gpt-5", "our-gpt")
+    assert (record["ai_api"], record["ai_backend_api"]) == ("OpenAIChat", "OpenAIChat")
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        ({"modelAliases": {"gpt-5": "big"}}, b"big"),
+        ({"modelAliases": {"gpt-4": "small"}}, b"gpt-5"),
+        ({"modelAliases": {"gpt-4": "small"}, "modelAlias": "any"}, b"any"),
+        ({"modelAliases": {"gpt-5": "big"}, "modelAlias": "any"}, b"big"),
+    ],
+)
+def test_aliases_by_model_go_before_the_one_for_all(converse: Start, said: dict[str, Any], sent: bytes):
+    talk = converse(config(said))
+    talk.client >> post()
+    assert body_of(talk, "a") == CHAT.replace(b"gpt-5", sent)
+
+
+def test_each_endpoint_has_its_own(converse: Start):
+    talk = converse(config({"modelAlias": "at-a"}, {"modelAlias": "at-b"}))
+    talk.client >> post()
+    assert b'"at-a"' in body_of(talk, "a")
+    answer(talk, 429)
+    assert body_of(talk, "b") == CHAT.replace(b"gpt-5", b"at-b")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    record = talk.record()
+    assert (record["ai_model"], record["ai_backend_model"]) == ("gpt-5", "at-b")
+
+
+def test_an_endpoint_without_alias_gets_what_the_client_has_sent(converse: Start):
+    talk = converse(config({"modelAlias": "at-a"}))
+    talk.client >> post()
+    assert b'"at-a"' in body_of(talk, "a")
+    answer(talk, 503)
+    assert body_of(talk, "b") == CHAT
+
+
+def test_a_request_that_one_endpoint_gets_as_it_is_waits_for_nothing(converse: Start):
+    talk = converse(config({}, {"modelAlias": "at-b"}))
+    request = post()
+    talk.client >> request[:-10]
+    asked(talk, "a", b"POST")  # while the body is under way
+    talk.client >> request[-10:]
+    talk.origin.take(b"(?s).{%d}" % len(CHAT))
+    answer(talk, 529)
+    assert body_of(talk, "b") == CHAT.replace(b"gpt-5", b"at-b")
+
+
+def test_a_backend_that_refuses_while_the_body_is_under_way_leads_to_one_that_needs_all_of_it(converse: Start):
+    talk = converse(config({}, {"modelAlias": "at-b"}))
+    request = post()
+    talk.client >> request[:-10]
+    refuse(talk, "a")
+    talk.client >> request[-10:]
+    assert body_of(talk, "b") == CHAT.replace(b"gpt-5", b"at-b")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [(b"/v1/embeddings", b"application/json; charset=utf-8"), (b"/v1/responses", b"text/plain")]
+)
+def test_other_paths_have_models_too(converse: Start, path: bytes, kind: bytes):
+    talk = converse(config({"modelAlias": "our-gpt"}))
+    talk.client >> post(CHAT, path, kind=kind)
+    assert b"our-gpt" in body_of(talk, "a")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(b'{"messages": []}', b"application/json"), (b"--x\r\nmodel", b"multipart/form-data; boundary=x")],
+)
+def test_what_names_no_model_passes(converse: Start, body: bytes, kind: bytes):
+    talk = converse(config({"modelAlias": "our-gpt"}))
+    talk.client >> post(body, b"/v1/audio/transcriptions", kind=kind)
+    assert body_of(talk, "a") == body
+
+
+def test_a_get_passes(converse: Start):
+    talk = converse(config({"modelAlias": "our-gpt"}))
+    talk.client >> b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    asked(talk, "a")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "a", "model": "b"}',
+        b'{"model": "a", "MODEL": "b"}',
+        b'{"mod\\u0065l": "a", "model": "b"}',
+        b'{"Model": "a"}',
+        b'{"model": ["a"]}',
+        b'{"model": "a"} {"model": "b"}',
+        b'{"model": "a", "x": NaN}',
+        b'{"model": "a",}',
+        b'["model"]',
+        b"\xff",
+        b"",
+        b"[" * 100_000,
+        b'{"model": "a", "x": [' + b"1," * MAX_MARKS + b"1]}",
+    ],
+)
+def test_two_meanings_and_none_are_refused(body: bytes):
+    with pytest.raises(Untranslatable):
+        named_model(body)
+
+
+def test_names_are_written_as_json():
+    named = named_model(b'{"model": "a", "messages": [{"model": "b"}]}')
+    assert named is not None
+    assert with_model(named, 'say "x"\\') == b'{"model": "say \\"x\\"\\\\", "messages": [{"model": "b"}]}'
+
+
+def test_a_refusal_names_the_field_in_the_shape_of_the_api(converse: Start):
+    talk = converse(config({"modelAlias": "our-gpt"}, {"modelAlias": "at-b"}))
+    talk.client >> post(b'{"model": "a", "model": "b"}')
+    said = talk.client.take(rb"HTTP/1.1 400 .*?\r\n\r\n({.*})")[1]
+    assert b'"param":"model"' in said
+    assert b'"code":"untranslatable"' in said
+    record = talk.record()
+    assert record["reason"] == "untranslatable"
+    assert [each["outcome"] for each in record["attempts_detail"]] == ["untranslatable"] * 2
+
+
+def test_an_endpoint_that_cannot_get_it_is_passed_over_without_blame(converse: Start):
+    talk = converse(config({"modelAlias": "our-gpt"}, attemptsHeader=True))
+    body = b'{"model": "a", "model": "b"}'
+    talk.client >> post(body)
+    assert body_of(talk, "b") == body
+    talk.origin >> OK
+    head = talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")[0]
+    assert b'X-Egress-Attempts: "agents/a";outcome=untranslatable;ms=0, "agents/b";outcome=200' in head
+    talk.client >> post()
+    assert b"our-gpt" in body_of(talk, "a")  # it was not put aside
+
+
+def test_the_failure_is_told_where_those_that_are_left_cannot_serve(converse: Start):
+    talk = converse(config({}, {"modelAlias": "at-b"}))
+    body = b'{"model": "a", "model": "b"}'
+    talk.client >> post(body)
+    assert body_of(talk, "a") == body
+    answer(talk, 529)
+    talk.client.take(rb"HTTP/1.1 529 .*?\r\n\r\nno")
+
+
+def test_a_long_body_is_refused(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("egressproxy.gateway.ai.call.MAX_REQUEST", 50)
+    talk = converse(config({"modelAlias": "our-gpt"}))
+    talk.client >> post()
+    talk.client.take(rb"HTTP/1.1 413 .*?\r\n\r\n.*body_too_large")
+
+
+def test_a_compressed_body_is_refused(converse: Start):
+    talk = converse(config({"modelAlias": "our-gpt"}, {"modelAlias": "at-b"}))
+    talk.client >> post(b"\x1f\x8b", b"/v1/messages", b"Content-Encoding: gzip")
+    assert b"Content-Encoding" in talk.client.take(rb"HTTP/1.1 400 .*?\r\n\r\n({.*})")[1]
+
+
+def test_a_client_that_waits_is_asked_for_the_body(converse: Start):
+    talk = converse(config({"modelAlias": "our-gpt"}, {}))
+    request = post(CHAT, b"/v1/chat/completions", b"Expect: 100-continue")
+    talk.client >> request[: -len(CHAT)]
+    talk.client << b"HTTP/1.1 100 Continue\r\n\r\n"
+    talk.client >> CHAT
+    assert b"our-gpt" in body_of(talk, "a")
+    answer(talk, 500)
+    talk.dialled("b.example", 80)
+    assert b"Expect" not in talk.origin.take(rb"POST .*?\r\n\r\n")[0]
