@@ -15,6 +15,7 @@ from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.destination import CaBundleReference
 from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.resources.x_backend import XBackend, XBackendValidation
+from egressproxy.config.schema import json_schema
 from egressproxy.config.supported_fields import SHARED as SECTIONS
 from egressproxy.config.supported_fields import gateway_api_fields
 from tests.config.field_tables import FIELDS_PAGE, GATEWAY_API_PAGE, OURS, fields_page, gateway_api_page
@@ -120,3 +121,13 @@ def test_every_property_of_our_kinds_has_a_row_with_words():
             path.replace("[]", "") for path in paths
         }
     assert not [line for line in rows if line.endswith("|  |")]
+
+
+def test_what_is_served_of_a_policy_of_the_api_is_not_said_of_ours():
+    """Both have targetRefs; of a BackendTLSPolicy Services alone are served."""
+    parts = json_schema()["$defs"]
+    theirs = parts["BackendTlsTargetReference"]["properties"]["kind"]
+    ours = parts["PolicyTargetReference"]["properties"]["kind"]
+    assert theirs["x-egressproxy-support"]["served"] == "partly"
+    assert "x-egressproxy-support" not in ours
+    assert "served" not in ours["description"]

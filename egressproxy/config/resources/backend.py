@@ -176,8 +176,12 @@ class GatewayBackend(XBackend, group=GATEWAY_GROUP, kind="Backend"):
     """An XBackend by the name and group that it is to have (GEP-4894)."""
 
 
+class BackendTlsTargetReference(PolicyTargetReference):
+    """A Service, or with `sectionName` one of its ports. Its schema says what is served of it, as others' do not."""
+
+
 class BackendTlsPolicySpec(Model):
-    target_refs: Annotated[tuple[PolicyTargetReference, ...], Field(min_length=1, max_length=16)]
+    target_refs: Annotated[tuple[BackendTlsTargetReference, ...], Field(min_length=1, max_length=16)]
     """The Services that the policy is for."""
     validation: BackendTlsValidation
     """What the servers' certificates have to be."""
