@@ -1,8 +1,9 @@
 """X-Egress-Identity: who the client of one gateway is, told to the next one and signed with a key that both have.
 
 The value is `v1.PAYLOAD.MAC`: JSON and HMAC-SHA256, both in base64url. The MAC covers method and authority of the
-request, too, so that the value is of no use for another one, and the payload has the time: it holds for seconds. It is
-taken out of whatever a client sends, verified or not.
+request, too, so that the value is of no use for another one, and the payload has the time and a nonce: it holds for
+seconds, and once for each process that verifies it (`SeenValues`). It is taken out of whatever a client sends, verified
+or not. A key is for one receiver: who can verify can sign, too.
 Sources: RFC 2104 (HMAC), RFC 4648 section 5 (base64url).
 """
 
@@ -13,13 +14,24 @@ import binascii
 import hashlib
 import hmac
 import json
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["FIELD", "MAX_AGE_S", "MAX_SKEW_S", "MIN_KEY_BYTES", "ForwardedIdentity", "NotVerified", "sign", "verify"]
+__all__ = [
+    "FIELD",
+    "MAX_AGE_S",
+    "MAX_SKEW_S",
+    "MIN_KEY_BYTES",
+    "ForwardedIdentity",
+    "NotVerified",
+    "SeenValues",
+    "sign",
+    "verify",
+]
 
 FIELD: Final = b"X-Egress-Identity"
 #: How old a value may be, and how far ahead the clock of the other gateway.
@@ -27,10 +39,13 @@ MAX_AGE_S: Final = 30
 MAX_SKEW_S: Final = 5
 #: As long as the hash (RFC 2104 section 3).
 MIN_KEY_BYTES: Final = 32
+#: How many values are remembered, so that none is believed twice: 9 MiB, and 35 s of 1,870 a second. Where more come,
+#: those of the earliest second are forgotten, and no other of that second is believed.
+MAX_SEEN: Final = 65_536
 _MAX_BYTES: Final = 2048
 _MAX_TEXT: Final = 320
 _VERSION: Final = b"v1"
-_KEYS: Final = ("time", "gateway", "client", "namespace", "service_account")
+_KEYS: Final = ("time", "nonce", "gateway", "client", "namespace", "service_account")
 
 
 class NotVerified(Exception):
@@ -51,14 +66,54 @@ class ForwardedIdentity:
 
 def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority: str, now: float) -> bytes:
     """The value for a request with this method and authority ("host:port"). `now` is in seconds since 1970."""
-    said = (int(now), identity.gateway, identity.client, identity.namespace, identity.service_account)
+    nonce = secrets.token_urlsafe(12)
+    said = (int(now), nonce, identity.gateway, identity.client, identity.namespace, identity.service_account)
     text = json.dumps(dict(zip(_KEYS, said, strict=True)), separators=(",", ":"))
     payload = base64.urlsafe_b64encode(text.encode()).rstrip(b"=")
     return b"%b.%b.%b" % (_VERSION, payload, _mac(key, payload, method, authority))
 
 
-def verify(keys: Iterable[SecretBytes], value: bytes, method: bytes, authority: str, now: float) -> ForwardedIdentity:
-    """Who the client is, if one of the keys has signed this value for this method and authority, and it is young.
+class SeenValues:
+    """The values that were believed, for as long as they could be shown again. One per process."""
+
+    __slots__ = ("_by_second", "_count", "_forgotten")
+
+    def __init__(self) -> None:
+        self._by_second: dict[int, set[bytes]] = {}
+        self._count = 0
+        self._forgotten = 0  # nothing of this second and those before is believed
+
+    def take(self, time: int, mac: bytes, now: float) -> None:
+        """Remember this MAC of that second (since 1970). Raises NotVerified if it is remembered already, or could be
+        one that was forgotten.
+        """
+        if time <= self._forgotten:
+            raise NotVerified("it is older than the values that this gateway remembers")
+        of_second = self._by_second.get(time)
+        if of_second is None:
+            for old in [second for second in self._by_second if now - second > MAX_AGE_S]:
+                self._forget(old)
+            of_second = self._by_second[time] = set()
+        if mac in of_second:
+            raise NotVerified("it was shown before")
+        of_second.add(mac)
+        self._count += 1
+        if self._count > MAX_SEEN:
+            self._forgotten = min(self._by_second)
+            self._forget(self._forgotten)
+
+    def _forget(self, second: int) -> None:
+        self._count -= len(self._by_second.pop(second))
+
+    def __repr__(self) -> str:
+        return f"SeenValues({self._count} of {len(self._by_second)} seconds)"
+
+
+def verify(
+    keys: Iterable[SecretBytes], value: bytes, method: bytes, authority: str, now: float, seen: SeenValues
+) -> ForwardedIdentity:
+    """Who the client is, if one of the keys has signed this value for this method and authority, it is young, and was
+    not `seen` yet; from now on it is. `now` is in seconds since 1970.
 
     Raises NotVerified.
     """
@@ -81,7 +136,8 @@ def verify(keys: Iterable[SecretBytes], value: bytes, method: bytes, authority: 
         raise NotVerified(f"it is {now - time:.0f} s old, and holds for {MAX_AGE_S} s: compare the clocks")
     if time - now > MAX_SKEW_S:
         raise NotVerified(f"it is from {time - now:.0f} s ahead: compare the clocks")
-    return ForwardedIdentity(*texts)
+    seen.take(time, shown, now)
+    return ForwardedIdentity(*texts[1:])
 
 
 def _is_plain(text: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import time
 from typing import Final, TypeVar
 
+from egressproxy.model.exchange import CallerIdentity
 from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
 from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCounts
 from egressproxy.telemetry.mcp_calls import McpCalls
@@ -163,6 +164,12 @@ class Metrics:
             room.take(entry)
         made = self._series[key] = Series(key)
         return made
+
+    def of_client(self, series: Series, identity: CallerIdentity, *, is_denied: bool) -> Series:
+        """The series beside `series` that counts what was for clients of this namespace and service account."""
+        labels = series.labels
+        who = identity.namespace, identity.service_account
+        return self.series(*labels[:3], *who, *labels[5:], is_denied=is_denied) if labels[3:5] != who else series
 
     def denied_by(self, series: Series, policy: str, entry: str) -> Series:
         """The series beside `series` that counts what this entry of a policy denied."""

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from egressproxy.model import forwarded_identity
-from egressproxy.model.forwarded_identity import MAX_AGE_S, MAX_SKEW_S, ForwardedIdentity, NotVerified, sign, verify
+from egressproxy.model.forwarded_identity import (
+    MAX_AGE_S,
+    MAX_SKEW_S,
+    ForwardedIdentity,
+    NotVerified,
+    SeenValues,
+    sign,
+    verify,
+)
 from egressproxy.model.secret import SecretBytes
 
 KEY, OLD = SecretBytes(b"k" * 32), SecretBytes(b"o" * 32)
@@ -19,9 +27,13 @@ VALUE = sign(KEY, WHO, b"CONNECT", "a.example:443", NOW)
 
 
 def checked(
-    value: bytes = VALUE, method: bytes = b"CONNECT", authority: str = "a.example:443", now: float = NOW
+    value: bytes = VALUE,
+    method: bytes = b"CONNECT",
+    authority: str = "a.example:443",
+    now: float = NOW,
+    seen: SeenValues | None = None,
 ) -> Any:
-    return verify((OLD, KEY), value, method, authority, now)
+    return verify((OLD, KEY), value, method, authority, now, seen or SeenValues())
 
 
 def test_the_other_gateway_reads_what_was_signed():
@@ -63,18 +75,25 @@ def test_nothing_else_is_believed(other: dict[str, Any], why: str):
         checked(**other)
 
 
+WELL_FORMED = {
+    "time": int(NOW), "nonce": "n", "gateway": "g", "client": "c", "namespace": "n", "service_account": "s",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "said",
     [
         [],
         {},
         {"time": 1},
-        {"time": True, "gateway": "g", "client": "c", "namespace": "n", "service_account": "s"},
-        {"time": int(NOW), "gateway": "", "client": "c", "namespace": "n", "service_account": "s"},
-        {"time": int(NOW), "gateway": "g", "client": "c\n", "namespace": "n", "service_account": "s"},
-        {"time": int(NOW), "gateway": "g", "client": "c", "namespace": 1, "service_account": "s"},
-        {"time": int(NOW), "gateway": "g" * 400, "client": "c", "namespace": "n", "service_account": "s"},
-        {"time": int(NOW), "gateway": "g", "client": "c", "namespace": "n", "service_account": "s", "more": "x"},
+        {**WELL_FORMED, "time": True},
+        {**WELL_FORMED, "nonce": 1},
+        {**WELL_FORMED, "gateway": ""},
+        {**WELL_FORMED, "client": "c\n"},
+        {**WELL_FORMED, "namespace": 1},
+        {**WELL_FORMED, "gateway": "g" * 400},
+        {**WELL_FORMED, "more": "x"},
+        {key: value for key, value in WELL_FORMED.items() if key != "nonce"},
     ],
 )
 def test_also_of_a_gateway_that_has_the_key_only_what_is_well_formed(said: Any):
@@ -89,3 +108,41 @@ def test_a_payload_that_is_no_json_is_malformed():
         mac = forwarded_identity._mac(KEY, payload, b"CONNECT", "a.example:443")
         with pytest.raises(NotVerified, match=r"malformed|entries"):
             checked(b"v1.%b.%b" % (payload, mac))
+
+
+# --- once ---------------------------------------------------------------------------------------------------------
+def test_a_value_is_believed_once():
+    seen = SeenValues()
+    assert checked(seen=seen) == WHO
+    with pytest.raises(NotVerified, match="it was shown before"):
+        checked(seen=seen, now=NOW + MAX_AGE_S - 1)
+    assert checked(sign(KEY, WHO, b"CONNECT", "a.example:443", NOW), seen=seen) == WHO, "two requests of one second"
+
+
+def test_what_was_not_believed_is_not_remembered():
+    seen = SeenValues()
+    with pytest.raises(NotVerified, match="no key"):
+        checked(method=b"GET", seen=seen)
+    assert checked(seen=seen) == WHO
+
+
+def test_what_is_remembered_ends_with_its_time():
+    seen = SeenValues()
+    for second in range(1, 300):
+        for number in range(10):
+            seen.take(second, b"%d" % number, second)
+    assert repr(seen) == f"SeenValues({(MAX_AGE_S + 1) * 10} of {MAX_AGE_S + 1} seconds)"
+
+
+def test_where_too_many_come_the_earliest_are_forgotten_and_never_believed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(forwarded_identity, "MAX_SEEN", 100)
+    seen = SeenValues()
+    for number in range(101):
+        seen.take(10 + number // 60, b"%d" % number, 12)
+    assert repr(seen) == "SeenValues(41 of 1 seconds)"
+    for fresh in (b"0", b"another"):
+        with pytest.raises(NotVerified, match="older than the values that this gateway remembers"):
+            seen.take(10, fresh, 12)
+    with pytest.raises(NotVerified, match="it was shown before"):
+        seen.take(11, b"100", 12)
+    seen.take(11, b"another", 12)

@@ -46,14 +46,17 @@ def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
 def identity_line(backend: BackendIR, x: Exchange, method: bytes, authority: str, *, is_of_client: bool) -> bytes:
     """The line of X-Egress-Identity for the parent of this backend, with a CRLF in front; b"" without a key.
 
-    `is_of_client`: what is sent is for the client of this exchange alone; else only the Gateway is named.
+    `is_of_client`: what is sent is for the client of this exchange alone; else only the Gateway is named. A client that
+    has come through a gateway before us is the one that was named there.
     """
     key = backend.parent_identity_key
     if key is None:
         return b""
     who = ForwardedIdentity(x.gateway)
     if is_of_client:
-        who = ForwardedIdentity(x.gateway, client_of(x), x.identity.namespace, x.identity.service_account)
+        known = x.identity
+        client = known.origin_client if known.origin_client != "-" else client_of(x)
+        who = ForwardedIdentity(x.gateway, client, known.namespace, known.service_account)
     return b"\r\n%b: %b" % (FIELD, sign(key, who, method, authority, time.time()))
 
 

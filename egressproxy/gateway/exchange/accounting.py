@@ -13,7 +13,8 @@ from egressproxy.gateway.exchange.error_responses import is_denial, is_told
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.recent_decisions import KEPT, PATH, Remembered
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.forwarded_identity import SeenValues
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
@@ -22,7 +23,9 @@ __all__ = ["Accounting"]
 
 
 class Accounting:
-    """One per process. `recent` has the latest decisions, `pseudonym` is our name in Via (RFC 9110 section 7.6.3)."""
+    """One per process. `recent` has the latest decisions, `pseudonym` is our name in Via (RFC 9110 section 7.6.3),
+    `seen` what other gateways have said of their clients.
+    """
 
     def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes, metrics: Metrics) -> None:
         self.wheel = wheel
@@ -32,16 +35,16 @@ class Accounting:
         self.notices = metrics.notices
         self.recent: Remembered = deque(maxlen=KEPT)
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
+        self.seen = SeenValues()
         self._id_prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
-    def new_exchange(self, client: str, listener: ActiveListener) -> Exchange:
+    def new_exchange(self, client: str, listener: ActiveListener, identity: CallerIdentity) -> Exchange:
         """An exchange of this client (`address:port`) that begins now, with a request id of its own."""
-        x = Exchange(client, listener.gateway, listener.name, monotonic())
-        x.started_wall = time()
-        x.request_id = f"{self._id_prefix}-{next(self._numbers):x}"
-        x.series = listener.series
-        return x
+        return Exchange(
+            client, listener.gateway, listener.name, monotonic(), identity,
+            started_wall=time(), request_id=f"{self._id_prefix}-{next(self._numbers):x}", series=listener.series,
+        )  # fmt: skip
 
     def blame(self, x: Exchange, resources: HeldResources, error: GatewayError) -> None:
         """Say what ended the exchange, and tell of it where an operator should hear of it."""
@@ -68,6 +71,8 @@ class Accounting:
             resources.on_complete()
         if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
             x.reason = Reason.DRAINED
+        if x.identity is not ANONYMOUS:
+            x.series = self.metrics.of_client(x.series, x.identity, is_denied=x.denied)
         x.ended_at = monotonic()
         x.series.observe(x)
         self.access_log.record(x)

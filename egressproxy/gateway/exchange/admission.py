@@ -17,7 +17,7 @@ from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import CallerIdentity, Exchange
-from egressproxy.model.forwarded_identity import NotVerified, verify
+from egressproxy.model.forwarded_identity import NotVerified, SeenValues, verify
 from egressproxy.model.message import RequestHead, TargetForm
 from egressproxy.protocols.tls.client_hello import ClientHello
 
@@ -128,16 +128,16 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
 
 
-def read_identity(x: Exchange, listener: ActiveListener, head: RequestHead) -> None:
+def read_identity(x: Exchange, listener: ActiveListener, head: RequestHead, seen: SeenValues) -> None:
     """Learn who the client of another gateway is, where that has signed it with a key that holds here.
 
-    One that is not verified is not an error: the client is as unknown as without. The log says why.
+    One that is not verified is not an error: the client is who it is without. The log says why.
     """
     keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
     if not keys or not value or x.authority is None:
         return
     try:
-        who = verify(keys, value, head.method, x.authority.text, time.time())
+        who = verify(keys, value, head.method, x.authority.text, time.time(), seen)
     except NotVerified as error:
         x.detail = f"X-Egress-Identity: {error}"
         return

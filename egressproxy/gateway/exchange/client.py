@@ -19,7 +19,7 @@ from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
@@ -62,6 +62,7 @@ class Client(UpstreamCaller):
     # of the gateway
     attempt_ends_at: float
     exchange_ends_at: float
+    identity: CallerIdentity  # of the connection: an exchange may know better
     idle_limit_s: float
     resources: HeldResources
     seen_octets: int
@@ -73,6 +74,7 @@ class Client(UpstreamCaller):
         """Before the first request."""
         self.state = state
         self.server_name = ""
+        self.identity = ANONYMOUS
         self.resources = HeldResources()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER

@@ -18,6 +18,7 @@ class ClientConnection(DownstreamConnection, Client):
     __slots__ = (
         "attempt_ends_at",
         "exchange_ends_at",
+        "identity",
         "idle_limit_s",
         "resources",
         "seen_octets",

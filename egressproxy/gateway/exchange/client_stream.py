@@ -15,7 +15,7 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.timers import NEVER, TimerWheel
@@ -41,6 +41,7 @@ class ClientStream(DownstreamStream, Client):
         "attempt_ends_at",
         "call",
         "exchange_ends_at",
+        "identity",
         "idle_limit_s",
         "inner",
         "resources",
@@ -57,6 +58,7 @@ class ClientStream(DownstreamStream, Client):
         super().__init__(connection, number)
         self.init_exchange(connection.state)
         self.server_name = connection.server_name
+        self.identity = connection.identity
         self.inner: tuple[ClientConnection, bytes] | None = None
 
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
@@ -80,6 +82,7 @@ class ClientStream(DownstreamStream, Client):
         """From now on requests of HTTP/1 are read here, which begins when this exchange is over."""
         inner = ClientConnection(self.connection.handler, self.wheel, self.state)
         inner.server_name = self.server_name
+        inner.identity = self.identity
         inner.tunnel_authority = authority
         self.inner = inner, self.detach()
 
@@ -208,7 +211,7 @@ class CallStream(ClientStream):
 class ClientHttp2(DownstreamHttp2):
     """A client's connection, which counts with its listener like one of HTTP/1."""
 
-    __slots__ = ("metrics", "server_name", "state")
+    __slots__ = ("identity", "metrics", "server_name", "state")
 
     silent_until = 0.0  # of all: who floods us with requests shall not flood the log
 
@@ -226,6 +229,7 @@ class ClientHttp2(DownstreamHttp2):
         self.state = state
         self.metrics = metrics
         self.server_name = ""
+        self.identity = ANONYMOUS
 
     def new_stream(self, number: int) -> DownstreamStream:
         """What the conductor serves."""

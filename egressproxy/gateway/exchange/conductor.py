@@ -67,7 +67,7 @@ class Conductor:
 
     def on_bad_request(self, client: Client, error: GatewayError) -> None:
         """What came is no request: it is answered, counted and logged like one."""
-        x = self.accounting.new_exchange(client.client, client.listener)
+        x = self.accounting.new_exchange(client.client, client.listener, client.identity)
         self.rescue(x, client, error)
         self.complete(x, client)
 
@@ -86,7 +86,7 @@ class Conductor:
         """Name, decide, filter, choose, exchange, answer."""
         listener = client.state.port.first
         resources = client.resources
-        x = self.accounting.new_exchange(client.client, listener)
+        x = self.accounting.new_exchange(client.client, listener, client.identity)
         x.request = head
         x.method = head.method
         try:
@@ -98,7 +98,7 @@ class Conductor:
             listener = name_request(x, client.state.port, client.server_name, client.tunnel_authority, head)
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
-                read_identity(x, listener, head)
+                read_identity(x, listener, head, self.accounting.seen)
             route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
             resources.route = route
             x.route = route.name

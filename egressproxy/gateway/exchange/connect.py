@@ -65,7 +65,7 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     authority = x.authority = read_authority(head.target, None)
     if head.via:
         refuse_loops(head, accounting.pseudonym)
-        read_identity(x, listener, head)
+        read_identity(x, listener, head, accounting.seen)
     if authority.port == HTTP_PORT:
         return await serve_http_port(accounting, x, client, authority)
     route, noted = route_tunnel(listener, authority)
@@ -89,6 +89,7 @@ async def serve_http_port(
     if not first or not may_start_tls(first):
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
             x.note_denials(*admit_http(listener, authority))
+        client.identity = x.identity
         client.enter_tunnel(authority, client.state.port.head_limits)
         return None
     try:

@@ -17,7 +17,7 @@ from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import Driver, pause
@@ -166,7 +166,7 @@ class StreamConnection(FlowControl):
 async def serve_stream(accounting: Accounting, client: StreamConnection) -> None:
     """The life of one stream: name, route, dial, relay."""
     port = client.state.port
-    x = accounting.new_exchange(client.client, port.first)
+    x = accounting.new_exchange(client.client, port.first, ANONYMOUS)
     x.is_tunnel = True
     x.kind = "tunnel"
     x.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body

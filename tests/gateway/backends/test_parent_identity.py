@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from egressproxy.model.forwarded_identity import ForwardedIdentity, sign, verify
+from egressproxy.model.forwarded_identity import ForwardedIdentity, SeenValues, sign, verify
 from egressproxy.model.secret import SecretBytes
 from tests.config.compile.kit import FORWARD, compiled, of_policy, policy
 from tests.gateway.conftest import Start
+from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward
 from tests.support import manifests as m
 
@@ -33,9 +34,13 @@ def signed(method: bytes, authority: str, *, key: str = KEY, age_s: float = 0.0)
     return b"Via: 1.1 edge\r\nX-Egress-Identity: " + value + b"\r\n"
 
 
+def shown_as_field(method: bytes, authority: str) -> tuple[bytes, bytes]:
+    return b"x-egress-identity", signed(method, authority).split(b": ")[-1].rstrip()
+
+
 def read(sent: bytes, method: bytes, authority: str) -> ForwardedIdentity:
     value = sent.split(b"\r\nX-Egress-Identity: ")[1].partition(b"\r\n")[0]
-    return verify((SecretBytes(KEY.encode()),), value, method, authority, time.time())
+    return verify((SecretBytes(KEY.encode()),), value, method, authority, time.time(), SeenValues())
 
 
 # --- the first ------------------------------------------------------------------------------------------------------
@@ -118,6 +123,82 @@ def test_what_is_not_verified_leaves_the_client_unknown(converse: Start, shown: 
     assert why in record["detail"]
     assert record["namespace"] == "-"
     assert "origin_client" not in record
+
+
+def served(talk: Any, request: bytes, *, is_new: bool = True) -> dict[str, Any]:
+    """A request that the origin answers; its line of the access log."""
+    count = len(talk.records)
+    talk.client >> request
+    if is_new:
+        talk.dialled("a.example", 80)
+    assert b"identity" not in talk.origin.take(rb"[A-Z]+ / .*?\r\n\r\n")[0].lower()
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")
+    return dict(talk.record(count))
+
+
+def test_a_value_that_is_shown_again_says_nothing(converse: Start):
+    talk = converse(second())
+    request = GET[:-2] + signed(b"GET", "a.example:80") + b"\r\n"
+    assert served(talk, request)["namespace"] == "team"
+    again = served(talk, request, is_new=False)
+    assert again["namespace"] == "-"
+    assert "X-Egress-Identity: it was shown before" in again["detail"]
+    assert "origin_client" not in again
+
+
+def test_it_is_counted_for_the_client_that_was_named(converse: Start):
+    talk = converse(second())
+    served(talk, GET[:-2] + signed(b"GET", "a.example:80") + b"\r\n")
+    served(talk, GET, is_new=False)
+    talk.client >> GET.replace(b"a.example", b"b.example")[:-2] + signed(b"GET", "b.example:80") + b"\r\n"
+    assert talk.client.answer()[0] == 403
+    counted = {
+        (*series.labels[3:5], status): count
+        for series in talk.metrics._series.values()
+        for status, count in series.requests.items()
+    }
+    assert counted == {("team", "robot", 200): 1, ("-", "-", 200): 1, ("team", "robot", 403): 1}
+    assert [series.labels[3:] for series in talk.metrics._series.values() if series.denied] == [
+        ("team", "robot", "agents/default", "-")
+    ]
+
+
+def test_what_is_asked_in_a_tunnel_is_asked_by_the_client_of_the_tunnel(converse: Start):
+    talk = converse(second())
+    talk.client >> connect("a.example:80")[:-2] + signed(b"CONNECT", "a.example:80") + b"\r\n"
+    talk.client << ESTABLISHED
+    inside = b"GET / HTTP/1.1\r\nHost: a.example\r\n"
+    assert served(talk, inside + b"\r\n")["namespace"] == "team"
+    forged = served(talk, inside + signed(b"GET", "a.example:80", key="x" * 32) + b"\r\n", is_new=False)
+    assert (forged["namespace"], forged["origin_client"]) == ("team", "192.0.2.7")
+    assert "no key of this gateway" in forged["detail"]
+
+
+def test_so_it_is_in_http2(converse: Start):
+    talk = converse(second())
+    client = speak_http2(talk)
+    via, (name, value) = (b"via", b"1.1 edge"), shown_as_field(b"GET", "a.example:80")
+    stream = client.ask(b"GET", b"/", b"a.example", via, (name, value))
+    talk.dialled("a.example", 80)
+    assert b"identity" not in talk.origin.take(rb"GET / .*?\r\n\r\n")[0].lower()
+    talk.origin >> OK
+    assert bytes(client.answer(stream).data) == b"hi"
+    assert talk.record()["service_account"] == "robot"
+    tunnel = client.connects(b"a.example:22", via, shown_as_field(b"CONNECT", "a.example:22"))
+    talk.dialled("a.example", 22)
+    client.resets(tunnel)
+    assert talk.record(1)["origin_client"] == "192.0.2.7"
+
+
+def test_a_chain_of_three_names_the_first_client(converse: Start):
+    """The second one signs what it was told."""
+    parent = {"name": "next", "identityKeyRef": {"name": "key"}}
+    talk = converse([*second(parent=parent), m.backend("next", "next.example", 3128)])
+    talk.client >> connect("a.example:22")[:-2] + signed(b"CONNECT", "a.example:22") + b"\r\n"
+    talk.dialled("next.example", 3128)
+    who = read(talk.origin.take(rb"CONNECT .*?\r\n\r\n")[0], b"CONNECT", "a.example:22")
+    assert who == ForwardedIdentity("agents/gw", "192.0.2.7", "team", "robot")
 
 
 def test_without_keys_nothing_is_believed(converse: Start):
