@@ -128,6 +128,8 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     if "wouldDeny" in backend:
         yield "  would deny", backend["wouldDeny"]["message"], "yellow"
         yield "", backend["wouldDeny"]["detail"], ""
+    if "becomes" in backend.get("ai", {}):
+        yield "  ai", backend["ai"]["becomes"], ""
     yield from _way(backend)
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""

@@ -74,5 +74,17 @@ class AiEndpoint:
         }
         return {name: value for name, value in said.items() if value}
 
+    def sentence(self, api: Api | None) -> str:
+        """What becomes of a request of this API here, for people; None: of one of none."""
+        target = self.api_for(api)
+        if api is None or target is None or target is api:
+            said = "goes as it is" if api is None else f"{api.value} goes as it is"
+        else:
+            said = f"{api.value} is translated to {target.value} (POST {self.path_of(target).decode()})"
+        names = [f"{sent} for {asked}" for asked, sent in self._aliases.items()]
+        if self._alias:
+            names.append(f"{self._alias} for {'every other model' if names else 'every model'}")
+        return f"{said}, asks for {', '.join(names)}" if names else said
+
     def __repr__(self) -> str:
         return f"AiEndpoint({self.values})"

@@ -47,6 +47,7 @@ from egressproxy.protocols.grpc.statuses import is_grpc, status_of
 from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.telemetry.series import decided_by
+from egressproxy.translation.apis import api_of
 
 __all__ = ["explain"]
 
@@ -233,6 +234,9 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     """One backend: how it is reached, and `error` where it would not be."""
     x = decided.x
     made = backend_values(backend, route)
+    if backend.ai is not None and not x.is_tunnel:
+        asked = api_of(x.request.path) if x.method == b"POST" else None
+        made["ai"]["becomes"] = backend.ai.sentence(asked)
     made["filters"] = filter_values(backend.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
     made["timeouts"] = timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
     if backend.connector is not None and not x.is_tunnel and (kept := kept_values(backend.connector.spec.kept)):

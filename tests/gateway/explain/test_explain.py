@@ -671,6 +671,29 @@ def test_a_failover_is_told_with_its_endpoints():
     assert "agents/b Fqdn b.example:80, priority 1 of Failover agents/any" in text
 
 
+def test_what_becomes_of_a_request_to_a_provider_is_told():
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        *(m.backend(name, f"{name}.example", 80) for name in ("a", "b")),
+        m.failover("any", "a", "b"),
+        m.http_route("route", m.prefix_rule("/", "any")),
+    ]
+    options = {"ai": {"apis": ["AnthropicMessages"], "prefix": "/x/v1"}}
+    objects[2]["spec"]["destination"]["ports"][0]["protocolOptions"] = options
+    objects[3]["spec"]["destination"]["failover"]["endpoints"][1] |= {
+        "modelAlias": "claude", "modelAliases": {"gpt-5-mini": "haiku"}
+    }  # fmt: skip
+    found = ask(objects, "POST", "http://x:8080/v1/chat/completions", dns="false")
+    first, second = found["backends"]
+    assert "ai" not in first
+    said = "OpenAIChat is translated to AnthropicMessages (POST /x/v1/messages), asks for haiku for gpt-5-mini, "
+    said += "claude for every other model"
+    assert second["ai"]["becomes"] == said
+    assert ("  ai", said, "") in list(lines(found))
+    found = ask(objects, "POST", "http://x:8080/v1/messages", dns="false")
+    assert found["backends"][1]["ai"]["becomes"].startswith("AnthropicMessages goes as it is, asks for")
+
+
 def test_a_call_of_grpc():
     spec = {
         "parentRefs": [{"name": "gw"}], "hostnames": ["api.example"],
