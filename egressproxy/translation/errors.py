@@ -1,4 +1,4 @@
-"""Untranslatable: what cannot be said in another API, by the name of its field; and the shape of errors in each API."""
+"""Untranslatable: a request that cannot be said in another API; BadAnswer; and the shape of errors in each API."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from egressproxy.translation.apis import Api
-from egressproxy.translation.strict_json import dumps
+from egressproxy.translation.strict_json import Unreadable, dumps, loads
 
-__all__ = ["Untranslatable", "error_body", "error_object", "error_type"]
+__all__ = ["BadAnswer", "Untranslatable", "error_body", "error_in", "error_object", "error_type"]
 
 _OPENAI_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -42,6 +42,10 @@ class Untranslatable(Exception):
         self.why = why
 
 
+class BadAnswer(Exception):
+    """A backend's answer that cannot be read, or holds what the client's API has no form for: a 502 for the client."""
+
+
 def error_type(api: Api, status: int) -> str:
     """The word with which this API tells an error of this status."""
     if api is Api.ANTHROPIC:
@@ -66,3 +70,13 @@ def error_object(
     if api is Api.ANTHROPIC:
         return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def error_in(body: bytes) -> tuple[str | None, str | None]:
+    """The message and the code of a provider's error; None where it has none. All three APIs have the same place."""
+    try:
+        error = loads(body)["error"]
+        message, code = error["message"], error.get("code")
+    except (Unreadable, LookupError, TypeError, AttributeError):
+        return None, None
+    return (message if type(message) is str else None, code if type(code) is str else None)

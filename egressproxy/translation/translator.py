@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from egressproxy.translation.anthropic import answers as anthropic_answers
+from egressproxy.translation.anthropic import request_reader as anthropic_reader
+from egressproxy.translation.anthropic import request_writer as anthropic_writer
+from egressproxy.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
 from egressproxy.translation.apis import Api
+from egressproxy.translation.conversation import Conversation, Failed, Finished, KeepAlive, ModelAnswer
+from egressproxy.translation.errors import BadAnswer, Untranslatable, error_body, error_in
+from egressproxy.translation.event_stream import COMMENT, EventStream
+from egressproxy.translation.openai_chat import answers as chat_answers
+from egressproxy.translation.openai_chat import request_reader as chat_reader
+from egressproxy.translation.openai_chat import request_writer as chat_writer
+from egressproxy.translation.openai_chat.streams import ChatStreamReader, ChatStreamWriter
+from egressproxy.translation.openai_responses import answers as responses_answers
+from egressproxy.translation.openai_responses import request_reader as responses_reader
+from egressproxy.translation.openai_responses import request_writer as responses_writer
+from egressproxy.translation.openai_responses.streams import ResponseStreamReader, ResponseStreamWriter
+from egressproxy.translation.strict_json import Unreadable, dumps, loads, loads_strictly
 
 __all__ = ["DEFAULT_MAX_TOKENS", "ResponseTranslator", "TranslatedRequest", "translate_request"]
 
 #: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
 DEFAULT_MAX_TOKENS: Final = 8192
+
+_REQUEST_READERS: Final = {
+    Api.OPENAI_CHAT: chat_reader.read_request,
+    Api.OPENAI_RESPONSES: responses_reader.read_request,
+    Api.ANTHROPIC: anthropic_reader.read_request,
+}
+_ANSWER_READERS: Final = {
+    Api.OPENAI_CHAT: chat_answers.read_answer,
+    Api.OPENAI_RESPONSES: responses_answers.read_answer,
+    Api.ANTHROPIC: anthropic_answers.read_answer,
+}
+_STREAM_READERS: Final[Mapping[Api, type[ChatStreamReader | ResponseStreamReader | MessageStreamReader]]] = {
+    Api.OPENAI_CHAT: ChatStreamReader,
+    Api.OPENAI_RESPONSES: ResponseStreamReader,
+    Api.ANTHROPIC: MessageStreamReader,
+}
+_KEEP_ALIVE: Final = KeepAlive()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +57,7 @@ class TranslatedRequest:
     body: bytes = field(repr=False)
     is_stream: bool
     client_model: str
-    include_usage: bool
+    wants_usage: bool
     #: Fields of the client's request that a Response object of OpenAI repeats.
     repeated: dict[str, Any] = field(repr=False)
 
@@ -32,32 +67,113 @@ def translate_request(
 ) -> TranslatedRequest:
     """The same request in another API, for `model` if that is given and else for the model that the client named.
 
+    `default_max_tokens` is the limit of the answer that a request to Anthropic has when the client names none.
     Raises Untranslatable: the body is no JSON, or has a field that one of the two APIs does not know.
     """
-    raise NotImplementedError
+    try:
+        value = loads_strictly(body)
+    except Unreadable as error:
+        raise Untranslatable("", f"the body cannot be translated: {error}") from None
+    conversation = _REQUEST_READERS[source](value)
+    written = _written(conversation, target, model or conversation.model, default_max_tokens)
+    repeated = {name: value[name] for name in responses_answers.DEFAULTS if value.get(name) is not None}
+    return TranslatedRequest(
+        source=source,
+        target=target,
+        body=dumps(written),
+        is_stream=conversation.is_stream,
+        client_model=conversation.model,
+        wants_usage=conversation.wants_usage,
+        repeated=repeated if source is Api.OPENAI_RESPONSES else {},
+    )
+
+
+def _written(conversation: Conversation, target: Api, model: str, default_max_tokens: int) -> dict[str, Any]:
+    if target is Api.ANTHROPIC:
+        return anthropic_writer.write_request(conversation, model, default_max_tokens)
+    if target is Api.OPENAI_CHAT:
+        return chat_writer.write_request(conversation, model)
+    return responses_writer.write_request(conversation, model)
 
 
 class ResponseTranslator:
     """The answer to a translated request, whole or streamed, in the form of the client's API. One for each answer."""
 
-    __slots__ = ("request",)
+    __slots__ = ("_events", "_is_over", "_now", "_reader", "_request", "_writer", "has_failed")
 
     def __init__(self, request: TranslatedRequest) -> None:
-        self.request = request
+        self._request = request
+        self._now = int(time.time())
+        self._events = EventStream()
+        self._reader = _STREAM_READERS[request.target]()
+        self._writer = _stream_writer(request, self._now)
+        self._is_over = False
+        #: Whether the stream has ended in an error event: nothing more is read, and the backend may be let go.
+        self.has_failed = False
 
     def whole(self, status: int, body: bytes) -> tuple[int, bytes]:
         """Status and body for the client. An error keeps its status; a success that cannot be read becomes a 502."""
-        raise NotImplementedError
+        client = self._request.source
+        if not 200 <= status < 300:
+            message, code = error_in(body)
+            told = message or f"the backend answered {status} without a message"
+            are_alike = Api.ANTHROPIC not in (client, self._request.target)
+            return status, error_body(client, status, told, code=code if are_alike else None)
+        try:
+            if self._request.is_stream:
+                raise BadAnswer("it is no stream, which the client has asked for")
+            value = loads(body)
+            if type(value) is not dict:
+                raise BadAnswer("it is not an object")
+            return status, dumps(self._answer(_ANSWER_READERS[self._request.target](value)))
+        except (BadAnswer, Unreadable) as error:
+            return 502, error_body(client, 502, f"the backend's answer cannot be translated: {error}")
+
+    def _answer(self, answer: ModelAnswer) -> dict[str, Any]:
+        if self._request.source is Api.ANTHROPIC:
+            return anthropic_answers.write_answer(answer)
+        if self._request.source is Api.OPENAI_CHAT:
+            return chat_answers.write_answer(answer, self._now)
+        return responses_answers.write_answer(answer, self._request.repeated, self._now)
 
     def feed(self, data: bytes) -> bytes:
         """What the client gets for these bytes of a stream (`text/event-stream`), cut anywhere; often nothing."""
-        raise NotImplementedError
+        return b"" if self._is_over else self._translate(data)
 
     def end(self) -> bytes:
         """What the client gets when the backend's stream is over, or has broken: an error, if it was not complete."""
-        raise NotImplementedError
+        if self._is_over:
+            return b""
+        written = self._translate(b"\n\n")  # an event may lack the empty line behind it
+        return written if self._is_over else written + self._fail("it has ended before the answer was complete")
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the stream has ended in an error event: nothing more is read, and the backend may be let go."""
-        raise NotImplementedError
+    def _translate(self, data: bytes) -> bytes:
+        written: list[bytes] = []
+        try:
+            for name, content in self._events.feed(data):
+                if name == COMMENT:
+                    written.append(self._writer.write(_KEEP_ALIVE))
+                    continue
+                for told in self._reader.read(name, content):
+                    written.append(self._writer.write(told))
+                    if isinstance(told, Finished | Failed):
+                        self._is_over = True
+                        self.has_failed = isinstance(told, Failed)
+                        return b"".join(written)
+        except (BadAnswer, Unreadable) as error:
+            written.append(self._fail(str(error)))
+        return b"".join(written)
+
+    def _fail(self, why: str) -> bytes:
+        self._is_over = self.has_failed = True
+        return self._writer.write(Failed(502, f"the backend's stream cannot be translated: {why}"))
+
+
+def _stream_writer(
+    request: TranslatedRequest, now: int
+) -> ChatStreamWriter | MessageStreamWriter | ResponseStreamWriter:
+    if request.source is Api.ANTHROPIC:
+        return MessageStreamWriter()
+    if request.source is Api.OPENAI_CHAT:
+        return ChatStreamWriter(request.wants_usage, now)
+    return ResponseStreamWriter(request.repeated, now)

@@ -1,0 +1,223 @@
+"""A request for a message, read as a conversation.
+
+Source: MessageCreateParams of Anthropic's SDK, and `temperature`, `top_p` and `top_k` of the version 2023-06-01 of
+its API. What is left out and what is refused stands in docs/translation.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from egressproxy.translation.conversation import (
+    ContentPart,
+    Conversation,
+    Effort,
+    Image,
+    OutputFormat,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolResult,
+    Turn,
+)
+from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.json_object import JsonObject, objects
+from egressproxy.translation.strict_json import dumps
+
+__all__ = ["IMAGE_TYPES", "read_request"]
+
+IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
+_NAMES: Final = {
+    "turns": "messages",
+    "stop": "stop_sequences",
+    "effort": "output_config.effort",
+    "output_format": "output_config.format",
+    "has_parallel_calls": "tool_choice.disable_parallel_tool_use",
+    "user": "metadata.user_id",
+}
+_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
+_MODES: Final = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+
+
+def read_request(value: Any) -> Conversation:
+    """What this request asks for. Raises Untranslatable."""
+    body = JsonObject(value)
+    choice, has_parallel_calls = _tool_choice(body.object("tool_choice"))
+    names = dict(_NAMES)
+    effort, output_format = _output_config(body.object("output_config"))
+    if _thinks_not(body.object("thinking")):
+        if effort is not None:
+            body.refuse("output_config.effort", "cannot be translated: thinking is disabled, which is another effort")
+        effort, names["effort"] = Effort.NONE, "thinking.type"
+    turns = tuple(_turn(message) for message in objects(body.array("messages"), "messages"))
+    max_tokens = body.whole_number("max_tokens", 1)
+    if max_tokens is None:
+        body.refuse("max_tokens", "is missing")
+    tier = body.word("service_tier", ("auto", "standard_only"))
+    metadata = body.object("metadata")
+    conversation = Conversation(
+        model=body.needed_text("model"),
+        turns=(*_system(body), *turns),
+        max_tokens=max_tokens,
+        temperature=body.number("temperature", 0, 1),
+        top_p=body.number("top_p", 0, 1),
+        stop=body.texts("stop_sequences"),
+        tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
+        tool_choice=choice,
+        has_parallel_calls=has_parallel_calls,
+        effort=effort,
+        output_format=output_format,
+        is_prefilled=bool(turns) and turns[-1].role is Role.ASSISTANT,
+        is_stream=body.flag("stream") or False,
+        user=None if metadata is None else metadata.text("user_id"),
+        service_tier=None if tier in (None, "auto") else "default",
+        names=names,
+    )
+    if metadata is not None:
+        metadata.end()
+    body.only("top_k")
+    body.only("speed", "standard")
+    body.without_meaning("cache_control")
+    body.end()
+    return conversation
+
+
+def _output_config(config: JsonObject | None) -> tuple[Effort | None, OutputFormat | None]:
+    if config is None:
+        return None, None
+    effort = config.word("effort", _EFFORTS)
+    output = config.object("format")
+    read = None
+    if output is not None:
+        output.word("type", ("json_schema",))
+        schema = output.plain_object("schema")
+        if schema is None:
+            output.refuse("schema", "is missing")
+        output.end()
+        read = OutputFormat(schema, is_strict=True)
+    config.end()
+    return None if effort is None else Effort(effort), read
+
+
+def _thinks_not(thinking: JsonObject | None) -> bool:
+    """Whether thinking is disabled. `adaptive` leaves it to the model, as no field at all does in the other APIs."""
+    if thinking is None:
+        return False
+    kind = thinking.text("type")
+    if kind not in ("disabled", "adaptive"):
+        name = "budget_tokens" if kind == "enabled" else "type"
+        thinking.refuse(name, "cannot be translated: write thinking.type adaptive, and output_config.effort")
+    thinking.only("display", "omitted", why="cannot be translated: the other APIs do not show how the model thinks")
+    thinking.end()
+    return kind == "disabled"
+
+
+def _system(body: JsonObject) -> list[Turn]:
+    value = body.any("system")
+    if value is None or value == []:
+        return []
+    return [Turn(Role.SYSTEM, tuple(_blocks(value, "system", ("text",))), "system")]
+
+
+def _turn(message: JsonObject) -> Turn:
+    role = message.word("role", ("user", "assistant", "system"))
+    if role is None:
+        message.refuse("role", "is missing")
+    kinds = {"user": ("text", "image", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}[role]
+    parts = tuple(_blocks(message.any("content"), message.where("content"), kinds))
+    message.end()
+    return Turn(Role(role), parts, message.path)
+
+
+def _blocks(value: Any, where: str, kinds: tuple[str, ...]) -> list[ContentPart]:
+    if type(value) is str:
+        return [Text(value, where)]
+    if type(value) is not list:
+        raise Untranslatable(where, "is missing" if value is None else "must be a string or an array")
+    return [_block(block, kinds) for block in objects(value, where)]
+
+
+def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
+    kind = block.needed_text("type")
+    if kind not in kinds:
+        thought = kind in ("thinking", "redacted_thinking")
+        why = "its signature is of use to its provider only" if thought else f"only {', '.join(kinds)} can be here"
+        block.refuse("type", f"cannot be translated: {kind[:80]!r}: {why}")
+    read: ContentPart
+    if kind == "text":
+        block.only("citations", [])
+        read = Text(block.needed_text("text"), block.path)
+    elif kind == "image":
+        read = _image(block)
+    elif kind == "tool_use":
+        read = _tool_call(block)
+    else:
+        read = _tool_result(block)
+    block.without_meaning("cache_control")
+    block.end()
+    return read
+
+
+def _image(block: JsonObject) -> Image:
+    source = block.object("source")
+    if source is None:
+        block.refuse("source", "is missing")
+    kind = source.text("type")
+    if kind == "base64":
+        media_type = source.word("media_type", IMAGE_TYPES)
+        read = Image(media_type=media_type or "", data=source.needed_text("data"), where=source.path)
+    elif kind == "url":
+        read = Image(url=source.needed_text("url"), where=source.path)
+    else:
+        source.refuse("type", "cannot be translated: only base64 and url are, since a file is at one provider")
+    if kind == "base64" and not read.media_type:
+        source.refuse("media_type", "is missing")
+    block.only("transformations", {}, {"oversized_image": "downsize"})
+    source.end()
+    return read
+
+
+def _tool_call(block: JsonObject) -> ToolCall:
+    arguments = block.plain_object("input")
+    if arguments is None:
+        block.refuse("input", "is missing")
+    block.only("caller", {"type": "direct"})
+    return ToolCall(
+        block.needed_text("id"), block.needed_text("name"), dumps(arguments).decode(), where=block.where("input")
+    )
+
+
+def _tool_result(block: JsonObject) -> ToolResult:
+    value = block.any("content")
+    content = [] if value is None else _blocks(value, block.where("content"), ("text", "image"))
+    parts = tuple(part for part in content if type(part) is Text or type(part) is Image)
+    return ToolResult(block.needed_text("tool_use_id"), parts, block.flag("is_error") or False, block.path)
+
+
+def _tool(tool: JsonObject) -> Tool:
+    if tool.text("type") not in (None, "custom"):
+        tool.refuse("type", "cannot be translated: only tools of the client are, which have no type or custom")
+    schema = tool.plain_object("input_schema")
+    if schema is None:
+        tool.refuse("input_schema", "is missing")
+    read = Tool(tool.needed_text("name"), tool.text("description"), schema, tool.flag("strict"), tool.path)
+    tool.only("allowed_callers", ["direct"])
+    tool.only("defer_loading", False)
+    tool.only("input_examples", [])
+    tool.without_meaning("cache_control", "eager_input_streaming")
+    tool.end()
+    return read
+
+
+def _tool_choice(choice: JsonObject | None) -> tuple[ToolChoice | None, bool | None]:
+    if choice is None:
+        return None, None
+    kind = choice.word("type", tuple(_MODES))
+    if kind is None:
+        choice.refuse("type", "is missing")
+    name = choice.needed_text("name") if kind == "tool" else ""
+    disabled = choice.flag("disable_parallel_tool_use")
+    choice.end()
+    return ToolChoice(_MODES[kind], name), None if disabled is None else not disabled

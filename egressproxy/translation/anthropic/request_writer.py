@@ -1,0 +1,191 @@
+"""A conversation, written as a request for a message.
+
+Source: MessageCreateParams of Anthropic's SDK, and `temperature` and `top_p` of the version 2023-06-01 of its API.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from egressproxy.translation.anthropic.request_reader import IMAGE_TYPES
+from egressproxy.translation.content import only_texts
+from egressproxy.translation.conversation import (
+    ContentPart,
+    Conversation,
+    Effort,
+    Image,
+    RefusalText,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.strict_json import Unreadable, loads_strictly
+
+__all__ = ["write_request"]
+
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+_NOTHING_LIKE_IT: Final = "cannot be translated: Anthropic has nothing like it"
+
+
+def write_request(conversation: Conversation, model: str, default_max_tokens: int) -> dict[str, Any]:
+    """The body of the request. Raises Untranslatable for what a request for a message cannot say."""
+    _refuse(conversation)
+    system, messages = _turns(conversation)
+    body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or default_max_tokens}
+    tier = None if conversation.service_tier is None else "standard_only"
+    user = conversation.safety_identifier or conversation.user
+    optional = {
+        "system": system,
+        "messages": messages,
+        "temperature": conversation.temperature,
+        "top_p": conversation.top_p,
+        "stop_sequences": list(conversation.stop) or None,
+        "tools": [_tool(tool) for tool in conversation.tools] or None,
+        "tool_choice": _tool_choice(conversation),
+        "thinking": {"type": "disabled"} if conversation.effort is Effort.NONE else None,
+        "output_config": _output_config(conversation),
+        "metadata": None if user is None else {"user_id": user},
+        "service_tier": tier,
+        "stream": conversation.is_stream or None,
+    }
+    return body | {name: value for name, value in optional.items() if value is not None}
+
+
+def _refuse(conversation: Conversation) -> None:
+    """Raises Untranslatable for settings that Anthropic does not have."""
+
+    def refuse(attribute: str, why: str = _NOTHING_LIKE_IT) -> None:
+        raise Untranslatable(conversation.name_of(attribute), why)
+
+    if conversation.temperature is not None and conversation.temperature > 1:
+        refuse("temperature", "must not be above 1: Anthropic's scale ends there")
+    if conversation.verbosity not in (None, "medium"):
+        refuse("verbosity")
+    if conversation.effort is Effort.MINIMAL:
+        refuse("effort", "cannot be translated: Anthropic has low, medium, high, xhigh and max")
+    if conversation.metadata:
+        refuse("metadata")
+    if conversation.service_tier not in (None, "default"):
+        refuse("service_tier", "cannot be translated: Anthropic has the standard tier, which is default, and auto")
+    users = {conversation.user, conversation.safety_identifier} - {None}
+    if len(users) > 1:
+        refuse("user", "differs from safety_identifier: Anthropic has one field for both")
+    if (output := conversation.output_format) is not None:
+        if output.schema is None:
+            refuse("output_format", "cannot be translated: Anthropic writes JSON by a schema only (json_schema)")
+        if output.description is not None:
+            refuse("output_description")
+
+
+def _turns(conversation: Conversation) -> tuple[Any, list[dict[str, Any]]]:
+    """The system prompt, and the messages. Neighbours of one role are one message, as Anthropic itself reads them."""
+    system: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
+    for turn in conversation.turns:
+        if turn.role in (Role.SYSTEM, Role.DEVELOPER):
+            blocks = [_text(part) for part in only_texts(turn.parts, "a system prompt")]
+            if not messages:
+                system += blocks
+                continue
+            role = "system"
+        else:
+            role = turn.role.value
+            blocks = [_block(part, turn) for part in turn.parts]
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += blocks
+        else:
+            messages.append({"role": role, "content": blocks})
+    if not messages:
+        raise Untranslatable(conversation.name_of("turns"), "has no message of the user, which Anthropic needs")
+    if messages[-1]["role"] == "assistant" and not conversation.is_prefilled:
+        why = "cannot be translated: it is the assistant's and the last one, which Anthropic would go on with"
+        raise Untranslatable(conversation.turns[-1].where, why)
+    for message in messages:
+        message["content"] = _shortest(message["content"])
+    return _shortest(system) if system else None, messages
+
+
+def _shortest(blocks: list[dict[str, Any]]) -> Any:
+    return blocks[0]["text"] if len(blocks) == 1 and blocks[0]["type"] == "text" else blocks
+
+
+def _text(part: Text) -> dict[str, Any]:
+    return {"type": "text", "text": part.text}
+
+
+def _block(part: ContentPart, turn: Turn) -> dict[str, Any]:
+    if type(part) is Text:
+        return _text(part)
+    if type(part) is ToolResult:
+        block: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.call_id}
+        if part.parts:
+            block["content"] = _shortest([_text(one) if type(one) is Text else _image(one) for one in part.parts])
+        return block | {"is_error": True} if part.is_error else block
+    if type(part) is ToolCall:
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(part)}
+    if type(part) is RefusalText:  # it is what the model said
+        return {"type": "text", "text": part.text}
+    if turn.role is not Role.USER:
+        raise Untranslatable(part.where, "cannot be translated: only the user's messages hold images")
+    return _image(part)
+
+
+def _image(part: ContentPart) -> dict[str, Any]:
+    if type(part) is not Image:
+        raise Untranslatable(part.where, "cannot be translated: only texts and images are")
+    if part.detail is not None:
+        raise Untranslatable(part.where, f"cannot be translated: Anthropic has no detail {part.detail!r}, only auto")
+    if part.url:
+        return {"type": "image", "source": {"type": "url", "url": part.url}}
+    if part.media_type not in IMAGE_TYPES:
+        raise Untranslatable(part.where, f"cannot be translated: Anthropic takes {', '.join(IMAGE_TYPES)}")
+    return {"type": "image", "source": {"type": "base64", "media_type": part.media_type, "data": part.data}}
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    """Arguments are an object here. The empty string is what some models write for none."""
+    try:
+        arguments = loads_strictly(call.arguments) if call.arguments else {}
+    except Unreadable as error:
+        raise Untranslatable(call.where, f"cannot be translated to an object: {error}") from None
+    if type(arguments) is not dict:
+        raise Untranslatable(call.where, "cannot be translated: it is no JSON object")
+    return arguments
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    written: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        written["description"] = tool.description
+    written["input_schema"] = _NO_PARAMETERS if tool.parameters is None else tool.parameters
+    if tool.is_strict is not None:
+        written["strict"] = tool.is_strict
+    return written
+
+
+def _tool_choice(conversation: Conversation) -> dict[str, Any] | None:
+    choice, parallel = conversation.tool_choice, conversation.has_parallel_calls
+    if not conversation.tools and (choice is None or choice.mode in ("auto", "none")):
+        return None
+    if choice is None and parallel is not False:
+        return None
+    mode = "auto" if choice is None else choice.mode
+    written: dict[str, Any] = {"type": {"required": "any", "named": "tool"}.get(mode, mode)}
+    if choice is not None and choice.name:
+        written["name"] = choice.name
+    if parallel is not None and mode != "none":
+        written["disable_parallel_tool_use"] = not parallel
+    return written
+
+
+def _output_config(conversation: Conversation) -> dict[str, Any] | None:
+    config: dict[str, Any] = {}
+    if conversation.effort not in (None, Effort.NONE):
+        config["effort"] = conversation.effort.value
+    if conversation.output_format is not None:
+        config["format"] = {"type": "json_schema", "schema": conversation.output_format.schema}
+    return config or None

@@ -1,0 +1,55 @@
+"""Content that the readers and writers of several APIs treat alike: texts, images, results of tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from egressproxy.translation.conversation import ContentPart, Image, Text, ToolResult
+from egressproxy.translation.errors import Untranslatable
+
+__all__ = ["data_url", "image_at", "only_texts", "result_parts", "texts_of"]
+
+_DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64,")
+
+
+def image_at(url: str, detail: str | None, where: str) -> Image:
+    """The image at this URL, or in it: `data:image/png;base64,…`. Raises Untranslatable for other schemes."""
+    if url[:5].lower() == "data:":
+        match = _DATA_URL.match(url)
+        if match is None:
+            raise Untranslatable(where, "must be data:TYPE;base64,DATA or a URL")
+        return Image(media_type=match[1].lower(), data=url[match.end() :], detail=detail, where=where)
+    if not url.lower().startswith(("https://", "http://")):
+        raise Untranslatable(where, "must be data:TYPE;base64,DATA or a URL")
+    return Image(url=url, detail=detail, where=where)
+
+
+def data_url(image: Image) -> str:
+    """The one string with which OpenAI's APIs name an image."""
+    return image.url or f"data:{image.media_type};base64,{image.data}"
+
+
+def only_texts(parts: Iterable[ContentPart], place: str) -> list[Text]:
+    """These parts, if all are texts. Raises Untranslatable for one that is not; `place` says where it would go."""
+    texts = []
+    for part in parts:
+        if type(part) is not Text:
+            raise Untranslatable(part.where, f"cannot be translated: {place} of the other API holds text only")
+        texts.append(part)
+    return texts
+
+
+def texts_of(parts: Iterable[ContentPart]) -> list[str]:
+    """What the texts among these parts say."""
+    return [part.text for part in parts if type(part) is Text]
+
+
+def result_parts(result: ToolResult) -> tuple[Text | Image, ...]:
+    """What a tool has answered, for OpenAI's APIs. They have no field for `is_error`, so the text says it."""
+    if not result.is_error:
+        return result.parts
+    first = result.parts[0] if result.parts else None
+    if type(first) is Text:
+        return (Text(f"Error: {first.text}", first.where), *result.parts[1:])
+    return (Text("Error", result.where), *result.parts)

@@ -1,0 +1,284 @@
+"""The neutral form: a conversation, the answer to it, and the events of a stream, in the words of no provider.
+
+What holds text of the client or the model is never shown by `repr`. `where` is the path of a value in the client's
+JSON: a writer that cannot say the value refuses it by that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+__all__ = [
+    "ContentPart",
+    "Conversation",
+    "Delta",
+    "Effort",
+    "Failed",
+    "Finished",
+    "Image",
+    "KeepAlive",
+    "ModelAnswer",
+    "OutputFormat",
+    "PartEnded",
+    "PartKind",
+    "PartStarted",
+    "RefusalText",
+    "Role",
+    "Started",
+    "Stop",
+    "StreamEvent",
+    "Text",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "ToolResult",
+    "Turn",
+    "Usage",
+]
+
+
+class Role(Enum):
+    """Who speaks. What a tool has answered is a turn of the user that holds a `ToolResult`."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Something said."""
+
+    text: str = field(repr=False)
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalText:
+    """What the model said when it declined to answer."""
+
+    text: str = field(repr=False)
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image, at a URL or as base64 data of a media type. `detail`: low, high or original; None leaves it open."""
+
+    url: str = field(default="", repr=False)
+    media_type: str = ""
+    data: str = field(default="", repr=False)
+    detail: str | None = None
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The model's call of a tool; the arguments are the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str = field(repr=False)
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool has answered to the call with this id."""
+
+    call_id: str
+    parts: tuple[Text | Image, ...]
+    is_error: bool = False
+    where: str = field(default="", compare=False)
+
+
+ContentPart: TypeAlias = Text | RefusalText | Image | ToolCall | ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message."""
+
+    role: Role
+    parts: tuple[ContentPart, ...]
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters` is a JSON schema; None is a function without any."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    is_strict: bool | None = None
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """`auto`, `none`, `required`, or `named` with the name of a tool."""
+
+    mode: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """The answer is JSON: of this schema, or any where the schema is None."""
+
+    schema: Mapping[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    is_strict: bool | None = None
+
+
+class Effort(Enum):
+    """How much the model thinks. NONE turns thinking off."""
+
+    NONE = "none"
+    MINIMAL = "minimal"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    XHIGH = "xhigh"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A request. None and empty mean that the client has said nothing, and that the provider's default holds."""
+
+    model: str
+    turns: tuple[Turn, ...]
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    #: Whether the model may call several tools at once; None is the default of every API, which is yes.
+    has_parallel_calls: bool | None = None
+    effort: Effort | None = None
+    verbosity: str | None = None
+    output_format: OutputFormat | None = None
+    #: Whether the answer goes on where the last turn, the assistant's, ends (Anthropic's prefill).
+    is_prefilled: bool = False
+    is_stream: bool = False
+    #: Whether the client wants the usage at the end of a stream.
+    wants_usage: bool = True
+    #: Who the end user is, to the client.
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: Mapping[str, str] | None = None
+    #: `default` is the standard price and capacity; other words are OpenAI's.
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    #: What the client calls the fields above, where that is another word.
+    names: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def name_of(self, attribute: str) -> str:
+        """The path of this attribute in the client's JSON."""
+        return self.names.get(attribute, attribute)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens. `input` counts all of the prompt, whether read from a cache, written to it or neither."""
+
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_written: int = 0
+    reasoning: int = 0
+
+
+class Stop(Enum):
+    """Why the model stopped."""
+
+    END = auto()
+    STOP_SEQUENCE = auto()
+    LENGTH = auto()
+    TOOL_CALLS = auto()
+    FILTERED = auto()  # by a filter of the provider, or since the model declined
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """A whole answer. `created` is in seconds since 1970, where the provider tells it."""
+
+    id: str
+    model: str
+    created: int | None
+    parts: tuple[Text | RefusalText | ToolCall, ...]
+    stop: Stop
+    stop_sequence: str | None
+    usage: Usage
+
+
+class PartKind(Enum):
+    """What a part of an answer holds."""
+
+    TEXT = auto()
+    REFUSAL = auto()
+    TOOL_CALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The answer has begun."""
+
+    id: str
+    model: str
+    created: int | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class PartStarted:
+    """A part begins; the one before it has ended. Id and name are those of a tool call."""
+
+    kind: PartKind
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More of the part: text, or JSON of a tool call's arguments."""
+
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnded:
+    """Nothing more comes of the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Nothing yet, but the provider is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete."""
+
+    stop: Stop
+    stop_sequence: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer ends here and is not complete. `status` is what the error would have been as an answer of its own."""
+
+    status: int
+    message: str
+
+
+StreamEvent: TypeAlias = Started | PartStarted | Delta | PartEnded | KeepAlive | Finished | Failed

@@ -1,0 +1,87 @@
+"""EventStream: server-sent events out of bytes that are cut anywhere, in bounded memory; and how events are written.
+
+Source: HTML, section 9.2 (server-sent events).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from egressproxy.translation.errors import BadAnswer
+
+__all__ = ["COMMENT", "MAX_EVENT_BYTES", "EventStream", "event", "event_of_data"]
+
+#: The longest event. The last one of a response repeats the whole answer, and the tools of the request.
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+#: The name under which a comment is told, which keeps connections open.
+COMMENT: Final = b":"
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class EventStream:
+    """Gives (name, data) of each event. The name is empty where the stream has none."""
+
+    __slots__ = ("_begun", "_data", "_ends_in_cr", "_name", "_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []  # of a line that has not ended
+        self._data: list[bytes] = []
+        self._name = b""
+        self._size = 0  # of the event, so far
+        self._begun = False
+        self._ends_in_cr = False  # the end of a line, unless a line feed follows that belongs to it
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """The events that end in these bytes. Raises BadAnswer for an event that is too long."""
+        if self._ends_in_cr:
+            self._ends_in_cr = False
+            if data[:1] == b"\n":
+                data = data[1:]
+        if b"\r" in data:
+            self._ends_in_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        events: list[tuple[bytes, bytes]] = []
+        if lines:
+            if self._pieces:
+                lines[0] = b"".join(self._pieces) + lines[0]
+                self._pieces.clear()
+            if not self._begun:
+                self._begun = True
+                lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+            for line in lines:
+                self._line(line, events)
+            self._size = sum(map(len, self._data))
+        if rest:
+            self._pieces.append(rest)
+            self._size += len(rest)
+            if self._size > MAX_EVENT_BYTES:
+                raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
+        return events
+
+    def _line(self, line: bytes, events: list[tuple[bytes, bytes]]) -> None:
+        if not line:
+            if self._data:
+                events.append((self._name, self._data[0] if len(self._data) == 1 else b"\n".join(self._data)))
+                self._data = []
+            self._name = b""
+        elif line.startswith(b"data:"):
+            self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            if len(self._data) > 1 and sum(map(len, self._data)) > MAX_EVENT_BYTES:
+                raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
+        elif line.startswith(b"event:"):
+            self._name = line[6:].strip()
+        elif line.startswith(b":"):
+            events.append((COMMENT, b""))
+
+
+def event(name: bytes, data: bytes) -> bytes:
+    """An event with a name."""
+    return b"event: " + name + b"\ndata: " + data + b"\n\n"
+
+
+def event_of_data(data: bytes) -> bytes:
+    """An event without a name."""
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,137 @@
+"""JsonObject: an object of the client's JSON that is read field by field, and refused if a field is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from egressproxy.translation.errors import Untranslatable
+
+__all__ = ["JsonObject", "objects"]
+
+
+class JsonObject:
+    """Takes the fields that a reader knows; `end` refuses the others by name.
+
+    A field whose value is null is a field that is not there: all three APIs mean the same by it. Every method raises
+    `Untranslatable` with the path of the field.
+    """
+
+    __slots__ = ("_left", "path")
+
+    def __init__(self, value: Any, path: str = "") -> None:
+        if type(value) is not dict:
+            raise Untranslatable(path, "must be an object" if path else "the body must be a JSON object")
+        self._left = dict(value)
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"JsonObject({self.path!r}, left={sorted(self._left)})"
+
+    def where(self, name: str) -> str:
+        """The path of a field of this object."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def refuse(self, name: str, why: str) -> NoReturn:
+        """Raises Untranslatable for this field."""
+        raise Untranslatable(self.where(name), why)
+
+    def any(self, name: str) -> Any:
+        """Whatever this field holds; None if it is not there."""
+        return self._left.pop(name, None)
+
+    def text(self, name: str) -> str | None:
+        """A string."""
+        value = self._left.pop(name, None)
+        if value is not None and type(value) is not str:
+            self.refuse(name, "must be a string")
+        return value
+
+    def needed_text(self, name: str) -> str:
+        """A string that has to be there."""
+        value = self.text(name)
+        if value is None:
+            self.refuse(name, "is missing")
+        return value
+
+    def word(self, name: str, words: tuple[str, ...]) -> str | None:
+        """One of these words. Others are refused: they may mean what nobody here knows."""
+        value = self.text(name)
+        if value is not None and value not in words:
+            self.refuse(name, f"cannot be translated: {value[:80]!r} is none of {', '.join(words)}")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        """True or false."""
+        value = self._left.pop(name, None)
+        if value is not None and type(value) is not bool:
+            self.refuse(name, "must be true or false")
+        return value
+
+    def whole_number(self, name: str, least: int = 0) -> int | None:
+        """A whole number of at least `least`."""
+        value = self._left.pop(name, None)
+        if value is not None and (type(value) is not int or value < least):
+            self.refuse(name, f"must be a whole number of at least {least}")
+        return value
+
+    def number(self, name: str, least: float, most: float) -> float | None:
+        """A number in a range, its ends included."""
+        value = self._left.pop(name, None)
+        if value is not None and (type(value) not in (int, float) or not least <= value <= most):
+            self.refuse(name, f"must be a number from {least} to {most}")
+        return value  # type: ignore[no-any-return]
+
+    def array(self, name: str) -> list[Any]:
+        """An array; an empty one if the field is not there."""
+        value = self._left.pop(name, None)
+        if value is None:
+            return []
+        if type(value) is not list:
+            self.refuse(name, "must be an array")
+        return list(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """An array of strings; an empty one if the field is not there."""
+        values = self.array(name)
+        for index, value in enumerate(values):
+            if type(value) is not str:
+                self.refuse(f"{name}[{index}]", "must be a string")
+        return tuple(values)
+
+    def plain_object(self, name: str) -> dict[str, Any] | None:
+        """An object that is passed on as it is: a JSON schema, for instance."""
+        value = self._left.pop(name, None)
+        if value is not None and type(value) is not dict:
+            self.refuse(name, "must be an object")
+        return value
+
+    def object(self, name: str) -> JsonObject | None:
+        """An object to be read field by field."""
+        value = self._left.pop(name, None)
+        return None if value is None else JsonObject(value, self.where(name))
+
+    def without_meaning(self, *names: str) -> None:
+        """Fields that are left out, since their loss changes nothing of what is asked for (docs/translation.md)."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def only(
+        self, name: str, *harmless: Any, why: str = "cannot be translated: the other API has nothing like it"
+    ) -> None:
+        """A field that may be left out while it has one of these values, and is refused with any other."""
+        value = self._left.pop(name, None)
+        if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
+            self.refuse(name, why)
+
+    def end(self) -> None:
+        """Raises Untranslatable if a field is left that nobody has asked for."""
+        for name, value in self._left.items():
+            if value is not None:
+                self.refuse(name[:80], "cannot be translated: it is not a field that the gateway knows")
+
+
+def objects(values: list[Any], path: str) -> Iterator[JsonObject]:
+    """The elements of an array, each to be read field by field."""
+    for index, value in enumerate(values):
+        yield JsonObject(value, f"{path}[{index}]")

@@ -1,0 +1,243 @@
+"""A request for a chat completion, read as a conversation.
+
+Source: CompletionCreateParams of OpenAI's SDK. What is left out and what is refused stands in docs/translation.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from egressproxy.translation.content import image_at
+from egressproxy.translation.conversation import (
+    ContentPart,
+    Conversation,
+    Effort,
+    OutputFormat,
+    RefusalText,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolResult,
+    Turn,
+)
+from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.json_object import JsonObject, objects
+from egressproxy.translation.openai_fields import EFFORTS, leave_out_cache_options, metadata_of, service_tier_of
+
+__all__ = ["read_request"]
+
+_NAMES: Final = {
+    "turns": "messages",
+    "max_tokens": "max_completion_tokens",
+    "has_parallel_calls": "parallel_tool_calls",
+    "effort": "reasoning_effort",
+    "output_format": "response_format",
+    "output_name": "response_format.json_schema.name",
+    "output_description": "response_format.json_schema.description",
+}
+
+
+def read_request(value: Any) -> Conversation:
+    """What this request asks for. Raises Untranslatable."""
+    body = JsonObject(value)
+    names = dict(_NAMES)
+    max_tokens, older = body.whole_number("max_completion_tokens", 1), body.whole_number("max_tokens", 1)
+    if max_tokens is None:
+        max_tokens = older
+        names["max_tokens"] = "max_tokens"
+    elif older not in (None, max_tokens):
+        body.refuse("max_tokens", "contradicts max_completion_tokens")
+    options = body.object("stream_options")
+    effort = body.word("reasoning_effort", EFFORTS)
+    conversation = Conversation(
+        model=body.needed_text("model"),
+        turns=tuple(_turn(message) for message in objects(body.array("messages"), "messages")),
+        max_tokens=max_tokens,
+        temperature=body.number("temperature", 0, 2),
+        top_p=body.number("top_p", 0, 1),
+        stop=_stop(body),
+        tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
+        tool_choice=_tool_choice(body),
+        has_parallel_calls=body.flag("parallel_tool_calls"),
+        effort=None if effort is None else Effort(effort),
+        verbosity=body.word("verbosity", ("low", "medium", "high")),
+        output_format=_output_format(body.object("response_format")),
+        is_stream=body.flag("stream") or False,
+        wants_usage=_wants_usage(options),
+        user=body.text("user"),
+        safety_identifier=body.text("safety_identifier"),
+        metadata=metadata_of(body),
+        service_tier=service_tier_of(body),
+        prompt_cache_key=body.text("prompt_cache_key"),
+        names=names,
+    )
+    body.only("n", 1, why="cannot be translated: the other APIs give one answer")
+    body.only("store", False, why="cannot be translated: the other provider would not store the answer for this API")
+    body.only("logprobs", False)
+    body.only("top_logprobs", 0)
+    body.only("frequency_penalty", 0, 0.0)
+    body.only("presence_penalty", 0, 0.0)
+    body.only("logit_bias", {})
+    body.only("modalities", ["text"])
+    body.only("functions", [], why="cannot be translated: write tools instead")
+    body.only("function_call", why="cannot be translated: write tool_choice instead")
+    body.without_meaning("prompt_cache_retention")
+    leave_out_cache_options(body)
+    body.end()
+    return conversation
+
+
+def _wants_usage(options: JsonObject | None) -> bool:
+    if options is None:
+        return False
+    wanted = options.flag("include_usage")
+    options.without_meaning("include_obfuscation")
+    options.end()
+    return wanted or False
+
+
+def _stop(body: JsonObject) -> tuple[str, ...]:
+    value = body.any("stop")
+    if value is None or type(value) is str:
+        return () if value is None else (value,)
+    if type(value) is not list or not all(type(one) is str for one in value):
+        body.refuse("stop", "must be a string or an array of strings")
+    return tuple(value)
+
+
+def _turn(message: JsonObject) -> Turn:
+    role = message.word("role", ("system", "developer", "user", "assistant", "tool"))
+    if role is None:
+        message.refuse("role", "is missing")
+    message.only("name", why="cannot be translated: the other APIs have no names of participants")
+    parts: tuple[ContentPart, ...]
+    if role == "tool":
+        call_id = message.needed_text("tool_call_id")
+        texts = tuple(part for part in _content(message) if type(part) is Text)
+        parts = (ToolResult(call_id, texts, where=message.where("content")),)
+    elif role == "assistant":
+        parts = _assistant_parts(message)
+    else:
+        parts = tuple(_content(message, may_have_images=role == "user"))
+    message.end()
+    return Turn(Role.USER if role == "tool" else Role(role), parts, message.path)
+
+
+def _assistant_parts(message: JsonObject) -> tuple[ContentPart, ...]:
+    message.only("audio")
+    message.only("function_call", why="cannot be translated: write tool_calls instead")
+    message.only("annotations", [])
+    calls = [_tool_call(call) for call in objects(message.array("tool_calls"), message.where("tool_calls"))]
+    refusal = message.text("refusal")
+    parts: list[ContentPart] = list(_content(message, may_refuse=True, is_optional=bool(calls) or refusal is not None))
+    if refusal is not None:
+        parts.append(RefusalText(refusal, message.where("refusal")))
+    if calls and parts == [Text("")]:
+        parts = []
+    return (*parts, *calls)
+
+
+def _content(
+    message: JsonObject, may_have_images: bool = False, may_refuse: bool = False, is_optional: bool = False
+) -> list[ContentPart]:
+    where, value = message.where("content"), message.any("content")
+    if type(value) is str:
+        return [Text(value, where)]
+    if value is None and is_optional:
+        return []
+    if type(value) is not list:
+        raise Untranslatable(where, "is missing" if value is None else "must be a string or an array")
+    parts: list[ContentPart] = []
+    for part in objects(value, where):
+        kind = part.needed_text("type")
+        if kind == "text":
+            parts.append(Text(part.needed_text("text"), part.path))
+        elif kind == "image_url" and may_have_images:
+            parts.append(_image(part))
+        elif kind == "refusal" and may_refuse:
+            parts.append(RefusalText(part.needed_text("refusal"), part.path))
+        else:
+            part.refuse(kind[:80], "cannot be translated: only text, and images of the user, are")
+        part.without_meaning("prompt_cache_breakpoint")
+        part.end()
+    return parts
+
+
+def _image(part: JsonObject) -> ContentPart:
+    image = part.object("image_url")
+    if image is None:
+        part.refuse("image_url", "is missing")
+    detail = image.word("detail", ("auto", "low", "high", "original"))
+    read = image_at(image.needed_text("url"), None if detail == "auto" else detail, image.path)
+    image.end()
+    return read
+
+
+def _tool_call(call: JsonObject) -> ToolCall:
+    call.word("type", ("function",))
+    function = call.object("function")
+    if function is None:
+        call.refuse("function", "is missing")
+    where = function.where("arguments")
+    read = ToolCall(call.needed_text("id"), function.needed_text("name"), function.needed_text("arguments"), where)
+    function.end()
+    call.end()
+    return read
+
+
+def _tool(tool: JsonObject) -> Tool:
+    tool.word("type", ("function",))
+    function = tool.object("function")
+    if function is None:
+        tool.refuse("function", "is missing")
+    read = Tool(
+        function.needed_text("name"),
+        function.text("description"),
+        function.plain_object("parameters"),
+        function.flag("strict"),
+        function.path,
+    )
+    function.end()
+    tool.end()
+    return read
+
+
+def _tool_choice(body: JsonObject) -> ToolChoice | None:
+    value = body.any("tool_choice")
+    if value is None:
+        return None
+    if type(value) is str:
+        if value not in ("auto", "none", "required"):
+            body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
+        return ToolChoice(value)
+    choice = JsonObject(value, "tool_choice")
+    choice.word("type", ("function",))
+    function = choice.object("function")
+    if function is None:
+        choice.refuse("function", "is missing")
+    read = ToolChoice("named", function.needed_text("name"))
+    function.end()
+    choice.end()
+    return read
+
+
+def _output_format(value: JsonObject | None) -> OutputFormat | None:
+    if value is None:
+        return None
+    kind = value.word("type", ("text", "json_object", "json_schema"))
+    read = None if kind == "text" else OutputFormat()
+    if kind == "json_schema":
+        inner = value.object("json_schema")
+        if inner is None:
+            value.refuse("json_schema", "is missing")
+        schema = inner.plain_object("schema")
+        if schema is None:
+            inner.refuse("schema", "is missing")
+        read = OutputFormat(schema, inner.needed_text("name"), inner.text("description"), inner.flag("strict"))
+        inner.end()
+    elif kind is None:
+        value.refuse("type", "is missing")
+    value.end()
+    return read

@@ -1,0 +1,167 @@
+"""A conversation, written as a request for a chat completion.
+
+Source: CompletionCreateParams of OpenAI's SDK.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from egressproxy.translation.content import data_url, only_texts, result_parts
+from egressproxy.translation.conversation import (
+    ContentPart,
+    Conversation,
+    Image,
+    OutputFormat,
+    RefusalText,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolResult,
+    Turn,
+)
+from egressproxy.translation.errors import Untranslatable
+
+__all__ = ["write_request"]
+
+_MAX_STOP_SEQUENCES: Final = 4
+
+
+def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
+    """The body of the request. Raises Untranslatable for what a chat completion cannot say."""
+    if conversation.is_prefilled:
+        raise Untranslatable(
+            conversation.turns[-1].where, "cannot be translated: OpenAI does not continue a last message"
+        )
+    if len(conversation.stop) > _MAX_STOP_SEQUENCES:
+        raise Untranslatable(conversation.name_of("stop"), f"OpenAI takes {_MAX_STOP_SEQUENCES} at most")
+    body: dict[str, Any] = {"model": model, "messages": _messages(conversation.turns)}
+    optional = {
+        "max_completion_tokens": conversation.max_tokens,
+        "temperature": conversation.temperature,
+        "top_p": conversation.top_p,
+        "stop": list(conversation.stop) or None,
+        "tools": [_tool(tool) for tool in conversation.tools] or None,
+        "tool_choice": _tool_choice(conversation.tool_choice),
+        "parallel_tool_calls": conversation.has_parallel_calls if conversation.tools else None,
+        "reasoning_effort": None if conversation.effort is None else conversation.effort.value,
+        "verbosity": conversation.verbosity,
+        "response_format": _response_format(conversation.output_format),
+        "user": conversation.user,
+        "safety_identifier": conversation.safety_identifier,
+        "metadata": conversation.metadata,
+        "service_tier": conversation.service_tier,
+        "prompt_cache_key": conversation.prompt_cache_key,
+    }
+    body |= {name: value for name, value in optional.items() if value is not None}
+    if conversation.is_stream:  # the usage always: other APIs have it in every stream
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return body
+
+
+def _messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn.role is Role.ASSISTANT:
+            _add_assistant(messages, turn)
+        elif turn.role is Role.USER:
+            _add_user(messages, turn)
+        else:
+            place = f"a {turn.role.value} message"
+            messages.append({"role": turn.role.value, "content": _content(only_texts(turn.parts, place))})
+    return messages
+
+
+def _add_user(messages: list[dict[str, Any]], turn: Turn) -> None:
+    """Results of tools are messages of their own; what stands between them is one message of the user."""
+    said: list[ContentPart] = []
+    for part in turn.parts:
+        if type(part) is ToolResult:
+            if said:
+                messages.append({"role": "user", "content": _content(said)})
+                said = []
+            texts = only_texts(result_parts(part), "the result of a tool")
+            messages.append({"role": "tool", "tool_call_id": part.call_id, "content": _content(texts) if texts else ""})
+        else:
+            said.append(part)
+    if said or not turn.parts:
+        messages.append({"role": "user", "content": _content(said) if said else ""})
+
+
+def _add_assistant(messages: list[dict[str, Any]], turn: Turn) -> None:
+    """A message has text first, then calls of tools. Calls of a turn right behind belong to the same message."""
+    before = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    has_calls = before is not None and "tool_calls" in before
+    said: list[ContentPart] = []
+    calls: list[dict[str, Any]] = []
+    for part in turn.parts:
+        if type(part) is ToolCall:
+            function = {"name": part.name, "arguments": part.arguments}
+            calls.append({"id": part.id, "type": "function", "function": function})
+        elif type(part) is Image or type(part) is ToolResult:
+            raise Untranslatable(part.where, "cannot be translated: an assistant's message holds text and tool calls")
+        elif calls or has_calls:
+            raise Untranslatable(part.where, "cannot be translated: it stands behind a tool call of the same message")
+        else:
+            said.append(part)
+    if before is None or said or not calls:
+        before = {"role": "assistant"}
+        messages.append(before)
+        refused = [part.text for part in said if type(part) is RefusalText]
+        if refused and len(refused) == len(said):
+            before |= {"content": None, "refusal": "".join(refused)}
+        else:
+            before["content"] = _content(said) if said or not calls else None
+    if calls:
+        before.setdefault("tool_calls", []).extend(calls)
+
+
+def _content(parts: list[Text] | list[ContentPart]) -> Any:
+    if not parts:
+        return ""
+    if len(parts) == 1 and type(parts[0]) is Text:
+        return parts[0].text
+    return [_part(part) for part in parts]
+
+
+def _part(part: ContentPart) -> dict[str, Any]:
+    if type(part) is Text:
+        return {"type": "text", "text": part.text}
+    if type(part) is RefusalText:
+        return {"type": "refusal", "refusal": part.text}
+    if type(part) is Image:
+        image = {"url": data_url(part)}
+        return {"type": "image_url", "image_url": image if part.detail is None else image | {"detail": part.detail}}
+    raise Untranslatable(part.where, "cannot be translated: a user's message holds text and images")
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    if tool.is_strict is not None:
+        function["strict"] = tool.is_strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice | None) -> Any:
+    if choice is None or choice.mode != "named":
+        return None if choice is None else choice.mode
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _response_format(output: OutputFormat | None) -> dict[str, Any] | None:
+    if output is None:
+        return None
+    if output.schema is None:
+        return {"type": "json_object"}
+    inner: dict[str, Any] = {"name": output.name or "answer", "schema": output.schema}
+    if output.description is not None:
+        inner["description"] = output.description
+    if output.is_strict is not None:
+        inner["strict"] = output.is_strict
+    return {"type": "json_schema", "json_schema": inner}

@@ -1,0 +1,147 @@
+"""A conversation, written as a request for a response. It is not stored at OpenAI, as in the other APIs nothing is.
+
+Source: ResponseCreateParams of OpenAI's SDK.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from egressproxy.translation.content import data_url, only_texts, result_parts
+from egressproxy.translation.conversation import (
+    ContentPart,
+    Conversation,
+    Image,
+    RefusalText,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolResult,
+    Turn,
+)
+from egressproxy.translation.errors import Untranslatable
+
+__all__ = ["write_request"]
+
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+
+
+def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
+    """The body of the request. Raises Untranslatable for what a request for a response cannot say."""
+    if conversation.is_prefilled:
+        raise Untranslatable(
+            conversation.turns[-1].where, "cannot be translated: OpenAI does not continue a last message"
+        )
+    if conversation.stop:
+        raise Untranslatable(
+            conversation.name_of("stop"), "cannot be translated: OpenAI responses have nothing like it"
+        )
+    instructions, turns = _instructions(conversation.turns)
+    body: dict[str, Any] = {"model": model, "store": False}
+    optional = {
+        "instructions": instructions,
+        "input": [item for turn in turns for item in _items(turn)],
+        "max_output_tokens": conversation.max_tokens,
+        "temperature": conversation.temperature,
+        "top_p": conversation.top_p,
+        "tools": [_tool(tool) for tool in conversation.tools] or None,
+        "tool_choice": _tool_choice(conversation.tool_choice),
+        "parallel_tool_calls": conversation.has_parallel_calls if conversation.tools else None,
+        "reasoning": None if conversation.effort is None else {"effort": conversation.effort.value},
+        "text": _text_config(conversation),
+        "user": conversation.user,
+        "safety_identifier": conversation.safety_identifier,
+        "metadata": conversation.metadata,
+        "service_tier": conversation.service_tier,
+        "prompt_cache_key": conversation.prompt_cache_key,
+        "stream": conversation.is_stream or None,
+    }
+    return body | {name: value for name, value in optional.items() if value is not None}
+
+
+def _instructions(turns: tuple[Turn, ...]) -> tuple[str | None, tuple[Turn, ...]]:
+    """A system prompt that is one text, and the turns behind it."""
+    if turns and turns[0].role is Role.SYSTEM and len(turns[0].parts) == 1:
+        (first,) = only_texts(turns[0].parts, "a system prompt")
+        return first.text, turns[1:]
+    return None, turns
+
+
+def _items(turn: Turn) -> list[dict[str, Any]]:
+    """Calls of tools and their results are items of their own; what stands between them is one message."""
+    items: list[dict[str, Any]] = []
+    said: list[dict[str, Any]] = []
+
+    def close() -> None:
+        if said:
+            items.append({"type": "message", "role": turn.role.value, "content": _shortest(said)})
+            said.clear()
+
+    for part in turn.parts:
+        if type(part) is ToolCall:
+            close()
+            items.append({"type": "function_call", "call_id": part.id, "name": part.name, "arguments": part.arguments})
+        elif type(part) is ToolResult:
+            close()
+            output = [_input_part(one) for one in result_parts(part)]
+            items.append(
+                {"type": "function_call_output", "call_id": part.call_id, "output": _shortest(output) if output else ""}
+            )
+        else:
+            said.append(_output_part(part) if turn.role is Role.ASSISTANT else _input_part(part))
+    close()
+    return items or [{"type": "message", "role": turn.role.value, "content": ""}]
+
+
+def _shortest(content: list[dict[str, Any]]) -> Any:
+    return content[0]["text"] if len(content) == 1 and "text" in content[0] else list(content)
+
+
+def _input_part(part: ContentPart) -> dict[str, Any]:
+    if type(part) is Text:
+        return {"type": "input_text", "text": part.text}
+    if type(part) is Image:
+        return {"type": "input_image", "image_url": data_url(part), "detail": part.detail or "auto"}
+    raise Untranslatable(part.where, "cannot be translated: only texts and images can be here")
+
+
+def _output_part(part: ContentPart) -> dict[str, Any]:
+    if type(part) is Text:
+        return {"type": "output_text", "text": part.text, "annotations": []}
+    if type(part) is RefusalText:
+        return {"type": "refusal", "refusal": part.text}
+    raise Untranslatable(part.where, "cannot be translated: an assistant's message holds text and tool calls")
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    """A function is strict here unless it says that it is not; in the other APIs it is the other way round."""
+    written: dict[str, Any] = {"type": "function", "name": tool.name, "strict": tool.is_strict or False}
+    if tool.description is not None:
+        written["description"] = tool.description
+    written["parameters"] = _NO_PARAMETERS if tool.parameters is None else tool.parameters
+    return written
+
+
+def _tool_choice(choice: ToolChoice | None) -> Any:
+    if choice is None or choice.mode != "named":
+        return None if choice is None else choice.mode
+    return {"type": "function", "name": choice.name}
+
+
+def _text_config(conversation: Conversation) -> dict[str, Any] | None:
+    config: dict[str, Any] = {}
+    if conversation.verbosity is not None:
+        config["verbosity"] = conversation.verbosity
+    output = conversation.output_format
+    if output is not None and output.schema is None:
+        config["format"] = {"type": "json_object"}
+    elif output is not None:
+        written: dict[str, Any] = {"type": "json_schema", "name": output.name or "answer", "schema": output.schema}
+        if output.description is not None:
+            written["description"] = output.description
+        if output.is_strict is not None:
+            written["strict"] = output.is_strict
+        config["format"] = written
+    return config or None
