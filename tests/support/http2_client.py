@@ -84,7 +84,7 @@ class Http2Client:
         return self.request(head(b"GET", path, authority, scheme) + list(more))
 
     def take(self, data: bytes) -> None:
-        for kind, frame in self._frames.feed(data):
+        for kind, _, _, frame in self._frames.feed(data):
             if kind == GOAWAY:  # h2 would hear nothing more
                 parsed, _ = GoAwayFrame.parse_frame_header(memoryview(frame[:9]))
                 parsed.parse_body(memoryview(frame[9:]))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
+from itertools import islice
 
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -45,6 +46,7 @@ from egressproxy.protocols.http2.frames import (
     MAX_FRAME,
     PREFACE,
     RST_STREAM,
+    Frame,
     FrameError,
     FrameSplitter,
     check_control_frame,
@@ -113,7 +115,7 @@ class Http2Connection(FlowControl):
         self.head_size = 0  # bytes of the head that is coming, frames and all
         self._is_dirty = False  # h2 may have something to send at the end of this turn
         self._waiting: dict[int, Http2Stream] = {}  # those that have more to say than the windows allow
-        self._later: list[tuple[int, bytes]] = []  # frames of the next turn
+        self._later: list[Frame] = []  # frames of the next turn
         self._closing: Deadline | None = None
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
@@ -138,30 +140,29 @@ class Http2Connection(FlowControl):
         else:
             self._take_frames(frames)
 
-    def _take_frames(self, frames: list[tuple[int, bytes]]) -> None:
-        now, heads, last = self.wheel.now, 0, MAX_FRAMES_AT_ONCE - 1
+    def _take_frames(self, frames: list[Frame]) -> None:
+        now, heads, coming = self.wheel.now, 0, iter(frames)
         try:
-            for at, (kind, frame) in enumerate(frames):
-                if kind == HEADERS:
+            for kind, flags, number, frame in islice(coming, MAX_FRAMES_AT_ONCE):
+                if kind == DATA:
                     if len(frame) <= HEADER_SIZE:
                         self._guard.frame_came(kind, 0, now)
-                    if not (self._take_request(frame) or self._take_fields(frame)):
+                    if not self._take_data(flags, number, frame):
                         self._take_frame(kind, frame)
+                elif kind == HEADERS:
+                    if len(frame) <= HEADER_SIZE:
+                        self._guard.frame_came(kind, 0, now)
+                    if not (self._take_request(flags, number, frame) or self._take_fields(flags, number, frame)):
+                        self._take_frame(kind, frame)
+                    heads += 1
+                    if heads == MAX_AT_ONCE:
+                        break
                 else:
                     if kind != PREFACE:
                         self._guard.frame_came(kind, len(frame) - HEADER_SIZE, now)
-                    if kind != DATA or not self._take_data(frame):
-                        self._take_frame(kind, frame)
+                    self._take_frame(kind, frame)
                 if self.is_lost:
                     return
-                if kind == HEADERS:
-                    heads += 1
-                    if heads == MAX_AT_ONCE:
-                        last = at
-                if at == last and at + 1 < len(frames):
-                    self._later = frames[at + 1 :]
-                    asyncio.get_running_loop().call_soon(self._go_on)
-                    break
         except Flood as flood:
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
         except FrameError as error:
@@ -170,15 +171,21 @@ class Http2Connection(FlowControl):
             code = getattr(error, "error_code", ErrorCodes.PROTOCOL_ERROR)
             self.break_off(code, f"a rule of HTTP/2 is broken: {type(error).__name__}", is_told=True)
         else:
-            self._touch()
+            if self.is_lost:
+                return
+            self._later = list(coming)
+            if self._later:
+                asyncio.get_running_loop().call_soon(self._go_on)
+            if not self._is_dirty:
+                self._touch()
             self._look_whether_to_read()
 
-    def _take_request(self, frame: bytes) -> bool:
+    def _take_request(self, flags: int, number: int, frame: bytes) -> bool:
         """A HEADERS frame, if it is the head of a request, and the usual one."""
-        found = self._h2.new_request(frame)
+        found = self._h2.new_request(flags, number, frame)
         if found is None:
             return False
-        number, fields, has_ended = found
+        fields, has_ended = found
         self.head_size = len(frame)
         self.take_request(number, fields, has_ended=has_ended)
         self.head_size = 0
@@ -188,12 +195,12 @@ class Http2Connection(FlowControl):
                 stream.take_end()
         return True
 
-    def _take_fields(self, frame: bytes) -> bool:
+    def _take_fields(self, flags: int, number: int, frame: bytes) -> bool:
         """A HEADERS frame, if it is the head of a response, or trailers, and the usual one."""
-        found = self._h2.new_fields(frame)
+        found = self._h2.new_fields(flags, number, frame)
         if found is None:
             return False
-        number, fields, has_ended, are_trailers = found
+        fields, has_ended, are_trailers = found
         stream = self.streams.get(number)
         if stream is not None:
             stream.octets_in += len(frame)
@@ -205,12 +212,12 @@ class Http2Connection(FlowControl):
                 stream.take_end()
         return True
 
-    def _take_data(self, frame: bytes) -> bool:
+    def _take_data(self, flags: int, number: int, frame: bytes) -> bool:
         """A DATA frame, if it is the usual one."""
-        found = self._h2.new_data(frame)
+        found = self._h2.new_data(flags, number, frame)
         if found is None:
             return False
-        number, data, has_ended = found
+        data, has_ended = found
         size = len(data)
         stream = self.streams.get(number)
         if stream is not None:
@@ -399,9 +406,8 @@ class Http2Connection(FlowControl):
     def send_at_once(self, stream: Http2Stream, data: bytes) -> bool:
         """A piece of a body before which nothing waits. False: it has to wait, at least in part."""
         h2 = self._h2
-        if self.is_write_blocked or len(data) > h2.room_for(stream.number):
+        if self.is_write_blocked or not h2.say_at_once(stream.number, data):
             return False
-        h2.say_data(stream.number, data, is_last=False)
         self._guard.frame_sent()
         if not self._is_dirty:
             self._touch()

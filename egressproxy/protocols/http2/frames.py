@@ -21,10 +21,10 @@ __all__ = [
     "PADDED",
     "PREFACE",
     "RST_STREAM",
+    "Frame",
     "FrameError",
     "FrameSplitter",
     "check_control_frame",
-    "flags_and_stream",
     "frame_header",
     "goaway_last_stream",
     "stream_of",
@@ -36,15 +36,18 @@ END_STREAM, END_HEADERS, PADDED = 0x1, 0x4, 0x8
 #: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
 MAX_FRAME = 16384
 HEADER_SIZE = 9
-_pack = Struct(">LBL").pack
-_length_and_kind = Struct(">L").unpack_from
-_flags_and_stream = Struct(">BL").unpack_from
+_header = Struct(">LBL")  # length and type, flags, stream
+_pack, _unpack_from = _header.pack, _header.unpack_from
 #: What stands in the place of a type for the first bytes of a client.
 PREFACE = -1
 PREFACE_SIZE = 24
 _PREFACE_BYTES = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: Types whose payload has one length (RFC 9113 section 6).
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+
+
+#: A frame: type, flags, the number of its stream with the reserved bit, and its bytes with the header.
+Frame = tuple[int, int, int, bytes]
 
 
 class FrameError(ValueError):
@@ -71,56 +74,49 @@ class FrameSplitter:
         """The last bytes are the begin of a HEADERS or CONTINUATION frame."""
         return len(self._buffer) > 3 and self._buffer[3] in (HEADERS, CONTINUATION) and not self._awaits_preface
 
-    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames that are whole now: type, and the bytes with the header. The preface has the type PREFACE.
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole now. The preface has the type PREFACE.
 
         Raises FrameError for a frame that is longer than allowed, and where a client's first one is not SETTINGS.
         """
-        buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
-            buffer = self._buffer
-        frames: list[tuple[int, bytes]] = []
-        at, size = 0, len(buffer)
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        frames: list[Frame] = []
+        add = frames.append
+        at, size = 0, len(data)
         if self._awaits_preface:
-            if not _PREFACE_BYTES.startswith(buffer[:PREFACE_SIZE]):
+            if not _PREFACE_BYTES.startswith(data[:PREFACE_SIZE]):
                 raise FrameError("the client's first bytes are not the preface of HTTP/2")
             if size < PREFACE_SIZE:
-                self._buffer[:] = buffer
+                self._buffer += data
                 return frames
-            frames.append((PREFACE, bytes(buffer[:PREFACE_SIZE])))
+            add((PREFACE, 0, 0, data[:PREFACE_SIZE]))
             at = PREFACE_SIZE
             self._awaits_preface = False
+        if self._awaits_settings and size - at >= HEADER_SIZE:
+            if data[at + 3] != SETTINGS:
+                raise FrameError("the first frame is not SETTINGS")
+            self._awaits_settings = False
         while size - at >= HEADER_SIZE:
-            length = _length_and_kind(buffer, at)[0]
-            kind = length & 0xFF
-            length >>= 8
-            if self._awaits_settings:
-                if kind != SETTINGS:
-                    raise FrameError("the first frame is not SETTINGS")
-                self._awaits_settings = False
+            word, flags, number = _unpack_from(data, at)
+            length = word >> 8
             if length > MAX_FRAME:
                 raise FrameError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
             end = at + HEADER_SIZE + length
             if end > size:
                 break
-            frames.append((kind, bytes(buffer[at:end])))
+            add((word & 0xFF, flags, number, data[at:end]))
             at = end
-        if buffer is not data:
-            del self._buffer[:at]
-        elif at < size:
-            self._buffer += buffer[at:]
+        if at < size:
+            self._buffer += data[at:]
         return frames
 
 
 def frame_header(kind: int, flags: int, number: int, size: int) -> bytes:
     """What stands before a payload of so many bytes (RFC 9113 section 4.1)."""
     return _pack(size << 8 | kind, flags, number)
-
-
-def flags_and_stream(frame: bytes) -> tuple[int, int]:
-    """Of a frame; the number of the stream with the reserved bit."""
-    return _flags_and_stream(frame, 4)
 
 
 def stream_of(frame: bytes) -> int:

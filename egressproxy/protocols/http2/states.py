@@ -10,7 +10,8 @@ from h2.config import H2Configuration
 from h2.events import Event
 from h2.exceptions import StreamClosedError
 from h2.settings import SettingCodes
-from h2.stream import H2Stream, StreamClosedBy
+from h2.stream import H2Stream, H2StreamStateMachine, StreamClosedBy, StreamState
+from h2.windows import WindowManager
 from hyperframe.frame import DataFrame, Frame, RstStreamFrame
 
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -20,6 +21,7 @@ from egressproxy.protocols.http2.usual_frames import UsualFrames
 
 __all__ = ["HARD_LIMIT", "MAX_STREAMS", "STREAM_WINDOW", "ConnectionStates"]
 
+_IDLE = StreamState.IDLE
 #: Streams that a peer may have open at a time.
 MAX_STREAMS = 100
 #: Bytes that a peer may send on a stream before somebody has read them.
@@ -28,8 +30,29 @@ STREAM_WINDOW = 256 * 1024
 HARD_LIMIT = 2
 
 
+class _Machine(H2StreamStateMachine):
+    """h2's; what no stream has in the beginning stands in the class."""
+
+    client = headers_sent = trailers_sent = headers_received = trailers_received = None
+    stream_closed_by = None
+
+    def __init__(self, stream_id: int) -> None:
+        self.state = _IDLE
+        self.stream_id = stream_id
+
+
 class _StreamState(H2Stream):
     """h2 would end the connection where content and Content-Length differ: `Http2Stream` ends the stream."""
+
+    max_outbound_frame_size = request_method = _authority = _expected_content_length = None
+    _actual_content_length = 0
+
+    def __init__(self, stream_id: int, config: Any, inbound_window_size: int, outbound_window_size: int) -> None:
+        self.state_machine = _Machine(stream_id)
+        self.stream_id = stream_id
+        self.config = config
+        self.outbound_flow_control_window = outbound_window_size
+        self._inbound_window_manager = WindowManager(inbound_window_size)
 
     def _initialize_content_length(self, headers: Any) -> None:
         pass

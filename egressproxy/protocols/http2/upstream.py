@@ -31,7 +31,7 @@ from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.frames import FrameError
+from egressproxy.protocols.http2.frames import Frame, FrameError
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
 from egressproxy.protocols.http2.request_fields import request_code
 from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
@@ -597,7 +597,7 @@ class Http2Upstream(Http2Connection):
         self.heard_at = self.wheel.now
         super().data_received(data)
 
-    def _take_frames(self, frames: list[tuple[int, bytes]]) -> None:
+    def _take_frames(self, frames: list[Frame]) -> None:
         """Who waits for them goes on when all are taken, so that a short response is seen whole."""
         super()._take_frames(frames)
         self._wake()

@@ -25,7 +25,6 @@ from egressproxy.protocols.http2.frames import (
     HEADERS,
     MAX_FRAME,
     PADDED,
-    flags_and_stream,
     frame_header,
     stream_of,
 )
@@ -63,12 +62,11 @@ class UsualFrames(H2Connection):
     _windows: tuple[int, int] | None = None
 
     # --- what comes ------------------------------------------------------------------------------------------------
-    def new_request(self, frame: bytes) -> tuple[int, FieldList, bool] | None:
-        """Number, fields, and whether END_STREAM is here, of a HEADERS frame that begins a stream of a client.
+    def new_request(self, flags: int, number: int, frame: bytes) -> tuple[FieldList, bool] | None:
+        """The fields, and whether END_STREAM is here, of a HEADERS frame that begins a stream of a client.
 
         None: it is something else, and for `hear`. Raises ProtocolError, as that does.
         """
-        flags, number = flags_and_stream(frame)
         if (
             flags & _SHAPE != END_HEADERS
             or not number & 1
@@ -85,7 +83,7 @@ class UsualFrames(H2Connection):
         has_ended = flags & END_STREAM == END_STREAM
         machine.state = _HEARD if has_ended else _OPEN
         self.highest_inbound_stream_id = number
-        return number, fields, has_ended
+        return fields, has_ended
 
     def _new_stream(self, number: int) -> H2Stream:
         if self._windows is None:
@@ -94,13 +92,12 @@ class UsualFrames(H2Connection):
         stream.max_outbound_frame_size = self.max_outbound_frame_size
         return stream
 
-    def new_fields(self, frame: bytes) -> tuple[int, FieldList, bool, bool] | None:
-        """Number, fields, whether END_STREAM is here, and whether they are trailers, of a HEADERS frame on a stream
+    def new_fields(self, flags: int, number: int, frame: bytes) -> tuple[FieldList, bool, bool] | None:
+        """The fields, whether END_STREAM is here, and whether they are trailers, of a HEADERS frame on a stream
         that has begun: the head of a response, interim ones too, or trailers.
 
         None: it is something else, and for `hear`. Raises ProtocolError, as that does.
         """
-        flags, number = flags_and_stream(frame)
         stream = self.streams.get(number)
         if stream is None or flags & _SHAPE != END_HEADERS or self.incoming_buffer._headers_buffer:
             return None
@@ -125,7 +122,7 @@ class UsualFrames(H2Connection):
             else:
                 machine.state = _CLOSED
                 machine.stream_closed_by = _PEER_HAS_ENDED
-        return number, fields, has_ended, bool(are_trailers)
+        return fields, has_ended, bool(are_trailers)
 
     def _decoded(self, frame: bytes) -> FieldList:
         """The fields of a HEADERS frame. Raises ProtocolError."""
@@ -135,12 +132,11 @@ class UsualFrames(H2Connection):
             self._terminate_connection(error.error_code)
             raise
 
-    def new_data(self, frame: bytes) -> tuple[int, bytes, bool] | None:
-        """Number, data, and whether END_STREAM is here, of a DATA frame for which there was room on an open stream.
+    def new_data(self, flags: int, number: int, frame: bytes) -> tuple[bytes, bool] | None:
+        """The data, and whether END_STREAM is here, of a DATA frame for which there was room on an open stream.
 
         None: it is something else, and for `hear`.
         """
-        flags, number = flags_and_stream(frame)
         stream = self.streams.get(number)
         if stream is None or flags & PADDED or self.incoming_buffer._headers_buffer:
             return None
@@ -165,7 +161,7 @@ class UsualFrames(H2Connection):
             else:
                 machine.state = _CLOSED
                 machine.stream_closed_by = _PEER_HAS_ENDED
-        return number, frame[HEADER_SIZE:], has_ended
+        return frame[HEADER_SIZE:], has_ended
 
     def give_back(self, number: int, size: int) -> bool:
         """So many bytes of the windows were read. True: the peer is told. Raises H2Error."""
@@ -307,6 +303,24 @@ class UsualFrames(H2Connection):
         if room > self.outbound_flow_control_window:
             room = self.outbound_flow_control_window
         return room if room < MAX_FRAME else min(MAX_FRAME, self.max_outbound_frame_size)
+
+    def say_at_once(self, number: int, data: bytes) -> bool:
+        """One frame of DATA with all of this; more follows. False: there is no room, and nothing was said."""
+        stream = self.streams[number]
+        state, size = stream.state_machine.state, len(data)
+        if (
+            size > stream.outbound_flow_control_window
+            or size > self.outbound_flow_control_window
+            or size > MAX_FRAME
+            or (state is not _HEARD and state is not _OPEN)
+        ):
+            return False
+        self.outbound_flow_control_window -= size
+        stream.outbound_flow_control_window -= size
+        out = self._data_to_send
+        out += frame_header(DATA, 0, number, size)
+        out += data
+        return True
 
     def say_data(self, number: int, data: bytes, *, is_last: bool) -> None:
         """One frame of DATA, for which the windows have room. Raises H2Error."""

@@ -7,14 +7,20 @@ from hypothesis import strategies as st
 from egressproxy.protocols.http2.frames import GOAWAY, SETTINGS, FrameError, FrameSplitter, goaway_last_stream
 
 
-def frame(kind: int, payload: bytes, stream: int = 0) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + stream.to_bytes(4, "big") + payload
+def frame(kind: int, payload: bytes, stream: int = 0, flags: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=60))), st.lists(st.integers(1, 20)))
-def test_frames_come_out_whole_however_they_came(written: list[tuple[int, bytes]], cuts: list[int]):
-    frames = [(kind, frame(kind, payload)) for kind, payload in [(SETTINGS, b""), *written]]
-    data = b"".join(octets for _, octets in frames)
+FRAMES = st.tuples(st.integers(0, 9), st.integers(0, 255), st.integers(0, 2**32 - 1), st.binary(max_size=60))
+
+
+@given(st.lists(FRAMES), st.lists(st.integers(1, 20)))
+def test_frames_come_out_whole_however_they_came(written: list[tuple[int, int, int, bytes]], cuts: list[int]):
+    frames = [
+        (kind, flags, stream, frame(kind, payload, stream, flags))
+        for kind, flags, stream, payload in [(SETTINGS, 0, 0, b""), *written]
+    ]
+    data = b"".join(each[3] for each in frames)
     splitter, got = FrameSplitter(), []
     for cut in [*cuts, len(data)]:
         got += splitter.feed(data[:cut])

@@ -9,8 +9,9 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.exceptions import ProtocolError
+from h2.exceptions import ProtocolError, TooManyStreamsError
 from h2.settings import SettingCodes
+from h2.stream import H2StreamStateMachine
 
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldEncoder, FieldList
@@ -19,6 +20,8 @@ from tests.support.http2_client import head, raw_frame
 
 HEAD = head(b"GET", b"/", b"a.example")
 OK: FieldList = [(b":status", b"200"), (b"x-a", b"b")]
+EARLY: FieldList = [(b":status", b"103"), (b"x-a", b"b")]
+TRAILERS: FieldList = [(b"x-sum", b"1")]
 
 
 def block(fields: FieldList) -> bytes:
@@ -27,9 +30,16 @@ def block(fields: FieldList) -> bytes:
     return encoder.encode(fields)
 
 
+def parsed(frame: bytes) -> tuple[int, int, bytes]:
+    """Flags, stream and bytes."""
+    return frame[4], int.from_bytes(frame[5:9], "big"), frame
+
+
 class Server(ConnectionStates):
+    is_client = False
+
     def __init__(self) -> None:
-        super().__init__(client_side=False, limits=HeadLimits(), extended_connect=False)
+        super().__init__(client_side=self.is_client, limits=HeadLimits(), extended_connect=False)
         self.initiate_connection()
         self.clear_outbound_data_buffer()
 
@@ -42,6 +52,9 @@ class Server(ConnectionStates):
     def says(self, number: int, data: bytes, *, is_last: bool) -> None:
         self.send_data(number, data, end_stream=is_last)
 
+    def says_trailers(self, number: int, fields: FieldList) -> None:
+        self.send_headers(number, fields, end_stream=True)
+
     def reads(self, number: int, size: int) -> None:
         self.acknowledge_received_data(size, number)
 
@@ -49,7 +62,7 @@ class Server(ConnectionStates):
         """Everything that h2 knows."""
         streams = {
             number: (
-                {**vars(stream.state_machine)},
+                {name: getattr(stream.state_machine, name) for name in vars(H2StreamStateMachine(0))},
                 stream.outbound_flow_control_window,
                 vars(stream._inbound_window_manager),
                 stream.max_outbound_frame_size,
@@ -59,6 +72,7 @@ class Server(ConnectionStates):
         return (
             streams,
             self.highest_inbound_stream_id,
+            self.highest_outbound_stream_id,
             self.outbound_flow_control_window,
             vars(self._inbound_flow_control_window_manager),
             self.state_machine.state,
@@ -68,16 +82,13 @@ class Server(ConnectionStates):
 
 class Usual(Server):
     def hears(self, frame: bytes) -> list[Any]:
-        kind = frame[3]
-        if kind == 1 and self.state_machine.state.name == "SERVER_OPEN":
-            found = self.new_request(frame)
-            if found is not None:
-                return [found]
+        kind, parts = frame[3], parsed(frame)
+        found: Any = None
+        if kind == 1:
+            found = self.new_request(*parts) or self.new_fields(*parts)
         if kind == 0:
-            data = self.new_data(frame)
-            if data is not None:
-                return [data]
-        return self.hear(kind, frame)
+            found = self.new_data(*parts)
+        return self.hear(kind, frame) if found is None else [found]
 
     def reads(self, number: int, size: int) -> None:
         before = len(self._data_to_send)
@@ -86,8 +97,12 @@ class Usual(Server):
     def says_head(self, number: int, fields: FieldList, *, is_last: bool) -> None:
         self.say_response(number, block(fields), is_last=is_last)
 
+    def says_trailers(self, number: int, fields: FieldList) -> None:
+        self.say_trailers(number, block(fields))
+
     def says(self, number: int, data: bytes, *, is_last: bool) -> None:
-        self.say_data(number, data, is_last=is_last)
+        if is_last or not self.say_at_once(number, data):
+            self.say_data(number, data, is_last=is_last)
 
 
 def client() -> H2Connection:
@@ -167,7 +182,7 @@ def test_what_is_not_usual_is_left_to_h2(number: int, flags: int, payload: bytes
     server.receive_data(client().data_to_send())
     server.receive_data(raw_frame(1, block(HEAD), 1, 5))
     before = server.ended()
-    assert server.new_request(raw_frame(1, payload, number, flags)) is None
+    assert server.new_request(*parsed(raw_frame(1, payload, number, flags))) is None
     assert server.ended() == before
 
 
@@ -176,7 +191,8 @@ def test_nothing_is_usual_inside_a_head():
     server.receive_data(client().data_to_send())
     server.receive_data(raw_frame(1, block(HEAD), 1, 5))
     server.receive_data(raw_frame(1, block(HEAD)[:3], 3, 1))
-    assert server.new_request(raw_frame(1, block(HEAD), 5, 5)) is None
+    assert server.new_request(*parsed(raw_frame(1, block(HEAD), 5, 5))) is None
+    assert server.new_fields(*parsed(raw_frame(1, block(TRAILERS), 1, 5))) is None
 
 
 def test_a_block_that_cannot_be_decoded_ends_the_connection_as_h2_ends_it():
@@ -251,5 +267,142 @@ def test_data_that_is_not_usual_is_left_to_h2(number: int, flags: int, payload: 
     server.receive_data(client().data_to_send())
     server.receive_data(raw_frame(1, block(HEAD), 1, 5) + raw_frame(1, block(HEAD), 3, 4))
     before = server.ended()
-    assert server.new_data(raw_frame(0, payload, number, flags)) is None
+    assert server.new_data(*parsed(raw_frame(0, payload, number, flags))) is None
     assert server.ended() == before
+
+
+def test_the_trailers_of_a_request():
+    def does(server: Server) -> None:
+        server.hears(raw_frame(1, block(HEAD), 3, 4))
+        server.hears(raw_frame(0, b"x" * 100, 3, 0))
+        server.hears(raw_frame(1, block(TRAILERS), 3, 5))
+        server.says_head(3, OK, is_last=True)
+        server.hears(raw_frame(1, block(HEAD), 5, 4))
+        server.says_head(5, OK, is_last=True)
+        server.hears(raw_frame(1, block(TRAILERS), 5, 5))
+
+    both(does)
+
+
+def test_the_trailers_of_a_response():
+    def does(server: Server) -> None:
+        server.says_head(1, OK, is_last=False)
+        server.says(1, b"x", is_last=False)
+        server.says_trailers(1, TRAILERS)
+
+    both(does)
+
+
+def test_trailers_have_their_place():
+    server = Usual()
+    server.receive_data(client().data_to_send())
+    server.receive_data(raw_frame(1, block(HEAD), 1, 5) + raw_frame(1, block(HEAD), 3, 5))
+    with pytest.raises(ProtocolError):
+        server.says_trailers(1, TRAILERS)
+    server.says_head(3, OK, is_last=False)
+    server.says_trailers(3, TRAILERS)
+    with pytest.raises(ProtocolError):
+        server.says_trailers(3, TRAILERS)
+
+
+# --- as a client ---------------------------------------------------------------------------------------------------
+class Client(Server):
+    is_client = True
+
+    def asks(self, number: int, *, is_last: bool) -> None:
+        self.send_headers(number, HEAD, end_stream=is_last)
+
+
+class UsualClient(Usual):
+    is_client = True
+
+    def asks(self, number: int, *, is_last: bool) -> None:
+        self.say_request(number, block(HEAD), is_last=is_last)
+
+
+def both_clients(does: Callable[[Any], None]) -> None:
+    usual, plain = UsualClient(), Client()
+    for asker in (plain, usual):
+        asker.receive_data(raw_frame(4))
+        does(asker)
+    assert usual.ended() == plain.ended()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("trailers", [False, True])
+def test_requests_and_their_responses(ends: bool, trailers: bool):
+    def does(asker: Any) -> None:
+        for number in (1, 3):
+            asker.asks(number, is_last=ends)
+            asker.hears(raw_frame(1, block(EARLY), number, 4))
+            asker.hears(raw_frame(1, block(EARLY), number, 4))
+            if not ends:
+                asker.says(number, b"x" * 100, is_last=False)
+            asker.hears(raw_frame(1, block(OK), number, 4))
+            asker.hears(raw_frame(0, b"x" * 100, number, 0 if trailers else 1))
+            if trailers:
+                asker.hears(raw_frame(1, block(TRAILERS), number, 5))
+            if not ends:
+                asker.says_trailers(number, TRAILERS)
+
+    both_clients(does)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_response_that_is_its_head(ends: bool):
+    def does(asker: Any) -> None:
+        asker.asks(1, is_last=ends)
+        asker.hears(raw_frame(1, block(OK), 1, 5))
+
+    both_clients(does)
+
+
+def test_a_server_takes_so_many_streams():
+    asker = UsualClient()
+    asker.receive_data(raw_frame(4, int(SettingCodes.MAX_CONCURRENT_STREAMS).to_bytes(2, "big") + bytes((0, 0, 0, 1))))
+    asker.asks(1, is_last=True)
+    with pytest.raises(TooManyStreamsError):
+        asker.asks(3, is_last=True)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_request_begins_a_stream_of_its_own(number: int):
+    asker = UsualClient()
+    asker.receive_data(raw_frame(4))
+    asker.asks(1, is_last=True)
+    with pytest.raises(ProtocolError):
+        asker.asks(number, is_last=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "flags", "fields"),
+    [
+        (3, 5, OK),  # a stream that has not begun
+        (2, 5, OK),  # one that the server would begin
+        (1, 1, OK),  # CONTINUATION follows
+        (5, 4, TRAILERS),  # no END_STREAM behind a response
+        (7, 5, TRAILERS),  # behind its end
+        (9, 5, OK),  # the second trailers
+        (0, 5, OK),
+    ],
+)
+def test_fields_that_are_not_usual_are_left_to_h2(number: int, flags: int, fields: FieldList):
+    asker = UsualClient()
+    asker.receive_data(raw_frame(4))
+    for begun in (1, 5, 7, 9):
+        asker.asks(begun, is_last=begun != 9)
+    asker.receive_data(raw_frame(1, block(OK), 5, 4) + raw_frame(1, block(OK), 7, 5))
+    asker.receive_data(raw_frame(1, block(OK), 9, 4) + raw_frame(1, block(TRAILERS), 9, 5))
+    before = asker.ended()
+    assert asker.new_fields(*parsed(raw_frame(1, block(fields), number, flags))) is None
+    assert asker.ended() == before
+
+
+def test_an_answer_of_a_server_that_cannot_be_decoded_ends_the_connection():
+    def does(asker: Any) -> None:
+        asker.asks(1, is_last=True)
+        with pytest.raises(ProtocolError) as raised:
+            asker.hears(raw_frame(1, b"\xff\xff\xff\xff\xff\xff", 1, 5))
+        assert raised.value.error_code == ErrorCodes.COMPRESSION_ERROR
+
+    both_clients(does)
