@@ -212,8 +212,10 @@ class SnapshotBuilder:
             told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
             extensions = (*extensions, self.parts.place_own(name, told, of_ai, self.metrics.notices, mark=AI_MARK))
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
+        hedging = policy.hedging if attached.kind != "GRPCRoute" else None  # its calls are POSTs
         retries = None
-        if rule.session is not None or rule.retry is not None or failovers or is_short or notes or is_mcp or is_ai:
+        needs = rule.session is not None or rule.retry is not None or failovers or hedging is not None
+        if needs or is_short or notes or is_mcp or is_ai:
             key = self.session_key
             sessions: PersistentSessions | McpSessions | None
             sessions = others = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
@@ -224,7 +226,7 @@ class SnapshotBuilder:
                     name, replace(REQUESTS, source=f"{attached.kind} {name}"), own, self.metrics.notices, mark=MARK
                 )
                 extensions = (*extensions, spec)
-            retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic)
+            retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic, hedging)
         made = Route(
             name,
             self.parts.chain(extensions),

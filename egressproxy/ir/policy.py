@@ -24,6 +24,7 @@ __all__ = [
     "ExtensionIR",
     "Family",
     "FilterSettings",
+    "HedgingIR",
     "LimitsIR",
     "Mode",
     "Network",
@@ -266,6 +267,19 @@ class RetryIR:
 
 
 @dataclass(frozen=True, slots=True)
+class HedgingIR:
+    """Requests of these `methods` that have no answer after `delay_s` begin another attempt, `max_attempts` at once.
+
+    An answer with one of the `codes` (gRPC: nonFatalStatusCodes) waits for those of the others.
+    """
+
+    delay_s: float
+    max_attempts: int
+    codes: tuple[int, ...]
+    methods: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyIR:
     """Everything that policies say about one place: settings of the most specific policy, restrictions of all."""
 
@@ -281,6 +295,7 @@ class PolicyIR:
     gateway_keys: tuple[SecretBytes, ...] = ()
     limits: LimitsIR = LimitsIR()
     retries: RetryIR | None = None
+    hedging: HedgingIR | None = None
     resilience: ResilienceIR = NO_RESILIENCE
     extensions: tuple[ExtensionIR, ...] = ()
     #: The policies that took part, for messages: "namespace/name".

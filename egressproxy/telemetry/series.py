@@ -36,7 +36,17 @@ _NO_STATUS: Final[dict[int, int]] = {}
 _NO_WORD: Final[dict[str, int]] = {}
 _NO_BUCKETS: Final = [0] * (len(BUCKETS_S) + 1)
 #: The attributes of a series that count by status, reason or result.
-_BY_KEY: Final = ("requests", "calls", "denied", "would_deny", "failures", "attempts", "failovers", "mirrored")
+_BY_KEY: Final = (
+    "requests",
+    "calls",
+    "denied",
+    "would_deny",
+    "failures",
+    "attempts",
+    "failovers",
+    "hedges",
+    "mirrored",
+)
 
 _K = TypeVar("_K")
 
@@ -68,6 +78,7 @@ class Series:
         "duration_sum_s",
         "failovers",
         "failures",
+        "hedges",
         "labels",
         "mirrored",
         "requests",
@@ -83,7 +94,8 @@ class Series:
         self.bytes_in = 0
         self.bytes_out = 0
         self.calls = _NO_WORD
-        self.denied = self.would_deny = self.failures = self.attempts = self.failovers = self.mirrored = _NO_WORD
+        self.denied = self.would_deny = self.failures = self.attempts = _NO_WORD
+        self.failovers = self.hedges = self.mirrored = _NO_WORD
         self.tunnels_active = 0
 
     def observe(self, x: Exchange) -> None:
@@ -123,6 +135,12 @@ class Series:
     def failover(self, outcome: str) -> None:
         """A request has left the backend for another one, after this status or Reason."""
         self.failovers = _with_one(self.failovers, outcome)
+
+    def hedge(self, outcome: str) -> None:
+        """Another attempt, beside the first, has ended or was not sent: "won", "cancelled", "failed", "over_budget" or
+        "circuit_open".
+        """
+        self.hedges = _with_one(self.hedges, outcome)
 
     def mirror(self, result: str) -> None:
         """A copy of a request for this backend ended: "ok", "dropped" (not sent) or the Reason's value."""

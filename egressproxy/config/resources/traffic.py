@@ -1,16 +1,16 @@
-"""`traffic` of an EgressPolicy: timeouts, retries, connections; what is about endpoints is in `resilience`."""
+"""`traffic` of an EgressPolicy: timeouts, retries, hedging, connections; what is about endpoints is in `resilience`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool
 
 from egressproxy.config.resources.meta import Model
-from egressproxy.config.resources.resilience import CircuitBreaker, HealthCheck, LoadBalancer
+from egressproxy.config.resources.resilience import CircuitBreaker, HealthCheck, LoadBalancer, require_time
 from egressproxy.config.resources.values import Count, Duration, Percent
 
-__all__ = ["Retries", "Traffic", "TrafficTimeouts"]
+__all__ = ["Hedging", "Retries", "Traffic", "TrafficTimeouts"]
 
 
 class TrafficTimeouts(Model):
@@ -56,6 +56,27 @@ class Retries(Model):
     """How many retries there may be in all."""
 
 
+class Hedging(Model):
+    """Requests that are not answered in time are sent to another endpoint, too. Names are gRPC's (hedgingPolicy)."""
+
+    hedging_delay: Duration
+    """How long an answer may take until the next attempt begins; the earlier ones go on."""
+    max_attempts: Annotated[int, Field(strict=True, ge=2, le=5)] = 2
+    """Attempts at the same time, the first one included."""
+    non_fatal_status_codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = (500, 502, 503, 504)
+    """Statuses that are not passed on while another attempt may still bring a better one."""
+    methods: Annotated[tuple[Literal["GET", "HEAD", "OPTIONS", "PUT", "DELETE"], ...], Field(min_length=1)] = (
+        "GET",
+        "HEAD",
+        "OPTIONS",
+    )
+    """The methods that this is for; idempotent ones only."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Raises RefusedValue for a delay of 0: every request would be sent twice."""
+        require_time("hedgingDelay", self.hedging_delay)
+
+
 class Connections(Model):
     """Of kept-alive connections to backends. 0s and 0: no limit."""
 
@@ -77,6 +98,8 @@ class Traffic(Model):
     """How long things may take."""
     retries: Retries | None = None
     """What is tried again, for requests whose rule has no `retry` of its own."""
+    hedging: Hedging | None = None
+    """Requests that take long are sent to a second endpoint, too, and the first good answer is passed on."""
     connections: Connections = Connections()
     """How long connections to backends are kept."""
     http2: Http2 = Http2()

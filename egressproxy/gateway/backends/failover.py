@@ -159,6 +159,16 @@ class Course:
         """The backend has answered with one of the codes."""
         _health(backend).failed(now, is_certain=False, asked_s=asked_pause_s(head.fields, time()))
 
+    def failed(self, backend: RouteBackend, error: GatewayError, now: float) -> None:
+        """An attempt at the backend has failed, unless the error says nothing of it."""
+        if not (error.reason in _NEUTRAL or is_over(error)):
+            _health(backend).failed(now, is_certain=error.reason not in _UNCERTAIN)
+
+    def beside(self, now: float) -> RouteBackend | None:
+        """Another backend to ask, while those that were asked have not answered yet; None: nobody that serves."""
+        found = self._failover.choose(self._asked, now) if self._attempts < MAX_ATTEMPTS else None
+        return found if found is not None and may_serve(found, now) else None
+
     def next(
         self,
         x: Exchange,
@@ -178,8 +188,8 @@ class Course:
             if self._goes_to_same(x, backend, error, tried):
                 self._asked.remove(backend)
                 return backend if self._attempts < MAX_ATTEMPTS else None
-            if not (error.reason in _NEUTRAL or is_over(error) or waits_for_client):
-                _health(backend).failed(now, is_certain=error.reason not in _UNCERTAIN)
+            if not waits_for_client:
+                self.failed(backend, error, now)
             if not self.goes_on(x, error):
                 return None
         return self._failover.choose(self._asked, now) if self._attempts < MAX_ATTEMPTS else None

@@ -1,5 +1,5 @@
-"""RetryPolicy: what a rule says of retries, session persistence and times below a second. It decides, and sends
-nothing.
+"""RetryPolicy: what a rule says of retries, hedging, session persistence and times below a second. It decides, and
+sends nothing.
 
 What goes again (GEP-1731; RFC 9110 section 9.2.2):
 
@@ -25,12 +25,14 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.backends.upstream_call import IDEMPOTENT, Repeat
-from egressproxy.ir.policy import RetryBudgetIR, RetryIR
+from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["NO_RETRIES", "Budget", "RetryPolicy", "may_go_again", "untried"]
 
 NO_RETRIES = RetryIR(0)
+#: Hedging without `retries.budget`: when everything is slow, it must not double the load. The defaults of that field.
+HEDGING_BUDGET = RetryBudgetIR(20, 10.0, 10)
 #: Why statuses of a parent are believed.
 PARENT_RETRIES = "the parent retries for itself"
 #: What asking the same place again will not change.
@@ -38,12 +40,16 @@ SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPO
 
 
 class RetryPolicy:
-    """What a rule says of retries, sessions and short times. One per route; keeps nothing of an exchange."""
+    """What a rule says of retries, hedging, sessions and short times. One per route; keeps nothing of an exchange."""
 
-    __slots__ = ("_budget", "_retry", "attempts", "codes", "repeat", "sessions")
+    __slots__ = ("_budget", "_hedges", "_retry", "attempts", "codes", "hedged_methods", "hedging", "repeat", "sessions")
 
     def __init__(
-        self, retry: RetryIR, sessions: PersistentSessions | McpSessions | None, now: Callable[[], float]
+        self,
+        retry: RetryIR,
+        sessions: PersistentSessions | McpSessions | None,
+        now: Callable[[], float],
+        hedging: HedgingIR | None = None,
     ) -> None:
         """`now` gives monotonic seconds."""
         self._retry = retry
@@ -53,11 +59,16 @@ class RetryPolicy:
         self.codes = frozenset(retry.codes)
         self.sessions = sessions
         self._budget = Budget(retry.budget, now) if retry.budget is not None else None
+        self.hedging = hedging
+        self.hedged_methods = (
+            frozenset(each.encode() for each in hedging.methods) if hedging is not None else frozenset()
+        )
+        self._hedges = self._budget or (Budget(HEDGING_BUDGET, now) if hedging is not None else None)
 
     def count_request(self) -> None:
         """Count one more request. The budget allows a share of the counted ones to go again."""
-        if self._budget is not None:
-            self._budget.count_request()
+        if self._hedges is not None:  # the same budget, where there is one
+            self._hedges.count_request()
 
     def notes(self, backends: Sequence[RouteBackend] = ()) -> list[str]:
         """What the policy does for these backends, in sentences for people."""
@@ -72,6 +83,11 @@ class RetryPolicy:
                 notes.append(
                     f"toward the parent of {', '.join(behind)} only connections are tried again: {PARENT_RETRIES}"
                 )
+        if (hedging := self.hedging) is not None and (not backends or not all(each.has_parent for each in backends)):
+            notes.append(
+                f"{', '.join(hedging.methods)} without an answer after {hedging.delay_s:g} s begins another attempt,"
+                f" at another endpoint; up to {hedging.max_attempts} go on at once"
+            )
         if self.sessions is not None:
             notes.append(f"a client that shows {self.sessions.shown_as} goes back to the backend that it had")
         return notes
@@ -85,6 +101,10 @@ class RetryPolicy:
     def may_spend(self) -> bool:
         """Whether the budget allows another attempt, at another backend of a Failover; if so it counts it."""
         return self._budget is None or self._budget.take()
+
+    def may_hedge(self) -> bool:
+        """Whether the budget allows one more attempt beside those under way; if so it counts it as a retry."""
+        return self._hedges is not None and self._hedges.take()
 
     def pause_s(self, retries: int) -> float:
         """Seconds to wait before this retry: at least the backoff, at most twice as much for each retry before, and the

@@ -2,7 +2,8 @@
 
 Where a rule has none, the conductor makes its one attempt itself, and nothing here is asked. With one each attempt
 chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
-credentials and no other's. Where the rule's choice is a Failover, its `Course` says where the request goes next.
+credentials and no other's. Where the rule's choice is a Failover, its `Course` says where the request goes next. With
+`hedging` there may be several attempts at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
 from egressproxy.gateway.exchange.attempt_timer import AttemptTimer
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.hedging import HedgedCall
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
@@ -75,6 +77,7 @@ class Attempts:
         "_failover",
         "_failures",
         "_following",
+        "_is_hedged",
         "_origin",
         "_outcome",
         "_owner",
@@ -116,6 +119,7 @@ class Attempts:
         self._down: set[Target] = set()  # those of them that could not be connected to
         self._failures: list[str] = []
         self._retries = 0
+        self._is_hedged = False  # there were several attempts at once
         # of the attempt under way
         self._target: Target | None = None
         self._began = 0.0
@@ -125,21 +129,24 @@ class Attempts:
 
     async def reach(self, collected: bytes | None) -> Answer | LocalResponse:
         """See `reach_with_retries`. `collected` is the body, where it is here already."""
-        policy, failover = self._policy, self._failover
+        x, policy, failover = self._x, self._policy, self._failover
         ai = self._ai
         if self._course is not None or policy.attempts or policy.sessions is not None or ai is not None:
             limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
-            self._body = kept_body(self._x, self._client, self._route, collected, limit)
+            self._body = kept_body(x, self._client, self._route, collected, limit)
         policy.count_request()
         while True:
             if ai is not None:
                 await self._prepare_for_provider(ai)
             self._begin()
             timer = None
-            if self._backend.is_brief or (failover is not None and failover.spec.first_byte_s):
+            is_hedged = x.method in policy.hedged_methods and self._may_hedge(collected)
+            if is_hedged:
+                pass  # each of its attempts has timers of its own
+            elif self._backend.is_brief or (failover is not None and failover.spec.first_byte_s):
                 timer = AttemptTimer(self._client, self._backend, failover, self._body)
             try:
-                upstream = await self._attempt(collected)
+                upstream = await (self._attempt_hedged if is_hedged else self._attempt)(collected)
                 if isinstance(upstream, LocalResponse):
                     return upstream
                 if await self._is_final(upstream):
@@ -156,7 +163,7 @@ class Attempts:
                 if ai is not None and self._course is not None:
                     await ai.narrow(self._x, self._client, self._body, self._course)
                 if not self._goes_on(error):
-                    note_attempt(self._x, self._backend, self._outcome, self._began)
+                    note_attempt(x, self._backend, self._outcome, self._began)
                     raise
             finally:
                 if timer is not None:
@@ -277,6 +284,43 @@ class Attempts:
             return None
         return following if self._policy.may_spend() and may_retry(following, self._counted) else None
 
+    # --- several at once -------------------------------------------------------------------------------------------
+    def _may_hedge(self, collected: bytes | None) -> bool:
+        """Whether the next attempt may have others beside it: not in a session, which is with one endpoint, nor with a
+        body that is still to come. Toward a parent only connections are tried again.
+        """
+        head = self._x.request
+        return (
+            self._ai is None
+            and (head.body == 0 or collected is not None)
+            and not head.upgrade
+            and self._session is None
+            and self._owner is None
+            and not self._backend.has_parent
+        )
+
+    async def _attempt_hedged(self, collected: bytes | None) -> Upstream | LocalResponse:
+        """As `_attempt`. The attempt that decides is the one that what follows looks at."""
+        hedging = HedgedCall(
+            self._policy,
+            self._client,
+            self._x,
+            self._route,
+            self._course,
+            self._failover,
+            body=collected,
+            repeat=self._repeat,
+            tried=self._tried,
+            down=self._down,
+        )
+        try:
+            return await hedging.result(self._backend)
+        finally:
+            self._is_hedged = self._is_hedged or hedging.begun > 1
+            if (decisive := hedging.decisive) is not None:
+                self._backend, self._target, self._began = decisive.backend, decisive.target, decisive.began
+                self._chosen.append(decisive.backend)
+
     # --- between two ------------------------------------------------------------------------------------------------
     async def _prepare_next(self) -> None:
         x, backend, following, body = self._x, self._backend, self._following, self._body
@@ -313,6 +357,8 @@ class Attempts:
                 x.response.fields.set(ATTEMPTS_FIELD, trail.field)
         if self._failures:
             x.detail = f"retried after {', '.join(dict.fromkeys(self._failures))}"
+        if self._is_hedged:
+            x.detail = f"{x.detail}; hedged" if x.detail else "hedged"
         if self._body is not None:
             self._body.forget()
         if sessions is not None:

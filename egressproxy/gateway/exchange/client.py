@@ -198,6 +198,21 @@ class Client(UpstreamCaller):
         self.seen_octets = -1
         self._set_deadline(self.wheel.now)
 
+    def leave_clock_to_attempts(self) -> None:
+        """Several attempts are under way, with a clock each: here the time of the whole request goes on alone."""
+        self.attempt_ends_at = NEVER
+        if not self.has_ended:  # else it has left, nearly always
+            self.idle_limit_s = 0.0
+        self.seen_octets = -1
+        self._set_deadline(self.wheel.now)
+
+    def take_clock_back(self, attempt_ends_at: float, idle_s: float) -> None:
+        """One of them goes on, until `attempt_ends_at` (monotonic seconds) at most."""
+        self.attempt_ends_at = attempt_ends_at
+        self.idle_limit_s = idle_s
+        self.seen_octets = -1
+        self._set_deadline(self.wheel.now)
+
     def end_late_attempt(self) -> None:
         """The time for the attempt under way is over."""
         self.driver.throw(self._late())

@@ -40,6 +40,9 @@ _TARGETS = (
     "XBackendDestination",
 )  # fmt: skip
 
+#: Where `traffic.hedging` does something.
+_HEDGED = ("Gateway", "ListenerSet", "HTTPRoute")
+
 
 class PolicyAttachments:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
@@ -222,6 +225,10 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
             yield "traffic.retries is for Gateways and routes, and does nothing on a backend."
         elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
             yield f"traffic.retries: {problem}."
+        if spec.traffic.hedging is not None and target_kind not in _HEDGED:
+            where = "is for Gateways and HTTPRoutes"
+            why = ": calls of gRPC are POSTs, which are never sent twice at once" if target_kind == "GRPCRoute" else ""
+            yield f"traffic.hedging {where}, and does nothing here{why}."
 
 
 def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]:

@@ -41,7 +41,7 @@ from egressproxy.config.compile.policies.restrictions import (
     merge_destinations,
     merge_limits,
 )
-from egressproxy.config.compile.policies.retries import policy_retry
+from egressproxy.config.compile.policies.retries import policy_hedging, policy_retry
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
@@ -142,6 +142,7 @@ class Merger:
             gateway_keys=self._gateway_keys(ordered, blockers),
             limits=merge_limits(ordered),
             retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
+            hedging=policy_hedging(self._traffic_winner(ordered, "hedging", attrgetter("hedging"))),
             resilience=self._resilience(ordered),
             sources=tuple(policy.full_name for policy in policies),
             mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),

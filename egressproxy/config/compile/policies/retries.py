@@ -1,6 +1,7 @@
-"""How often a request may be tried: `traffic.retries` of a policy, and `retry` of a rule within the policy's budget.
+"""How often a request may be tried: `traffic.retries` of a policy, and `retry` of a rule within the policy's budget;
+and how many attempts there may be at once, `traffic.hedging`.
 
-Sources: Gateway API v1 HTTPRouteRetry (GEP-1731); EgressPolicy `traffic.retries`.
+Sources: Gateway API v1 HTTPRouteRetry (GEP-1731); EgressPolicy `traffic.retries` and `traffic.hedging`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from egressproxy.config.resources.routes import Retry
-from egressproxy.config.resources.traffic import Retries
-from egressproxy.ir.policy import RetryBudgetIR, RetryIR
+from egressproxy.config.resources.traffic import Hedging, Retries
+from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 
-__all__ = ["policy_retry", "retry_problem", "rule_retry"]
+__all__ = ["policy_hedging", "policy_retry", "retry_problem", "rule_retry"]
 
 #: `retry` without `attempts`: so many after the first.
 DEFAULT_ATTEMPTS: Final = 2
@@ -49,3 +50,11 @@ def policy_retry(retries: Retries | None) -> RetryIR | None:
         budget = RetryBudgetIR(written.percent, written.interval.seconds, written.min_per_second)
     attempts = min(retries.attempts, MAX_ATTEMPTS)
     return RetryIR(attempts, tuple(sorted(set(retries.codes))), backoff_s, max(backoff_s, most_s), budget)
+
+
+def policy_hedging(hedging: Hedging | None) -> HedgingIR | None:
+    """What `traffic.hedging` of a policy asks for."""
+    if hedging is None:
+        return None
+    codes, methods = sorted(set(hedging.non_fatal_status_codes)), dict.fromkeys(hedging.methods)
+    return HedgingIR(hedging.hedging_delay.seconds, hedging.max_attempts, tuple(codes), tuple(methods))

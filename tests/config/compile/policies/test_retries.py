@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from egressproxy.ir.policy import RetryBudgetIR, RetryIR
+import pytest
+
+from egressproxy.config.reading.problems import ConfigError
+from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 from egressproxy.ir.route import HttpRuleIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, of_route, policy, rule
 
@@ -65,3 +68,31 @@ def test_retries_on_a_backend_do_nothing_and_status_says_so():
     made = compiled(FORWARD, PLAIN, ROUTE, policy("traffic: {retries: {attempts: 3}}", "Backend", "plain"))
     assert rule(made).retry is None
     assert "does nothing on a backend" in of_policy(made, "Accepted")[2]
+
+
+def test_hedging_has_gentle_defaults_and_is_that_of_the_most_specific_policy():
+    wide = policy("traffic: {hedging: {hedgingDelay: 1s}}", policy_name="wide")
+    usual = HedgingIR(1.0, 2, (500, 502, 503, 504), ("GET", "HEAD", "OPTIONS"))
+    assert rule(compiled(FORWARD, PLAIN, ROUTE, wide)).policy.hedging == usual
+    written = "{hedgingDelay: 50ms, maxAttempts: 3, nonFatalStatusCodes: [529, 429], methods: [PUT, GET, PUT]}"
+    route = policy(f"traffic: {{hedging: {written}}}", "HTTPRoute", "route")
+    made = compiled(FORWARD, PLAIN, ROUTE, wide, route)
+    assert rule(made).policy.hedging == HedgingIR(0.05, 3, (429, 529), ("PUT", "GET"))
+    assert listener(made).policy.hedging == usual
+    assert "traffic.hedging" in of_policy(made, "Overridden", "default/wide")[2]
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["{hedgingDelay: 0s}", "{}", "{hedgingDelay: 1s, maxAttempts: 1}", "{hedgingDelay: 1s, maxAttempts: 6}",
+     "{hedgingDelay: 1s, methods: [POST]}", "{hedgingDelay: 1s, methods: []}"],
+)  # fmt: skip
+def test_hedging_that_would_do_harm_or_nothing_is_refused(written: str):
+    with pytest.raises(ConfigError, match="hedging"):
+        compiled(FORWARD, PLAIN, ROUTE, policy(f"traffic: {{hedging: {written}}}"))
+
+
+def test_hedging_on_what_it_is_not_for_is_told():
+    on_backend = policy("traffic: {hedging: {hedgingDelay: 1s}}", "Backend", "plain")
+    said = of_policy(compiled(FORWARD, PLAIN, ROUTE, on_backend), "Accepted")[2]
+    assert "traffic.hedging is for Gateways and HTTPRoutes, and does nothing here" in said

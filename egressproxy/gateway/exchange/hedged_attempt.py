@@ -1,0 +1,177 @@
+"""HedgedAttempt: one of the attempts that are under way at once for a request.
+
+It has what a single attempt has (filters, credentials, Host, address checks), and holds what is its own: driver, clock,
+connection, and a copy of the exchange. When it is cancelled, that is as if its client had left: it says nothing of its
+endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from copy import copy
+from time import monotonic
+from typing import Final
+
+from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.endpoints import Endpoints
+from egressproxy.gateway.backends.mirror_copy import Copies
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
+from egressproxy.gateway.exchange.client import ANSWER_S, Client
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import ResponseHead
+from egressproxy.net.driver import Driver
+from egressproxy.net.flow_control import BodySink
+from egressproxy.net.timers import NEVER
+from egressproxy.protocols.upstream import Upstream
+
+__all__ = ["CANCELLED", "HedgedAttempt"]
+
+log = logging.getLogger(__name__)
+
+#: The result of an attempt that was given up, in metrics.
+CANCELLED: Final = "cancelled"
+
+
+class HedgedAttempt(UpstreamCaller):
+    """One attempt. `x` is its own: what comes of it reaches the client's exchange where it decides.
+
+    `counted`: whose `maxParallelRetries` it counts in. `first_byte_s`: an answer has to begin its body within this
+    time; 0.0: its head will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
+    """
+
+    __slots__ = (
+        "_body", "_client", "_copies", "_handle", "_on_over", "backend", "began", "counted", "driver", "ends_at",
+        "error", "first_byte_s", "found", "is_cancelled", "is_first", "is_over", "resources", "target", "x",
+    )  # fmt: skip
+
+    def __init__(
+        self, client: Client, x: Exchange, backend: RouteBackend, target: Target, body: bytes | None, *, is_first: bool
+    ) -> None:
+        """`x` is copied; its request is as the client sent it. `body`: None where it has none."""
+        self._client = client
+        self._body = body
+        self._copies: Copies | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._on_over: Callable[[HedgedAttempt], None] | None = None
+        self.backend = backend
+        self.target = target
+        self.is_first = is_first
+        self.counted: Endpoints | None = None
+        self.first_byte_s = 0.0
+        self.resources = HeldConnection()
+        self.driver = Driver()
+        self.began = monotonic()
+        self.ends_at = NEVER
+        self.found: Upstream | LocalResponse | None = None
+        self.error: GatewayError | None = None
+        self.is_over = False
+        self.is_cancelled = False
+        self.x = own = copy(x)
+        own.request = copy(x.request)
+        own.request.fields = Fields(x.request.fields.block)
+        if body is not None:
+            own.request.body = len(body)
+        own.notes = dict(x.notes) if x.notes is not None else None
+        own.attempts = 0
+        own.backend = backend.name
+        own.series = backend.series
+        if backend.denied is not None:
+            backend.note_denied(own)
+
+    def start(self, repeat: Repeat, copies: Copies | None, on_over: Callable[[HedgedAttempt], None]) -> None:
+        """Begin. `on_over` is called in the end, maybe before this returns. `copies` go to mirrors beside it."""
+        self._copies = copies
+        self._on_over = on_over
+        self.driver.start(self._live(repeat))
+
+    def cancel(self) -> None:
+        """Give it up, whatever it waits for, and what it holds back. Says nothing of its endpoint."""
+        if not self.is_over:
+            self.is_cancelled = True
+            self._on_over = None
+            self.driver.throw(ClientGone())
+        self.discard()
+
+    def discard(self) -> None:
+        """Its answer goes nowhere: its connection is used again where all of that is here, else closed."""
+        upstream, is_reusable = self.resources.upstream, False
+        if upstream is not None and self.is_over and not upstream.is_lost:
+            if not upstream.has_ended:
+                upstream.whole_body()
+            is_reusable = upstream.is_reusable
+        self.resources.release(reusable=is_reusable)
+
+    async def _live(self, repeat: Repeat) -> None:
+        connector = self.backend.connector
+        assert connector is not None
+        try:
+            found = await call_upstream(self, self.x, connector, self.target, self.backend.chain, self._body, repeat)
+            if self.first_byte_s and not isinstance(found, LocalResponse):
+                await found.first_byte()
+            self.found = found
+        except GatewayError as error:
+            error.__traceback__ = error.__context__ = None  # its frames hold what holds the error: no cycle
+            self.error = error
+        except GeneratorExit:
+            raise  # the process ends
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            log.error("internal error in exchange %s", self.x.request_id, exc_info=error)
+            self.error = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+        self.is_over = True
+        if self._handle is not None:
+            self._handle.cancel()
+        if self.counted is not None:
+            self.counted.end_retry()
+        if self.error is not None:
+            self.resources.release(reusable=False)  # of an answer without a first byte
+        on_over, self._on_over = self._on_over, None
+        if on_over is not None:
+            on_over(self)
+
+    # --- UpstreamCaller --------------------------------------------------------------------------------------------
+    def start_attempt(self) -> None:
+        """See UpstreamCaller. The time for the attempt begins."""
+        seconds = self.backend.backend_request_s
+        self.ends_at = self._client.wheel.now + self.backend.clock_s if seconds else NEVER
+        limits = [limit for limit in (seconds, self.first_byte_s) if limit]
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = asyncio.get_running_loop().call_later(min(limits, default=ANSWER_S), self._late)
+
+    def _late(self) -> None:
+        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
+        error = UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
+        self.driver.throw(error)
+
+    def count_attempt(self, result: str) -> None:
+        """See UpstreamCaller."""
+        self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
+
+    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
+        """See UpstreamCaller. Mirrors get their copies beside the first attempt."""
+        assert self.resources.connector is not None
+        upstream.begin(self.driver, x.request)
+        upstream.send_head(x.request, x.upstream_host, self.resources.connector.network.pseudonym)
+        sink: BodySink = upstream
+        if self._copies is not None:
+            sink, self._copies = self._copies, None
+            sink.begin(x.request, upstream)
+        if isinstance(body, bytes):
+            sink.send_body(body)
+            sink.end_body(b"")
+
+    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+        """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
+        resources = self._client.resources
+        resources.backend, resources.connector = self.backend, self.resources.connector
+        self._client.pass_interim(head, x)
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.is_cancelled else "over" if self.is_over else "under way"
+        return f"HedgedAttempt({self.backend.name}, {state})"

@@ -1,0 +1,282 @@
+"""Hedging: attempts for one request that are under way at once, of which the first good answer is passed on.
+
+The words are those of gRPC (gRFC A6, hedgingPolicy). When the first attempt has no answer after the delay, another one
+goes to another endpoint, and so on; none is ended for being slow. An attempt that fails leaves the others alone. The
+last one under way decides, whatever comes of it: what follows then (retries, the next backend of a Failover) is as for
+a single attempt. An answer with Retry-After lets no further attempt begin.
+
+Who loses is cancelled. However the exchange ends, `result` gives everything back that the winner does not need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic, time
+from typing import Final
+
+from egressproxy.errors import GatewayError, LimitExceeded, RetrySafety, UpstreamFault
+from egressproxy.filters.chain import finish
+from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.endpoints import Endpoints
+from egressproxy.gateway.backends.failover import Course, FailoverGroup, status_of_answer
+from egressproxy.gateway.backends.mirror_copy import Copies
+from egressproxy.gateway.backends.retries import RetryPolicy, untried
+from egressproxy.gateway.backends.retry_hints import asked_pause_s
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_call import Repeat
+from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.hedged_attempt import CANCELLED, HedgedAttempt
+from egressproxy.gateway.route import Route
+from egressproxy.ir.backend import Destination
+from egressproxy.model.attempt_trail import AttemptTrail
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.net.driver import pause
+from egressproxy.net.timers import NEVER
+from egressproxy.protocols.upstream import Upstream
+
+__all__ = ["HedgedCall"]
+
+#: The outcome in the trail of a first attempt that another one has overtaken; of others it is CANCELLED.
+HEDGED: Final = "hedged"
+
+
+class HedgedCall:
+    """The attempts for one request, from the first one to the one that decides: `decisive`. `begun` counts them."""
+
+    __slots__ = (
+        "_attempts",
+        "_backend",
+        "_body",
+        "_client",
+        "_course",
+        "_down",
+        "_failover",
+        "_idle_s",
+        "_may_begin",
+        "_policy",
+        "_repeat",
+        "_route",
+        "_spec",
+        "_timer",
+        "_tried",
+        "_x",
+        "begun",
+        "decisive",
+    )
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        client: Client,
+        x: Exchange,
+        route: Route,
+        course: Course | None,
+        failover: FailoverGroup | None,
+        *,
+        body: bytes | None,
+        repeat: Repeat,
+        tried: set[Target],
+        down: set[Target],
+    ) -> None:
+        """`tried` and `down` (of those, what could not be connected to) are of the request, and added to here."""
+        assert policy.hedging is not None
+        self._policy = policy
+        self._spec = policy.hedging
+        self._client = client
+        self._x = x
+        self._route = route
+        self._course = course
+        self._failover = failover
+        self._body = body
+        self._repeat = repeat
+        self._tried = tried
+        self._down = down
+        self._backend: RouteBackend | None = None  # of the first attempt
+        self._idle_s = client.idle_limit_s
+        self._attempts: list[HedgedAttempt] = []  # that have not lost
+        self._may_begin = True
+        self._timer: asyncio.TimerHandle | None = None
+        self.begun = 0
+        self.decisive: HedgedAttempt | None = None
+
+    async def result(self, backend: RouteBackend) -> Upstream | LocalResponse:
+        """The decisive answer, of this backend or of one beside it: the client holds its connection then, and the
+        exchange is that of its attempt.
+
+        Raises GatewayError: the failure of the decisive attempt, or what ends the exchange.
+        """
+        client = self._client
+        copies, client.resources.copies = client.resources.copies, None
+        client.leave_clock_to_attempts()
+        try:
+            self._backend = backend
+            self._begin(backend, untried(backend, self._x, self._tried, self._down), copies)
+            while self.decisive is None:
+                await pause()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for attempt in self._attempts:
+                if attempt is not self.decisive:
+                    attempt.cancel()
+                    self._forget(attempt)
+            decisive = self.decisive
+            client.take_clock_back(decisive.ends_at if decisive is not None else NEVER, self._idle_s)
+            if decisive is not None:
+                self._adopt(decisive)
+        assert decisive is not None
+        error, decisive.error = decisive.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: no cycle
+        assert decisive.found is not None
+        return decisive.found
+
+    # --- another one -----------------------------------------------------------------------------------------------
+    def _begin(
+        self, backend: RouteBackend, target: Target, copies: Copies | None = None, counted: Endpoints | None = None
+    ) -> None:
+        is_first = self.begun == 0
+        attempt = HedgedAttempt(self._client, self._x, backend, target, self._body, is_first=is_first)
+        attempt.counted = counted
+        if self._failover is not None:
+            attempt.first_byte_s = self._failover.spec.first_byte_s
+        self._tried.add(target)
+        self._attempts.append(attempt)
+        self.begun += 1
+        if self.begun < self._spec.max_attempts:
+            self._timer = asyncio.get_running_loop().call_later(self._spec.delay_s, self._begin_another)
+        attempt.start(self._repeat, copies, self._over)
+
+    def _begin_another(self) -> None:
+        """The delay is over. Nothing begins where nobody else can be asked, or circuit breaker or budget allow none."""
+        if self.decisive is not None or not self._may_begin:
+            return
+        assert self._backend is not None
+        try:
+            found = self._elsewhere(self._backend)
+        except GatewayError:  # nobody that may be asked
+            return
+        if found is None:
+            return
+        backend, target = found
+        connector = backend.connector
+        endpoints = connector.watched if connector is not None else None
+        if endpoints is not None and not endpoints.take_retry():
+            self._backend.series.hedge("circuit_open")
+            return
+        if not self._policy.may_hedge():
+            self._backend.series.hedge("over_budget")
+            if endpoints is not None:
+                endpoints.end_retry()
+            return
+        if self._course is not None and backend is not self._backend:
+            self._course.begin(backend, self._client.wheel.now)
+        self._begin(backend, target, counted=endpoints)
+
+    def _elsewhere(self, first: RouteBackend) -> tuple[RouteBackend, Target] | None:
+        """Backend and endpoint of another attempt. The same endpoint only where that is a name, behind which there may
+        be many servers, and where a Failover has no other backend that serves.
+        """
+        course, x, tried = self._course, self._x, self._tried
+        backend = first if course is not None else self._route.choose()
+        if backend.connector is None or backend.has_parent:
+            return None
+        target = untried(backend, x, tried, self._down)
+        if target in tried and course is not None:
+            following = course.beside(self._client.wheel.now)
+            if following is not None and not following.has_parent:
+                backend, target = following, untried(following, x, tried, self._down)
+        assert backend.connector is not None
+        is_name = backend.connector.spec.backend.destination in (Destination.FQDN, Destination.DYNAMIC)
+        return (backend, target) if is_name or target not in tried else None
+
+    # --- what comes of them ----------------------------------------------------------------------------------------
+    def _over(self, attempt: HedgedAttempt) -> None:
+        """An attempt has ended by itself."""
+        if self.decisive is None:
+            others = [each for each in self._attempts if each is not attempt]
+            if others and not self._decides(attempt):
+                self._attempts = others
+                attempt.discard()
+                self._forget(attempt)
+                return
+            self.decisive = attempt
+            upstream = attempt.resources.upstream
+            if upstream is not None:
+                upstream.driver = self._client.driver  # from here on it wakes the client's
+        self._client.driver.resume()
+
+    def _decides(self, attempt: HedgedAttempt) -> bool:
+        """Whether what has come of it is for the client, although others are under way."""
+        error = attempt.error
+        if error is not None:
+            return attempt.is_first and not isinstance(error, UpstreamFault | LimitExceeded)  # as without hedging
+        if isinstance(attempt.found, LocalResponse):
+            return attempt.is_first
+        response = attempt.x.response
+        if asked_pause_s(response.fields, time()):
+            self._may_begin = False
+        return response.status not in self._spec.codes
+
+    def _forget(self, attempt: HedgedAttempt) -> None:
+        """It has lost: its filters are told, and whoever counts."""
+        x, own = self._x, attempt.x
+        if own.notes is not None:
+            before = x.notes or {}
+            finish([each for each in attempt.backend.chain.complete if each.mark not in before], own)
+        x.attempts += own.attempts
+        x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
+        if not attempt.is_first:
+            attempt.backend.series.hedge(CANCELLED if attempt.is_cancelled else "failed")
+        if self.decisive is not None or not attempt.is_cancelled:
+            outcome = self._outcome(attempt)
+            AttemptTrail.kept_by(x).add(attempt.backend.name, outcome, monotonic() - attempt.began)
+
+    def _outcome(self, attempt: HedgedAttempt) -> str:
+        """What the trail says of an attempt that has lost, and what its Failover hears of it."""
+        error, course, now = attempt.error, self._course, self._client.wheel.now
+        if attempt.is_cancelled:
+            return HEDGED if attempt.is_first else CANCELLED
+        if error is not None:
+            if error.retry is RetrySafety.SAFE:
+                self._down.add(attempt.target)
+            if course is not None and isinstance(error, UpstreamFault | LimitExceeded):
+                course.failed(attempt.backend, error, now)
+            return error.reason.value
+        if isinstance(attempt.found, LocalResponse):
+            return str(attempt.found.status)
+        response = attempt.x.response
+        if course is not None and self._failover is not None and status_of_answer(response) in self._failover.codes:
+            course.answered(attempt.backend, response, now)
+        return str(response.status)
+
+    def _adopt(self, attempt: HedgedAttempt) -> None:
+        """The client's exchange is the one of this attempt from here on."""
+        x, own, resources = self._x, attempt.x, self._client.resources
+        head, sent = x.request, own.request
+        head.fields.block, head.path, head.body, x.upstream_host = (
+            sent.fields.block,
+            sent.path,
+            sent.body,
+            own.upstream_host,
+        )
+        x.response, x.upstream, x.addresses = own.response, own.upstream, own.addresses
+        x.backend, x.backend_is_secure, x.series = own.backend, own.backend_is_secure, own.series
+        x.attempts += own.attempts
+        x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
+        if own.notes is not None:
+            x.notes = {**(x.notes or {}), **own.notes}
+        held = attempt.resources
+        resources.backend = attempt.backend
+        if held.upstream is not None:
+            assert held.connector is not None
+            assert held.target is not None
+            resources.hold(held.connector, held.target, held.give_away())
+        if not attempt.is_first:
+            attempt.backend.series.hedge("won" if attempt.error is None else "failed")
+
+    def __repr__(self) -> str:
+        return f"HedgedCall({self._attempts}, {self.decisive})"
