@@ -68,6 +68,7 @@ class Reason(str, Enum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     CIRCUIT_OPEN = "circuit_open"
+    OVERLOADED = "overloaded"
     # the client's message
     BAD_REQUEST_LINE = "bad_request_line"
     BAD_VERSION = "bad_version"

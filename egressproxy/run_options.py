@@ -34,6 +34,9 @@ class RunOptions:
     guarded: bool = False  # a reload that would allow what was recently denied has to be acknowledged
     zone: str = ""  # where this gateway runs, as in EndpointSlices; "": not known
     session_key: SecretBytes = _NO_KEY  # empty: one is made up
+    max_connections: int | None = None  # of each worker, as the next two; see ProcessLimits
+    max_requests: int = 0
+    max_memory: int | None = None  # bytes; None: by the cgroup
 
     @property
     def sources(self) -> tuple[ConfigSource, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
 import click
 
-__all__ = ["seconds", "whole_number"]
+__all__ = ["memory_size", "seconds", "whole_number"]
 
 _Number = TypeVar("_Number", int, float)
 
@@ -16,6 +17,28 @@ _Number = TypeVar("_Number", int, float)
 def whole_number(least: int, most: int) -> Callable[[object], int]:
     """Returns a reader of integers from `least` to `most`, which raises click.BadParameter."""
     return _reader(int, "a whole number", least, most, f"give one from {least:,} to {most:,}")
+
+
+#: Kubernetes' suffixes of quantities, as far as they are for memory.
+_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
+_SIZE = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|k|M|G)?", re.ASCII)
+
+
+def memory_size(least: int) -> Callable[[object], int]:
+    """Returns a reader of bytes with or without a unit: 0, or `least` or more. It raises click.BadParameter."""
+
+    def read(value: object) -> int:
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value))
+        if found is None:
+            raise click.BadParameter(f"{str(value)!r} is no size of memory; give bytes, or a size such as 512Mi or 2Gi")
+        size = int(found[1]) * _UNITS.get(found[2] or "", 1)
+        if 0 < size < least:
+            raise click.BadParameter(f"{value} is too small; give {least >> 20}Mi or more, or 0 for no limit")
+        return size
+
+    return read
 
 
 def seconds(most: int) -> Callable[[object], float]:

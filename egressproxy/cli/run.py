@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from egressproxy.cli.addresses import address_and_port
-from egressproxy.cli.numbers import seconds, whole_number
+from egressproxy.cli.numbers import memory_size, seconds, whole_number
 from egressproxy.cli.options import admin_option, bind_option, config_option
 from egressproxy.cli.problems import show_problems
 from egressproxy.cli.secrets import secret_options
@@ -28,6 +28,10 @@ MAX_WORKERS = 256
 #: Of a session key: a shorter one could be guessed, a longer file is not a key.
 MIN_KEY_BYTES = 32
 MAX_KEY_BYTES = 4096
+#: More than any process has descriptors, or memory for requests.
+MAX_AT_ONCE = 10_000_000
+#: Of memory: a process that serves nobody has half of it.
+LEAST_MEMORY = 64 << 20
 #: One day.
 MAX_DRAIN_S = 86_400
 
@@ -118,6 +122,21 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
     help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
     " process serves itself.",
+)  # fmt: skip
+@click.option(
+    "--max-connections", type=whole_number(0, MAX_AT_ONCE), default=None, metavar="N",
+    help="Connections of clients to all listeners, in each worker. Default: half of the file descriptors (ulimit -n);"
+    " 0: no limit.",
+)  # fmt: skip
+@click.option(
+    "--max-requests", type=whole_number(0, MAX_AT_ONCE), default=0, metavar="N",
+    help="Requests and tunnels in progress at once, in each worker; further ones get 503, by priority and by what each"
+    " tenant has. Default: no limit.",
+)  # fmt: skip
+@click.option(
+    "--max-memory", type=memory_size(LEAST_MEMORY), default=None, metavar="SIZE",
+    help="Resident memory of each worker, such as 512Mi: near it, connections are not kept alive, and requests get"
+    " 503. Default: its part of the cgroup's limit, if there is one; 0: no limit.",
 )  # fmt: skip
 @secret_options
 @click.pass_context

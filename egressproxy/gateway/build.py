@@ -40,7 +40,7 @@ from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
-from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR
+from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
 from egressproxy.ir.route import (
     AuthProtocol,
     ExternalAuthIR,
@@ -245,6 +245,7 @@ class SnapshotBuilder:
             and not self.parts.destination_policy(listener.policy).is_firm,
             choices=choices,
             failovers=failovers or None,
+            priority=highest_priority(policy, rule.backends),
         )
         yield None
         return made
@@ -412,3 +413,9 @@ def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | No
 def terminates(spec: ListenerIR) -> bool:
     """Whether the client's TLS ends at this listener."""
     return spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE
+
+
+def highest_priority(policy: PolicyIR, backends: Iterable[WeightedBackend]) -> Priority:
+    """The priority of a rule's requests: before a backend is chosen, the highest that any of them has."""
+    found = {each.policy.priority for each in backends} or {policy.priority}
+    return next(each for each in Priority if each in found)  # the enum begins with the highest

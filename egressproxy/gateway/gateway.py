@@ -13,14 +13,18 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
+from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.endpoint_reports import EndpointReporter
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
+from egressproxy.gateway.overload.memory_pressure import OverloadState
+from egressproxy.gateway.overload_manager import OverloadManager
 from egressproxy.gateway.snapshot import Port, Snapshot
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind, bind_error
@@ -53,8 +57,10 @@ class GatewayServer:
         bind: Callable[[str, int], socket.socket] = bind,
         session_key: bytes = b"",
         zone: str = "",
+        limits: ProcessLimits = NO_LIMITS,
     ) -> None:
-        """`pseudonym` is the name in Via; `session_key`, `zone`: see Network; `bind` gives the listening socket of an
+        """`pseudonym` is the name in Via; `session_key`, `zone`: see Network; `limits` are those of
+        this process; `bind` gives the listening socket of an
         address and port, or raises OSError.
         """
         loop = asyncio.get_running_loop()
@@ -64,12 +70,13 @@ class GatewayServer:
         self.wheel = TimerWheel()
         self.wheel.start(loop)
         self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key, zone)
-        self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics)
+        self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics, limits.connections)
         self.snapshot: Snapshot | None = None
         self._bind = bind
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
+        self.overload = OverloadManager(limits, self.conductor, self._ports, self._connectors)
         metrics.add_upstream_source(self._upstream_counts)
         metrics.add_downstream_source(self._downstream_counts)
         metrics.add_filter_source(self._filter_counts)
@@ -108,6 +115,8 @@ class GatewayServer:
                     new[key] = self._bind_port(port)
             for bound in new.values():
                 bound.start()
+                if self.overload.state is OverloadState.REFUSING:
+                    bound.pause_accepting()
         except BaseException:
             for bound in new.values():
                 bound.stop_accepting()
@@ -148,6 +157,7 @@ class GatewayServer:
             connector.start()
         self._forget_resolvers()
         fresh.filters.seal()
+        self.overload.start()
         return old
 
     def _forget_resolvers(self) -> None:
@@ -160,7 +170,7 @@ class GatewayServer:
         """Stop accepting, let exchanges and tunnels end, then cut what is left; returns how many connections were
         cut.
         """
-        self.conductor.is_draining = True
+        self.conductor.is_draining = self.conductor.ends_connections = True
         ports = {*self._bound.values(), *self._closing}
         for port in ports:
             port.take_waiting()
@@ -180,8 +190,15 @@ class GatewayServer:
             for connector in self.snapshot.connectors.values():
                 connector.retire()
         await asyncio.sleep(0)
+        self.overload.stop()
         self.wheel.stop()
         return cut
+
+    def _ports(self) -> Iterable[BoundPort]:
+        return (*self._closing, *self._bound.values())
+
+    def _connectors(self) -> Iterable[Connector]:
+        return self.snapshot.connectors.values() if self.snapshot is not None else ()
 
     def hurry(self) -> None:
         """End a drain under way: cut what is left without further waiting."""

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol
 
 from egressproxy.errors import Reason
+from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.shares import Shares, origin_of
+from egressproxy.net.descriptors import descriptors
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
-__all__ = ["BAD_CERTIFICATE", "TOO_MANY", "Connection", "OpenConnections"]
+__all__ = [
+    "BAD_CERTIFICATE",
+    "TOO_MANY",
+    "AllConnections",
+    "Connection",
+    "Holder",
+    "OpenConnections",
+    "clients_of_process",
+]
 
 #: Why a connection is refused before there is an exchange.
 BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
@@ -32,10 +43,21 @@ OF_DESCRIPTORS = Refusal(
     "a connection was refused: its client has three eighths of the connections that the file descriptors allow",
     remedy="raise the limit of open files, or set limits.connectionsPerClient: 0 where one address is many clients",
 )
+OF_PROCESS = Refusal(
+    Reason.CONNECTION_LIMIT,
+    "a connection was refused: the process has as many as --max-connections allows, and none of them is idle",
+    remedy="raise --max-connections and the limit of open files, or add workers or replicas",
+)
 #: A listener: its Gateway, and its name.
 ListenerKey = tuple[str, str]
 #: How many connections are looked at, when one has to make way.
 LOOKED_AT = 16
+
+
+class Holder(Protocol):
+    """What an exchange in progress holds (`exchange/held_resources`)."""
+
+    tenant: Tenant | None
 
 
 class Connection(Protocol):
@@ -47,6 +69,39 @@ class Connection(Protocol):
     def close_if_idle(self) -> bool:
         """Close unless an exchange is being served. Returns whether it closes."""
 
+    def serving(self) -> Iterable[Holder]:
+        """What is held by each exchange in progress."""
+
+
+class AllConnections(Shares):
+    """Connections of clients to all listeners of this process. `states` gives the open connections of each."""
+
+    __slots__ = ("states",)
+
+    def __init__(self, limit: int, share: int) -> None:
+        super().__init__(limit, share)
+        self.states: Callable[[], Iterable[OpenConnections]] = tuple
+
+    def make_way(self, client: str) -> bool:
+        """Close an idle connection of somebody who has more than this client, at whatever listener."""
+        of_client = self.of(client)
+        return any(state.make_way(of_client, self.of) for state in self.states())
+
+
+#: For other use than that of a client, which may need one for its backend: the log, the loader, the admin address.
+RESERVED_DESCRIPTORS = 64
+
+
+def clients_of_process(limit: int | None) -> AllConnections:
+    """`limit` None: half of the file descriptors, since each client may need another for its backend; 0: no limit.
+
+    One client has three eighths of the descriptors, where no limit says anything.
+    """
+    most = descriptors()
+    if limit is None:
+        limit = sys.maxsize if most == sys.maxsize else max(1, (most - RESERVED_DESCRIPTORS) // 2)
+    return AllConnections(limit or sys.maxsize, most * 3 // 8)
+
 
 class OpenConnections:
     """Counts connections against `limits.connections` and `limits.connectionsPerClient`, and tunnels.
@@ -57,10 +112,10 @@ class OpenConnections:
     __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels_of")
 
     def __init__(
-        self, port: Port, clients: Shares | None = None, tunnels_of: dict[ListenerKey, Shares] | None = None
+        self, port: Port, clients: AllConnections | None = None, tunnels_of: dict[ListenerKey, Shares] | None = None
     ) -> None:
         self.port = port
-        self.clients = clients if clients is not None else Shares(sys.maxsize, sys.maxsize)
+        self.clients = clients if clients is not None else AllConnections(sys.maxsize, sys.maxsize)
         self.connections: dict[Connection, str] = {}  # each with its client's address
         self.per_client: dict[str, int] = {}
         self.tunnels_of = tunnels_of if tunnels_of is not None else {}  # of the state before, which go on
@@ -77,19 +132,24 @@ class OpenConnections:
                 return TOO_MANY if is_full else OF_CLIENT
         elif self.clients.of(address) >= self.clients.share:
             return OF_DESCRIPTORS
-        if is_full and not self._make_way(of_client):
+        if is_full and not self.make_way(of_client, self._of):
             return TOO_MANY
+        if self.clients.total >= self.clients.limit and not self.clients.make_way(address):
+            return OF_PROCESS
         self.connections[connection] = address
         self.per_client[address] = of_client + 1
         self.clients.add(address)
         return None
 
-    def _make_way(self, of_client: int) -> bool:
-        """Close an idle connection for a client that has so many: one of a client that has more, and will still have
-        as many. It looks at a few, and the next time at others.
+    def _of(self, client: str) -> int:
+        return self.per_client.get(client, 0)
+
+    def make_way(self, of_client: int, count: Callable[[str], int]) -> bool:
+        """Close an idle connection for a client that has so many: one of a client that has more by this `count`, and
+        will still have as many. It looks at a few, and the next time at others.
         """
         for connection, address in list(islice(self.connections.items(), LOOKED_AT)):
-            if self.per_client[address] > of_client + 1 and connection.close_if_idle():
+            if count(address) > of_client + 1 and connection.close_if_idle():
                 self.leave(connection)
                 return True
             if self.connections.pop(connection, None) is not None:
@@ -112,6 +172,15 @@ class OpenConnections:
             self.per_client[address] = left
         else:
             del self.per_client[address]
+
+    def close_idle_of(self, most: int) -> int:
+        """Close so many idle connections at most, oldest first. Returns how many."""
+        closed = 0
+        for connection in list(self.connections):
+            if closed >= most:
+                break
+            closed += connection.close_if_idle()
+        return closed
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""

@@ -13,7 +13,7 @@ from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
-from egressproxy.ir.policy import Mode, PolicyIR
+from egressproxy.ir.policy import Mode, PolicyIR, Priority
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.series import Series
@@ -41,6 +41,7 @@ class Route:
     retries: RetryPolicy | None = None  # None: one attempt, by weight
     auth: ExternalAuth | None = None  # asks an authorization server about each request, in its chain
     kind: str = ""
+    priority: Priority = Priority.NORMAL  # that of its backends, the highest
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
     looks_at_bodies: bool = False  # for MCP, in its chain
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies

@@ -29,6 +29,7 @@ __all__ = [
     "Mode",
     "Network",
     "PolicyIR",
+    "Priority",
     "RetryBudgetIR",
     "RetryIR",
     "SniCheck",
@@ -53,6 +54,19 @@ class Family(str, Enum):
     ANY = "Any"
     IPV4 = "IPv4"
     IPV6 = "IPv6"
+
+
+class Priority(str, Enum):
+    """EgressPolicy `traffic.priority`: which requests go first where the gateway cannot serve all."""
+
+    HIGH = "High"
+    NORMAL = "Normal"
+    LOW = "Low"
+
+    @property
+    def text(self) -> str:
+        """As a label of metrics."""
+        return self.value.lower()
 
 
 class SniCheck(str, Enum):
@@ -297,6 +311,7 @@ class PolicyIR:
     retries: RetryIR | None = None
     hedging: HedgingIR | None = None
     resilience: ResilienceIR = NO_RESILIENCE
+    priority: Priority = Priority.NORMAL
     extensions: tuple[ExtensionIR, ...] = ()
     #: The policies that took part, for messages: "namespace/name".
     sources: tuple[str, ...] = ()

@@ -58,6 +58,7 @@ class Counts:
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)
     endpoints: dict[tuple[str, str, str], int] = field(default_factory=dict)
     ejections: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    shed: dict[tuple[str, str], int] = field(default_factory=dict)
     open_circuits: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)

@@ -99,6 +99,7 @@ class Metrics:
         self.connections_rejected: Counter[str] = Counter()
         self.http2_connections_broken: Counter[str] = Counter()
         self.ejections: Counter[tuple[str, str, str]] = Counter()
+        self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
         self.external_auth = ExternalAuthCounts()
         self.mcp_calls = McpCalls()
         self.translations = Translations()
@@ -275,6 +276,7 @@ class Metrics:
             dict(downstream),
             dict(Counter(_read_all(self._endpoint_sources))),
             dict(self.ejections),
+            dict(self.shed),
             dict(Counter(_read_all(self._circuit_sources))),
             dict(filters),
             dict(self.external_auth.asked),

@@ -48,6 +48,7 @@ REMEDIES: Final = {
     Reason.QUEUE_FULL: "find the client with many requests at once, and check that the backend answers",
     Reason.QUEUE_TIMEOUT: "find the client that holds many connections, and check that the backend answers",
     Reason.CIRCUIT_OPEN: "raise the limit in traffic.circuitBreaker, and check that the backend answers",
+    Reason.OVERLOADED: "see egress_requests_shed_total for why; raise --max-requests or --max-memory, or add replicas",
     Reason.CLIENT_CERTIFICATE: "give the client a certificate of an authority in spec.tls.frontend of the Gateway",
     Reason.NOT_TLS: "let the client speak TLS from the first byte",
     Reason.SNI_MISMATCH: "let the client name the host that it connects to",
@@ -191,6 +192,12 @@ class Notices:
         key = (backend, reason, "")
         if not self._is_counted(key, message):
             self._begin(key, message, new_notice(reason, "Balance", backend, message, severity=severity))
+
+    def overload_changed(self, gateway: InvolvedObject, reason: str, message: str, severity: str) -> None:
+        """The process that serves this Gateway is in another overload state; `reason` is one word."""
+        key = (gateway, reason, "")
+        if not self._is_counted(key, message):
+            self._begin(key, message, new_notice(reason, "Shed", gateway, message, severity=severity))
 
     def add(self, notices: Iterable[Notice]) -> None:
         """Add the notices of another process."""

@@ -21,6 +21,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.QUEUE_FULL: "UO",
     Reason.QUEUE_TIMEOUT: "UO",
     Reason.CIRCUIT_OPEN: "UO",
+    Reason.OVERLOADED: "OM",  # overload manager
     # the client's message
     Reason.BAD_REQUEST_LINE: "DPE",  # downstream protocol error
     Reason.BAD_VERSION: "DPE",

@@ -206,6 +206,10 @@ class Pool(Generic[C]):
     def retire(self) -> list[C]:
         """Stop giving connections. Returns the idle ones, to be closed by the caller; busy ones close at release."""
         self.is_retired = True
+        return self.take_idle()
+
+    def take_idle(self) -> list[C]:
+        """The idle connections, to be closed by the caller; they count until `lost`."""
         idle = self.idle + self.kept
         self.idle, self.kept = [], []
         return idle

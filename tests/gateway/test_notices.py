@@ -68,7 +68,7 @@ def test_a_connection_beyond_the_limit_is_noted(converse_on: Start):
     talk = converse_on(forward(limits={"connections": 1}))
     talk.counts_octets = False  # a connection is no exchange
     second = talk.connect()
-    second.take(rb"HTTP/1.1 503 .*too many connections\n")
+    (second >> GET).take(rb"HTTP/1.1 503 .*too many connections\n")
     second.is_closed()
     assert noted(talk) == [("ConnectionLimit", 1, GATEWAY, None)]
 
@@ -90,7 +90,7 @@ def test_a_connection_beyond_a_limit_is_noted_with_the_limit_and_its_remedy(
     talk.conductor.clients.share = 1
     for _ in range(limits.get("connections", 1) * 3 // 4 - 1):
         talk.connect()
-    talk.connect().take(rb"HTTP/1.1 503 .*too many connections.*\n")
+    (talk.connect() >> GET).take(rb"HTTP/1.1 503 .*too many connections.*\n")
     (notice,) = talk.metrics.notices.take()
     assert says in notice.message
     assert f": {remedy}" in notice.message

@@ -9,6 +9,7 @@ from pydantic import Field, StrictBool
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.resilience import CircuitBreaker, HealthCheck, LoadBalancer, require_time
 from egressproxy.config.resources.values import Count, Duration, Percent
+from egressproxy.ir.policy import Priority
 
 __all__ = ["Hedging", "Retries", "Traffic", "TrafficTimeouts"]
 
@@ -94,6 +95,8 @@ class Http2(Model):
 
 
 class Traffic(Model):
+    priority: Priority | None = None
+    """Which requests go first where the gateway is overloaded. Default: Normal."""
     timeouts: TrafficTimeouts = TrafficTimeouts()
     """How long things may take."""
     retries: Retries | None = None

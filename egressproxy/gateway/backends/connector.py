@@ -398,6 +398,12 @@ class Connector:
         for hop in self.all_hops():
             hop.targets.retire()
 
+    def close_idle(self) -> None:
+        """Close what is idle: memory is short. What is asked for next opens connections anew."""
+        for hop in self.all_hops():
+            for target in hop.targets.known.values():
+                target.close_idle()
+
     @property
     def is_retired(self) -> bool:
         """Whether `retire` was called."""

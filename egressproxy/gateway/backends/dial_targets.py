@@ -169,6 +169,11 @@ class Target(DialTarget):
         """Ask for HTTP/1.1 from now on, where the backend speaks that, too."""
         self.wants_http_1 = True
 
+    def close_idle(self) -> None:
+        """Close the idle connections of HTTP/1: of those of HTTP/2 a backend has few."""
+        for connection in self.pool.take_idle():
+            connection.close()
+
     def retire(self) -> None:
         """Close idle connections now, busy ones when their exchange ends."""
         for connection in self.pool.retire():

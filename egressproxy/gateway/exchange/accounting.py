@@ -12,6 +12,7 @@ from egressproxy.filters.chain import finish
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.recent_decisions import KEPT, PATH, Remembered
+from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.forwarded_identity import SeenValues
@@ -34,6 +35,7 @@ class Accounting:
         self.metrics = metrics
         self.notices = metrics.notices
         self.recent: Remembered = deque(maxlen=KEPT)
+        self.gate: RequestGate | None = None  # says which requests are admitted, where not all can be
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
         self.seen = SeenValues()
         self._id_prefix = secrets.token_hex(4)
@@ -69,6 +71,9 @@ class Accounting:
                     finish(place.chain.complete, x)
         if resources.on_complete is not None:
             resources.on_complete()
+        if resources.tenant is not None:
+            resources.tenant.leave()
+            resources.tenant = None
         if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
             x.reason = Reason.DRAINED
         if x.identity is not ANONYMOUS:

@@ -103,6 +103,10 @@ class Client(UpstreamCaller):
             return trailers
         return grpc_trailers(trailers, with_text=backend.chain.ignores_trailers)  # without a status no call ends
 
+    def serving(self) -> tuple[HeldResources, ...]:
+        """What is held by the exchange in progress."""
+        return (self.resources,) if self.driver.is_busy else ()
+
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
         """What the client is told of an error."""

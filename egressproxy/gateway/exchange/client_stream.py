@@ -13,6 +13,7 @@ from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
+from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
@@ -90,6 +91,8 @@ class ClientStream(DownstreamStream, Client):
         """The exchange is over; inside a tunnel the first of others begins."""
         if self.inner is None:
             super().finish(close=close)
+            if close:
+                self.connection.exchange_over()
             return
         (inner, rest), self.inner = self.inner, None
         if close:
@@ -262,6 +265,18 @@ class ClientHttp2(DownstreamHttp2):
         if self.state.is_closed:
             self.leave(gently=self.may_leave_gently)
         return False
+
+    def exchange_over(self) -> None:
+        """An exchange has ended on which a connection of HTTP/1 would be closed: the gateway drains, or is short of
+        memory, which it has told with GOAWAY from here on (RFC 9113 section 6.8).
+        """
+        if getattr(self.handler, "ends_connections", False):
+            self.leave(gently=True)
+
+    def serving(self) -> list[HeldResources]:
+        """What is held by each exchange in progress."""
+        streams = list(self.streams.values())
+        return [each.resources for each in streams if isinstance(each, ClientStream) and each.driver.is_busy]
 
     @property
     def may_leave_gently(self) -> bool:

@@ -8,7 +8,6 @@ pause of this exchange alone, and costs nothing where nothing has to be waited f
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
@@ -28,12 +27,11 @@ from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW
 from egressproxy.gateway.exchange.phases import answer_of, dressed
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
+from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
-from egressproxy.model.shares import Shares
-from egressproxy.net.descriptors import descriptors
 from egressproxy.net.driver import pause
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
@@ -51,14 +49,21 @@ _IF_STALE = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
 class Conductor:
     """Serves every exchange of this process. Implements RequestHandler for its client connections."""
 
-    def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        wheel: TimerWheel,
+        access_log: AccessLog,
+        pseudonym: bytes,
+        metrics: Metrics,
+        connections: int | None = None,
+    ) -> None:
+        """`pseudonym` is the name in Via; `connections`: see ProcessLimits."""
         self.wheel = wheel
         self.pseudonym = pseudonym
         self.accounting = Accounting(wheel, access_log, pseudonym, metrics)
-        # Connections of clients to all listeners. With an upstream connection for each, one client has three quarters
-        # of the descriptors, where no limit says anything.
-        self.clients = Shares(sys.maxsize, descriptors() * 3 // 8)
+        self.clients = clients_of_process(connections)
         self.is_draining = False
+        self.ends_connections = False  # each with the response under way: draining, or short of memory
 
     # --- called by client connections ----------------------------------------------------------------------------
     def on_request(self, client: Client, head: RequestHead) -> None:
@@ -105,6 +110,9 @@ class Conductor:
             x.series = route.series
             if noted:
                 x.note_denials(*noted)
+            gate = self.accounting.gate
+            if gate is not None:
+                resources.tenant = gate.admit(x, route.priority)
             client.start_clock(route.clock_s, route.idle_s)
             if head.max_forwards >= 0:
                 if head.max_forwards == 0:
@@ -174,7 +182,7 @@ class Conductor:
         close = resources.close = (
             resources.close
             or request.connection_close
-            or self.is_draining
+            or self.ends_connections
             or client.state.is_closed
             or (client.has_ended and client.is_last)
         )
@@ -264,7 +272,7 @@ class Conductor:
                 x.bytes_out = client.octets_out
             self.accounting.account(x, resources)
         finally:
-            close = resources.close or self.is_draining or client.state.is_closed
+            close = resources.close or self.ends_connections or client.state.is_closed
             resources.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)
@@ -275,7 +283,8 @@ class Conductor:
 
     def must_close(self, client: Client, head: RequestHead | None) -> bool:
         """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
-        return head is None or head.connection_close or self.is_draining or client.state.is_closed or client.is_last
+        is_over = self.ends_connections or client.state.is_closed or client.is_last
+        return head is None or head.connection_close or is_over
 
     def __repr__(self) -> str:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"

@@ -71,6 +71,8 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     route, noted = route_tunnel(listener, authority)
     if noted:
         x.note_denials(*noted)
+    if accounting.gate is not None:
+        client.resources.tenant = accounting.gate.admit(x, route.priority)
     return await open_tunnel(accounting, x, client, authority, route)
 
 
@@ -82,6 +84,8 @@ async def serve_http_port(
     The first byte tells: no method of HTTP begins with one that a TLS server would take.
     """
     ways_to_http_port(client.listener, authority)
+    if accounting.gate is not None:
+        client.resources.tenant = accounting.gate.admit(x, client.listener.spec.policy.priority)
     client.accept_tunnel()
     x.status = 200
     listener = await first_bytes(client)

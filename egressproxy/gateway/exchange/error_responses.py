@@ -76,6 +76,7 @@ DENIALS = frozenset(
         Reason.CONCURRENCY,
         Reason.TUNNEL_LIMIT,
         Reason.BODY_TOO_LARGE,
+        Reason.OVERLOADED,
     }
 )
 

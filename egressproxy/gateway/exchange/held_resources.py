@@ -8,6 +8,7 @@ from egressproxy.gateway.backends.mirror_copy import Copies
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.body_filter import BodyFilter
+from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import Route
 
 __all__ = ["HeldResources"]
@@ -18,6 +19,7 @@ class HeldResources(HeldConnection):
 
     `close`: the client's connection ends with this exchange.
     `is_handed_over`: a tunnel has the exchange, and completes it.
+    `tenant`: who the exchange is counted for, while the gateway is short of something (`gateway/overload`).
     """
 
     __slots__ = (
@@ -29,7 +31,12 @@ class HeldResources(HeldConnection):
         "request_filter",
         "response_filter",
         "route",
+        "tenant",
     )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tenant: Tenant | None = None
 
     def reset(self) -> None:
         """Forget everything, without giving it back."""

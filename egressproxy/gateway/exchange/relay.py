@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 from egressproxy.errors import Reason
@@ -54,6 +55,9 @@ class PlainClient(TunnelClient, Protocol):
 
     def close_if_idle(self) -> bool:
         """Close it unless something is under way; returns whether it closes."""
+
+    def serving(self) -> Iterable[HeldResources]:
+        """What is held by each exchange in progress."""
 
 
 def hand_over(
@@ -117,6 +121,10 @@ class ServedTunnel(SocketTunnel):
     def close_if_idle(self) -> bool:
         """A tunnel is being served for as long as it is open."""
         return False
+
+    def serving(self) -> tuple[HeldResources, ...]:
+        """What is held by the tunnel's exchange."""
+        return (self.resources,)
 
     def over(self) -> None:
         """Both ends are gone: account for the exchange."""

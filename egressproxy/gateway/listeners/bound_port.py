@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
@@ -18,9 +19,10 @@ from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.listeners.refused_client import RefusedClient
 from egressproxy.gateway.listeners.sni_dispatch import SniDispatch
 from egressproxy.gateway.listeners.stream_connection import StreamConnection
-from egressproxy.gateway.open_connections import BAD_CERTIFICATE, TOO_MANY, OpenConnections
+from egressproxy.gateway.open_connections import BAD_CERTIFICATE, OF_PROCESS, TOO_MANY, Holder, OpenConnections
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.net.flow_control import peer_name
@@ -58,6 +60,7 @@ class BoundPort:
         self._watch: ListenerWatch | None = None  # while connections are accepted
         self._pause: asyncio.TimerHandle | None = None
         self._silent_until = 0.0
+        self._is_held = False  # see `pause_accepting`
         self._accept_one = sock._accept  # type: ignore[attr-defined]    # without the Python class around the result
         self._family = int(sock.family)
         self._at_once = 1  # how many connections are taken in one turn
@@ -93,6 +96,25 @@ class BoundPort:
         if self._watch is not None:
             self._at_once = BACKLOG + 1
             self._poller.serve_one(self._sock.fileno(), select.EPOLLIN, self)
+
+    @property
+    def states(self) -> tuple[OpenConnections, ...]:
+        """The open connections, those of former terms first, which are older."""
+        return (*self._former, self.state)
+
+    def pause_accepting(self) -> None:
+        """Leave connections where they wait: another process may take them, or we, after `resume_accepting`."""
+        self._is_held = self._watch is not None or self._pause is not None
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._stop_watching()
+
+    def resume_accepting(self) -> None:
+        """Undo `pause_accepting`; nothing, where the socket is closed."""
+        is_held, self._is_held = self._is_held, False
+        if is_held and self._sock.fileno() >= 0:
+            self._go_on()
 
     def stop_accepting(self) -> None:
         """Connections that are open end with their exchange: what they may ask for is no longer configured."""
@@ -217,10 +239,14 @@ class CountedClient(ClientConnection):
         refused = self.state.admit(self, self.client)
         if refused is not None:
             self.state.count_refusal(self.metrics, refused)
-            says = b"too many connections\n" if refused is TOO_MANY else b"too many connections of this client\n"
-            answer = LocalResponse(503, ((b"Retry-After", b"1"),), says)
-            self.send_answer(answer, close=True)
-            self.close()
+            is_of_all = refused is TOO_MANY or refused is OF_PROCESS
+            says = b"too many connections\n" if is_of_all else b"too many connections of this client\n"
+            self._refuse_connection(LocalResponse(503, ((b"Retry-After", b"1"),), says))
+
+    def _refuse_connection(self, answer: LocalResponse) -> None:
+        transport = self.transport
+        self.detach()
+        transport.set_protocol(RefusedClient(transport, self.wheel, answer))
 
     def refuse(self, error: GatewayError) -> None:
         """What is no request of HTTP/1 may be the preface of HTTP/2, which begins like one (RFC 9113 section 3.4)."""
@@ -278,6 +304,10 @@ class TlsFront(TlsStream):
             self.abort_handshake()
             return True
         return self._client.close_if_idle()
+
+    def serving(self) -> Iterable[Holder]:
+        """What is held by each exchange in progress."""
+        return self._client.serving()
 
     def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
         self._is_shaking_hands = False

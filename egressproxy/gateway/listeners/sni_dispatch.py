@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.open_connections import Holder, OpenConnections
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHelloReader, NotTls
@@ -89,6 +89,10 @@ class SniDispatch(asyncio.Protocol):
     def abort(self) -> None:
         """Break the connection off."""
         self._transport.abort()
+
+    def serving(self) -> tuple[Holder, ...]:
+        """Nothing yet."""
+        return ()
 
     def close_if_idle(self) -> bool:
         """Until its ClientHello is there nothing is served."""

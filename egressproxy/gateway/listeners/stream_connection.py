@@ -137,6 +137,10 @@ class StreamConnection(FlowControl):
         self.abort()
         return True
 
+    def serving(self) -> tuple[HeldResources, ...]:
+        """What is held by the stream's exchange."""
+        return (self.resources,) if self.driver.is_busy else ()
+
     def refuse(self, error: GatewayError) -> None:
         """Close it; a client that waits for the answer to its ClientHello is told why, where it is policy or a name."""
         if self.hello is not None and not self.is_lost and self.transport.get_protocol() is self:
@@ -213,6 +217,8 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     x.route, x.series = route.name, route.series
     if x.authority is not None:
         x.note_denials(*judge(route, x.authority))
+    if accounting.gate is not None:
+        resources.tenant = accounting.gate.admit(x, route.priority)
     if route.chain.request_headers is not None:
         await refuse_answer(route.chain.request_headers, x)
     backend = resources.backend = route.choose()

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from egressproxy.model.process_limits import ProcessLimits
+from egressproxy.net.memory import memory_for_each
+from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "freeze_gc"]
+__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "freeze_gc", "process_limits"]
 
 
 class ConfigRefused(Exception):
@@ -82,6 +85,12 @@ class Fleet(Protocol):
 
     async def stop(self) -> None:
         """End everything, and write what is to be logged."""
+
+
+def process_limits(options: RunOptions) -> ProcessLimits:
+    """What each process that serves may have."""
+    memory = memory_for_each(options.workers) if options.max_memory is None else options.max_memory
+    return ProcessLimits(options.max_connections, options.max_requests, memory)
 
 
 def freeze_gc() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.pickling import classes, dumps, loads
+from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
 from egressproxy.telemetry.notices import InvolvedObject, Notice
@@ -57,6 +58,7 @@ class Begin:
     session_key: bytes = field(repr=False)
     log_format: str = "text"
     zone: str = ""
+    limits: ProcessLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ _FIND: Final = classes(
         *get_args(Message),
         *get_args(Request),
         Configuration,
+        ProcessLimits,
         ConfigRefused,
         Guarded,
         NotAnswered,

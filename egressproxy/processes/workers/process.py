@@ -142,6 +142,7 @@ class WorkerProcess:
             self._worker = Worker(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
                 SharedCounters(tally, asked.workers, asked.worker), asked.session_key, asked.zone,
+                asked.limits,
             )  # fmt: skip
         except ConfigRefused as error:
             return error

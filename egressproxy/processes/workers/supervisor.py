@@ -24,7 +24,7 @@ from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, process_limits
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.processes.workers.messages import Begin, Decisions, Explain, Forget, Hurry, ReopenAccessLog
 from egressproxy.run_options import RunOptions
@@ -59,6 +59,7 @@ class Supervisor:
     def __init__(self, options: RunOptions, metrics: Metrics, errors: int | None = None) -> None:
         self._options = options
         self._errors = errors
+        self._limits = process_limits(options)
         self._metrics = metrics
         self._pseudonym = new_pseudonym()
         self._session_key = options.session_key or SecretBytes(secrets.token_bytes(32))
@@ -162,7 +163,7 @@ class Supervisor:
         options, key = self._options, self._session_key.reveal()
         asked = Begin(
             handle.number, options.workers, options.access_log, options.log_level, self._pseudonym, key,
-            options.log_format, options.zone,
+            options.log_format, options.zone, self._limits,
         )  # fmt: skip
         await handle.begin(asked, self._shared)
 

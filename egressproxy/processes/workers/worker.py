@@ -25,9 +25,10 @@ from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
+from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, process_limits
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
@@ -58,6 +59,7 @@ class Worker:
         tally: SharedCounters | None = None,
         session_key: bytes = b"",
         zone: str = "",
+        limits: ProcessLimits = NO_LIMITS,
     ) -> None:
         try:
             check_codec(HeadLimits(), UPSTREAM_LIMITS)
@@ -69,7 +71,7 @@ class Worker:
             raise ConfigRefused(f"access log {access_log}: {error.strerror} ({remedy})") from None
         self.metrics = metrics
         self.gateway = GatewayServer(
-            Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone
+            Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
         lag = LoopLag()
         self.gateway.wheel.watch = lag.tick
@@ -160,7 +162,10 @@ class InProcess:
     async def start(self) -> None:
         """See `fleet.Fleet`."""
         key = self._options.session_key.reveal()
-        self._worker = Worker(self._options.access_log, self._metrics, session_key=key, zone=self._options.zone)
+        options = self._options
+        self._worker = Worker(
+            options.access_log, self._metrics, session_key=key, zone=options.zone, limits=process_limits(options)
+        )
 
     async def apply(self, configuration: Configuration) -> None:
         """See `fleet.Fleet`."""

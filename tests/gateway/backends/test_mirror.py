@@ -538,7 +538,7 @@ def test_a_draining_gateway_does_not_wait_for_mirrors(converse: Start):
     talk = converse(mirrored())
     talk.client >> GET
     a, b = both(talk)
-    talk.conductor.is_draining = True
+    talk.conductor.is_draining = talk.conductor.ends_connections = True
     a >> OK
     talk.client.take(rb"HTTP/1.1 200 OK.*Connection: close\r\n.*hi")
     talk.client.is_closed()

@@ -503,7 +503,7 @@ def test_a_drain_announces_itself_and_finishes_what_runs(start: Start):
     first = client.ask()
     talk.dialled("a.example", 80)
     talk.origin << GET_SENT
-    talk.conductor.is_draining = True
+    talk.conductor.is_draining = talk.conductor.ends_connections = True
 
     def drain() -> None:
         talk.ports[0].state.is_closed = True

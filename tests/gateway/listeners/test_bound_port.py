@@ -37,7 +37,7 @@ def test_one_connection_too_many_is_told_and_closed(converse_on: Start):
     talk = converse_on(forward(limits={"connections": 1}))
     talk.counts_octets = False  # a connection is no exchange
     second = talk.connect()
-    second.take(rb"HTTP/1.1 503 .*too many connections\n")
+    (second >> GET).take(rb"HTTP/1.1 503 .*too many connections\n")
     second.is_closed()
     exchange(talk)
     assert talk.metrics.connections_rejected == {"connection_limit": 1}
@@ -51,7 +51,7 @@ def test_one_client_too_many_connections_does_not_keep_others_out(converse: Star
     talk = converse(forward(limits={"connectionsPerClient": 1}))
     talk.counts_octets = False
     second = talk.connect()
-    second.take(rb"HTTP/1.1 503 .*too many connections of this client\n")
+    (second >> GET).take(rb"HTTP/1.1 503 .*too many connections of this client\n")
     talk.client = talk.connect(address="10.0.0.10")
     exchange(talk)
 
@@ -63,7 +63,7 @@ def test_one_client_gets_three_quarters_of_the_connections_where_nobody_says_mor
     talk.until(lambda: not talk.ports[0].state.connections)
     many = [talk.connect(address="127.0.0.66") for _ in range(3)]
     last = talk.connect(address="127.0.0.66")
-    last.take(rb"HTTP/1.1 503 .*too many connections of this client\n")
+    (last >> GET).take(rb"HTTP/1.1 503 .*too many connections of this client\n")
     talk.client = talk.connect(address="127.0.0.7")
     exchange(talk)
     for client in many:
@@ -101,7 +101,7 @@ def test_of_the_listeners_of_a_port_the_strictest_bounds_connections(converse: S
     talk = converse(sharing(**limits))
     talk.counts_octets = False
     second = talk.connect()
-    second.take(rb"HTTP/1.1 503 .*too many connections.*\n")
+    (second >> GET).take(rb"HTTP/1.1 503 .*too many connections.*\n")
     assert talk.metrics.connections_rejected == {"connection_limit": 1}
 
 
@@ -158,7 +158,7 @@ def test_without_limits_one_client_gets_no_more_than_a_part_of_the_descriptors(c
     talk.conductor.clients.share = 2
     talk.connect(address="127.0.0.66").is_open()
     talk.connect(address="127.0.0.66").is_open()
-    talk.connect(address="127.0.0.66").take(rb"HTTP/1.1 503 .*too many connections of this client\n")
+    (talk.connect(address="127.0.0.66") >> GET).take(rb"HTTP/1.1 503 .*too many connections of this client\n")
     exchange(talk)
     assert talk.metrics.connections_rejected == {"connection_limit": 1}
 
@@ -174,7 +174,7 @@ def test_an_idle_connection_of_whoever_has_most_makes_way_for_a_client_that_has_
     for peer in (*many[1:], other, talk.client):
         peer.is_open()
     last = talk.connect(address="127.0.0.66")  # has most itself
-    last.take(rb"HTTP/1.1 503 .*too many connections\n")
+    (last >> GET).take(rb"HTTP/1.1 503 .*too many connections\n")
     assert len(talk.ports[0].state.connections) == 5
     talk.origin << GET_SENT
     talk.origin >> OK
@@ -233,7 +233,7 @@ def test_an_ipv6_network_of_64_bits_counts_as_one_client(converse: Start, addres
     talk.connect(address="2001:db8::1")
     talk.client = talk.connect(address=address)
     if is_same:
-        talk.client.take(rb"HTTP/1.1 503 .*too many connections of this client\n")
+        (talk.client >> GET).take(rb"HTTP/1.1 503 .*too many connections of this client\n")
     else:
         exchange(talk)
 

@@ -47,7 +47,7 @@ from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.config.resources.values import Duration
-from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, TimeoutsIR
+from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, Priority, TimeoutsIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.secret import SecretBytes
 
@@ -144,6 +144,7 @@ class Merger:
             retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
             hedging=policy_hedging(self._traffic_winner(ordered, "hedging", attrgetter("hedging"))),
             resilience=self._resilience(ordered),
+            priority=self._traffic_winner(ordered, "priority", attrgetter("priority")) or Priority.NORMAL,
             sources=tuple(policy.full_name for policy in policies),
             mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),
         )

@@ -1,0 +1,100 @@
+"""MemoryPressure: how near the process is to the limit of its memory, and what follows. A value: it is told numbers.
+
+The hard part is to open again. What was resident in a burst is mostly not given back, however little is in use: a free
+object lies beside one that lives. But what is free within the process is used again before more is asked for. So a
+state does not depend on the limit alone: once a good part of the requests has ended and the memory stays, what stays is
+what the process keeps (`kept`), and the thresholds rise to above that. They never rise above the limit, unless the
+process keeps more than that; then it has a twentieth more to work with, since a gateway that refuses everything for
+good serves nobody.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["MemoryPressure", "OverloadState"]
+
+
+class OverloadState(IntEnum):
+    """What is done. Each state does what those before it do."""
+
+    NORMAL = 0
+    NO_KEEPALIVE = 1  # connections end with their response, idle ones are closed, memory is given back
+    SHEDDING = 2  # requests of low priority are refused, and those of tenants that have more than their share
+    REFUSING = 3  # every request is refused, and no connection is accepted
+
+    @property
+    def text(self) -> str:
+        """As it is written in logs and Events."""
+        return self.name.lower()
+
+
+#: Shares of the limit at which each state begins, beginning with NO_KEEPALIVE.
+ENTER: Final = (0.85, 0.92, 0.95)
+#: So far below a state ends, so that it does not change all the time.
+HYSTERESIS: Final = 0.03
+#: The same as shares of what lies between `kept` and the limit.
+ENTER_ABOVE_KEPT: Final = (0.40, 0.65, 0.80)
+HYSTERESIS_ABOVE_KEPT: Final = 0.15
+#: What the process has beyond what it keeps, whatever the limit is.
+LEAST_ROOM: Final = 0.05
+#: Growth below this share of the limit is none.
+GROWTH: Final = 0.005
+#: Memory that does not grow for so long, in seconds, is what the process keeps: where half of the requests, or more,
+#: have ended (it is given back meanwhile, as far as that goes); and in any case.
+CALM_S: Final = 1.5
+STEADY_S: Final = 10.0
+
+
+class MemoryPressure:
+    """`limit` in bytes. `state` is that of the last look."""
+
+    __slots__ = ("_calm_since", "_peak", "_steady_at", "_steady_since", "kept", "limit", "state")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.kept = 0
+        self.state = OverloadState.NORMAL
+        self._peak = 0  # the most requests in progress since it began
+        self._steady_at = 0  # bytes, and since when it has not grown above
+        self._steady_since = 0.0
+        self._calm_since = 0.0
+
+    def observe(self, resident: int, active: int, now: float) -> OverloadState:
+        """A look: bytes that are resident, requests in progress, and the time in seconds. Returns the state."""
+        if not self.kept or resident < self.kept:
+            self.kept = resident  # at first: what the process has before it serves anybody
+        if resident > self._steady_at + self.limit * GROWTH or self.state is OverloadState.NORMAL:
+            self._steady_at, self._steady_since = resident, now
+        self._peak = max(self._peak, active)
+        if active > self._peak // 2 or self._steady_since == now:
+            self._calm_since = now
+        if now - self._calm_since >= CALM_S:
+            self._keep(resident, active, now)
+        elif now - self._steady_since >= STEADY_S:
+            self._keep(min(resident, self.limit), active, now)
+        self.state = self._state(resident)
+        if self.state is OverloadState.NORMAL:
+            self._peak = active
+        return self.state
+
+    def _keep(self, resident: int, active: int, now: float) -> None:
+        self.kept = max(self.kept, resident)
+        self._peak = active
+        self._steady_at, self._steady_since, self._calm_since = resident, now, now
+
+    def _state(self, resident: int) -> OverloadState:
+        room = max(self.limit - self.kept, int(self.kept * LEAST_ROOM))
+        found = OverloadState.NORMAL
+        for state in (OverloadState.NO_KEEPALIVE, OverloadState.SHEDDING, OverloadState.REFUSING):
+            share, above = ENTER[state - 1], ENTER_ABOVE_KEPT[state - 1]
+            if state <= self.state:  # it ends later than it began
+                share -= HYSTERESIS
+                above -= HYSTERESIS_ABOVE_KEPT
+            if resident >= max(self.limit * share, self.kept + room * above):
+                found = state
+        return found
+
+    def __repr__(self) -> str:
+        return f"MemoryPressure({self.state.text}, {self.kept} of {self.limit} bytes kept)"

@@ -1,0 +1,212 @@
+"""OverloadManager: looks at the memory of the process, and does what its state asks for.
+
+The wheel of timers wakes it, and only where the memory has a limit. What each state does: `OverloadState`. What is
+in progress is counted in every state but the normal one, so that it is known whose it is; where `--max-requests` says
+how much there may be, it is counted always. Source of the idea and of most names: Envoy, overload manager.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from time import perf_counter
+
+from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.listeners.bound_port import BoundPort
+from egressproxy.gateway.open_connections import Connection, OpenConnections
+from egressproxy.gateway.overload.memory_pressure import MemoryPressure, OverloadState
+from egressproxy.gateway.overload.request_gate import RequestGate, path_of
+from egressproxy.model.process_limits import ProcessLimits
+from egressproxy.net.memory import ResidentMemory, give_back_memory
+from egressproxy.net.timers import Deadline
+from egressproxy.telemetry.notices import EventType, InvolvedObject
+
+__all__ = ["OverloadManager"]
+
+log = logging.getLogger(__name__)
+
+#: Idle connections that are closed at each look: their clients come back, and not all at once.
+CLOSED_AT_ONCE = 64
+#: So many requests in progress there may be while memory is short, however few there were when that began.
+LEAST_REQUESTS = 8
+#: Memory is given back so often, in seconds; more rarely where that takes long: for this part of the time.
+GIVE_BACK_S = 1.0
+GIVE_BACK_SHARE = 0.05
+#: And so often after the state is normal again.
+GIVE_BACK_TIMES = 3
+#: Gateways that an Event is told of at each change.
+MAX_TOLD = 16
+
+
+class OverloadManager:
+    """`ports` and `connectors` give those in service. `read_memory` gives the bytes that are resident."""
+
+    def __init__(
+        self,
+        limits: ProcessLimits,
+        conductor: Conductor,
+        ports: Callable[[], Iterable[BoundPort]],
+        connectors: Callable[[], Iterable[Connector]],
+        read_memory: Callable[[], int] | None = None,
+        give_back: Callable[[], None] = give_back_memory,
+    ) -> None:
+        self._limits = limits
+        self._conductor = conductor
+        self._accounting = conductor.accounting
+        self._wheel = conductor.wheel
+        self._ports = ports
+        self._connectors = connectors
+        self._give_back = give_back
+        self._give_back_at = 0.0
+        self._gives_back = 0
+        self._idle: list[Connection] = []  # those from before the state began, the oldest last
+        self._worst = OverloadState.NORMAL  # since the last scrape
+        self._has_warned = False
+        self.gate = RequestGate(limits.requests)
+        self._accounting.gate = self.gate if limits.requests else None
+        self.pressure = MemoryPressure(limits.memory_bytes)
+        self._memory = ResidentMemory() if read_memory is None and limits.memory_bytes else None
+        self._read = self._memory.read if self._memory is not None else read_memory
+        self._deadline = Deadline(self._wheel, self.look)
+        conductor.clients.states = self._states
+        metrics = self._accounting.metrics
+        metrics.shed = self.gate.shed
+        metrics.add_peak(
+            "egress_overload_state",
+            "The worst state of any worker since the last scrape: 0 normal, 1 no_keepalive, 2 shedding, 3 refusing.",
+            self._take_worst,
+        )
+        metrics.add_gauge(
+            "egress_memory_limit_bytes", "What the workers may have together; 0: no limit.", lambda: limits.memory_bytes
+        )
+
+    @property
+    def state(self) -> OverloadState:
+        """That of the last look."""
+        return self.pressure.state
+
+    def start(self) -> None:
+        """Look from now on: the first configuration is in service."""
+        if self._read is not None and self._limits.memory_bytes and not self.pressure.kept:
+            self.look()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._deadline.close()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def look(self) -> None:
+        """At the memory, ten times a second."""
+        assert self._read is not None
+        now, before, resident = self._wheel.now, self.pressure.state, self._read()
+        state = self.pressure.observe(resident, self.gate.active, now)
+        if state is not before:
+            self._changed(before, state, resident)
+        if state is not OverloadState.NORMAL:
+            self._relieve(now, is_new=state is not before)
+            self._gives_back = GIVE_BACK_TIMES
+        elif self._gives_back:
+            if now >= self._give_back_at:
+                self._gives_back -= 1
+                self._give_memory_back(now)
+        elif self.pressure.kept > self._limits.memory_bytes * 0.8 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s stay resident in this process, of a limit of %s: raise --max-memory, so that requests have room",
+                _size(self.pressure.kept),
+                _size(self._limits.memory_bytes),
+            )
+        self._deadline.set(now)  # at the next tick
+
+    def _changed(self, before: OverloadState, state: OverloadState, resident: int) -> None:
+        conductor, gate = self._conductor, self.gate
+        conductor.ends_connections = conductor.is_draining or state is not OverloadState.NORMAL
+        self._worst = max(self._worst, state)
+        if before is OverloadState.NORMAL:
+            if self._accounting.gate is None:
+                self._count_requests()
+            self._idle = [each for open_here in self._states() for each in open_here.connections]
+            self._idle.reverse()
+            self._give_back_at = 0.0
+        limit = self._limits.requests
+        if state is OverloadState.SHEDDING:
+            now = max(gate.active, LEAST_REQUESTS)
+            limit = min(limit, now) if limit else now
+        gate.set_limit(
+            limit,
+            is_closed=state is OverloadState.REFUSING,
+            is_pressed=state is OverloadState.SHEDDING,
+        )
+        if state is OverloadState.NORMAL:
+            self._idle = []
+            self._accounting.gate = gate if limit else None
+        if OverloadState.REFUSING in (before, state):
+            for port in self._ports():
+                if state is OverloadState.REFUSING:
+                    port.pause_accepting()
+                else:
+                    port.resume_accepting()
+        self._tell(before, state, resident)
+
+    def _count_requests(self) -> None:
+        """From now on; those in progress are found by their connections."""
+        gate = self._accounting.gate = self.gate
+        for open_here in self._states():
+            listener = open_here.port.first
+            for connection, origin in open_here.connections.items():
+                path = path_of(listener.gateway, listener.name, "-", origin)
+                for resources in connection.serving():
+                    if resources.tenant is None:
+                        resources.tenant = gate.count(path)
+
+    def _relieve(self, now: float, *, is_new: bool) -> None:
+        """Let go of what can be done without."""
+        if not is_new:  # what was accepted a moment ago has asked for something by now
+            for _ in range(min(CLOSED_AT_ONCE, len(self._idle))):
+                self._idle.pop().close_if_idle()
+        if now >= self._give_back_at:
+            for connector in self._connectors():
+                connector.close_idle()
+            self._give_memory_back(now)
+
+    def _give_memory_back(self, now: float) -> None:
+        began = perf_counter()
+        self._give_back()
+        took_s = perf_counter() - began
+        self._give_back_at = now + max(GIVE_BACK_S, took_s / GIVE_BACK_SHARE)
+        log.debug("memory was given back in %.1f ms", took_s * 1000)
+
+    def _states(self) -> list[OpenConnections]:
+        return [state for port in self._ports() for state in port.states]
+
+    def _tell(self, before: OverloadState, state: OverloadState, resident: int) -> None:
+        gate, limit = self.gate, self._limits.memory_bytes
+        what = f"{_size(resident)} of {_size(limit)} are resident, and {gate.active} requests in progress"
+        message = f"overload state {state.text} after {before.text}: {what}"
+        is_worse = state > before
+        log.log(logging.WARNING if is_worse else logging.INFO, "%s", message)
+        gateways = {live.gateway for port in self._ports() for live in port.state.port.listeners}
+        is_over = state is OverloadState.NORMAL
+        if not is_worse and not is_over:
+            return
+        for name in sorted(gateways)[:MAX_TOLD]:
+            self._accounting.notices.overload_changed(
+                InvolvedObject.of("Gateway", name),
+                "OverloadEnded" if is_over else "Overloaded",
+                f"a worker is in overload state {state.text}: see docs/overload.md" if is_worse else "it serves again",
+                EventType.NORMAL if is_over else EventType.WARNING,
+            )
+
+    def _take_worst(self) -> int:
+        worst, self._worst = self._worst, self.state
+        return int(worst)
+
+    def __repr__(self) -> str:
+        return f"OverloadManager({self.pressure}, {self.gate})"
+
+
+def _size(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,22 @@
+"""ProcessLimits: how much one process that serves may have at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["NO_LIMITS", "ProcessLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """`connections` of clients, `requests` in progress (tunnels count, too), and bytes of resident memory. 0: no limit.
+
+    `connections` None: as many as the file descriptors allow.
+    """
+
+    connections: int | None = None
+    requests: int = 0
+    memory_bytes: int = 0
+
+
+NO_LIMITS = ProcessLimits()
