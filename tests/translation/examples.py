@@ -250,6 +250,22 @@ STREAMS: dict[Api, bytes] = {
     ),
 }
 
+#: Each API's error in a stream: too many requests.
+ERROR_EVENTS = {
+    CHAT: unnamed({"error": {"message": "too much", "type": "rate_limit_exceeded", "code": "rate_limit_exceeded"}}),
+    RESPONSES: named(
+        {
+            "type": "response.failed",
+            "response": {
+                **ANSWERS[RESPONSES],
+                "status": "failed",
+                "error": {"code": "rate_limit_exceeded", "message": "too much"},
+            },
+        }
+    ),
+    ANTHROPIC: named({"type": "error", "error": {"type": "rate_limit_error", "message": "too much"}}),
+}
+
 
 def request(source: Api, target: Api, **more: Any) -> TranslatedRequest:
     """The smallest request of one API, with these fields, for a backend of another."""

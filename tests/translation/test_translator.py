@@ -17,6 +17,7 @@ from tests.translation.examples import (
     ANTHROPIC,
     ANTHROPIC_USAGE,
     CHAT,
+    ERROR_EVENTS,
     PAIRS,
     RESPONSES,
     RESPONSES_USAGE,
@@ -24,7 +25,6 @@ from tests.translation.examples import (
     STREAMS,
     chat_chunk,
     events,
-    named,
     request,
     streamed,
     translated,
@@ -183,22 +183,6 @@ def is_error(source: Api, event: dict[str, Any]) -> bool:
     if source is ANTHROPIC:
         return event["type"] == "error" and isinstance(event["error"]["message"], str)
     return event["type"] == "error" or event["response"]["status"] == "failed"
-
-
-ERROR_EVENTS = {
-    CHAT: unnamed({"error": {"message": "too much", "type": "rate_limit_exceeded", "code": "rate_limit_exceeded"}}),
-    RESPONSES: named(
-        {
-            "type": "response.failed",
-            "response": {
-                **ANSWERS[RESPONSES],
-                "status": "failed",
-                "error": {"code": "rate_limit_exceeded", "message": "too much"},
-            },
-        }
-    ),
-    ANTHROPIC: named({"type": "error", "error": {"type": "rate_limit_error", "message": "too much"}}),
-}
 
 
 @IN_EACH_PAIR

@@ -1,0 +1,330 @@
+"""The SDKs of OpenAI and Anthropic as clients whose provider speaks another API.
+
+The SDK's own parsers read what the translation writes, and its types check what a provider of the other API would get.
+There is no network: the provider and the translation stand in the transport of the SDK.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, get_type_hints
+
+import pytest
+
+from egressproxy.translation.apis import Api, api_of
+from egressproxy.translation.errors import Untranslatable, error_body
+from egressproxy.translation.translator import ResponseTranslator, translate_request
+from tests.translation.examples import (
+    ANSWERS,
+    ANTHROPIC,
+    CHAT,
+    ERROR_EVENTS,
+    PAIRS,
+    RESPONSES,
+    STREAMS,
+    events,
+    streamed,
+    whole,
+)
+
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
+pydantic = pytest.importorskip("pydantic")
+httpx = pytest.importorskip("httpx2") if "httpx2" in openai._base_client.__dict__ else pytest.importorskip("httpx")
+
+IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@cache
+def requests_of(api: Api) -> tuple[Any, set[str]]:
+    """What validates a request as the SDK's types have it, and the names of all fields."""
+    from anthropic.types.message_create_params import MessageCreateParams
+    from openai.types.chat.completion_create_params import CompletionCreateParams
+    from openai.types.responses.response_create_params import ResponseCreateParams
+
+    params = {CHAT: CompletionCreateParams, RESPONSES: ResponseCreateParams, ANTHROPIC: MessageCreateParams}[api]
+    names = {name for kind in params.__args__ for name in get_type_hints(kind)}
+    return pydantic.TypeAdapter(params), names
+
+
+def check_request(api: Api, body: dict[str, Any]) -> None:
+    """Fails unless the SDK of this API could have written this body."""
+    adapter, names = requests_of(api)
+    exhaust(adapter.validate_python(body))
+    older = {"temperature", "top_p"} if api is ANTHROPIC else set()  # of the version 2023-06-01
+    assert set(body) - older <= names
+
+
+def exhaust(value: Any) -> None:
+    """Arrays are validated while one iterates over them."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            exhaust(inner)
+    elif not isinstance(value, str | bytes) and hasattr(value, "__iter__"):
+        for inner in value:
+            exhaust(inner)
+
+
+class Provider:
+    """Answers in one API what it is asked in another, as the gateway in front of it would."""
+
+    def __init__(self, target: Api) -> None:
+        self.target = target
+        self.asked: list[dict[str, Any]] = []
+        self.answer: tuple[int, bytes] = 200, json.dumps(ANSWERS[target]).encode()
+        self.stream = STREAMS[target]
+
+    def __call__(self, request: Any) -> Any:
+        source = api_of(request.url.raw_path)
+        assert source is not None
+        try:
+            asked = translate_request(request.read(), source, self.target)
+        except Untranslatable as error:
+            body = error_body(source, 400, str(error), error.field)
+            return httpx.Response(400, content=body, headers={"content-type": "application/json"})
+        self.asked.append(json.loads(asked.body))
+        check_request(self.target, self.asked[-1])
+        translator = ResponseTranslator(asked)
+        if asked.is_stream and self.answer[0] == 200:
+            told = translator.feed(self.stream) + translator.end()
+            return httpx.Response(200, content=told, headers={"content-type": "text/event-stream"})
+        status, body = translator.whole(*self.answer)
+        return httpx.Response(status, content=body, headers={"content-type": "application/json"})
+
+
+@pytest.fixture(params=list(Api))
+def provider(request: pytest.FixtureRequest) -> Provider:
+    return Provider(request.param)
+
+
+def openai_client(provider: Provider) -> Any:
+    client = httpx.Client(transport=httpx.MockTransport(provider))
+    return openai.OpenAI(api_key="k", base_url="http://gateway.example/v1", http_client=client, max_retries=0)
+
+
+def anthropic_client(provider: Provider) -> Any:
+    client = httpx.Client(transport=httpx.MockTransport(provider))
+    return anthropic.Anthropic(api_key="k", base_url="http://gateway.example", http_client=client, max_retries=0)
+
+
+def other_than(source: Api) -> Any:
+    return pytest.mark.parametrize("provider", [api for api in Api if api is not source], indirect=True)
+
+
+# ---- shapes
+
+
+@IN_EACH_PAIR
+def test_a_whole_answer_has_the_shape_of_the_sdk(source: Api, target: Api):
+    from anthropic.types import Message
+    from openai.types.chat import ChatCompletion
+    from openai.types.responses import Response
+
+    model = {CHAT: ChatCompletion, RESPONSES: Response, ANTHROPIC: Message}[source]
+    model.model_validate(whole(source, target, ANSWERS[target])[1])
+
+
+@IN_EACH_PAIR
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_event_of_a_stream_has_the_shape_of_the_sdk(source: Api, target: Api, fails: bool):
+    from anthropic.types import RawMessageStreamEvent
+    from openai.types.chat import ChatCompletionChunk
+    from openai.types.responses import ResponseStreamEvent
+
+    kind = {CHAT: ChatCompletionChunk, RESPONSES: ResponseStreamEvent, ANTHROPIC: RawMessageStreamEvent}[source]
+    adapter = pydantic.TypeAdapter(kind)
+    stream = STREAMS[target]
+    if fails:
+        stream = stream[: len(stream) // 2].rpartition(b"\n\n")[0] + b"\n\n" + ERROR_EVENTS[target]
+    told = [event for event in events(streamed(source, target, [stream])) if event != {"type": "ping"}]
+    if fails and source is not RESPONSES:
+        assert "error" in told.pop()
+    for event in told:
+        adapter.validate_python(event)
+
+
+# ---- OpenAI chat
+
+
+CHAT_TOOLS = [{"type": "function", "function": {"name": "weather", "description": "the weather", "parameters": SCHEMA}}]
+
+
+@other_than(CHAT)
+def test_chat_completions_with_tools(provider: Provider):
+    client = openai_client(provider)
+    messages: list[Any] = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "weather in Köln?"},
+    ]
+    answer = client.chat.completions.create(model="m", messages=messages, tools=CHAT_TOOLS, temperature=0.5)
+    message = answer.choices[0].message
+    assert message.content == "Hello there"
+    assert message.tool_calls[0].function.arguments == '{"city":"Köln"}'
+    assert answer.choices[0].finish_reason == "tool_calls"
+    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}]
+    client.chat.completions.create(model="m", messages=messages, tools=CHAT_TOOLS, tool_choice="required")
+    assert "rain" in json.dumps(provider.asked[-1])
+
+
+@other_than(CHAT)
+def test_chat_completions_as_a_stream(provider: Provider):
+    client = openai_client(provider)
+    with client.chat.completions.stream(
+        model="m",
+        messages=[{"role": "user", "content": "hi"}],
+        stream_options={"include_usage": True},
+    ) as stream:
+        kinds = [event.type for event in stream]
+        answer = stream.get_final_completion()
+    assert "content.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    assert answer.choices[0].message.content == "Hello there"
+    assert answer.choices[0].message.tool_calls[0].function.arguments == '{"city":"Köln"}'
+    assert answer.usage.total_tokens == 37
+
+
+@other_than(CHAT)
+def test_chat_completions_with_an_image_and_a_schema(provider: Provider):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    openai_client(provider).chat.completions.create(
+        model="m",
+        messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": [image]}],
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
+        reasoning_effort="low",
+        max_completion_tokens=1000,
+        parallel_tool_calls=False,
+        tools=CHAT_TOOLS,
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+        user="u",
+    )
+    assert "AAAA" in json.dumps(provider.asked[-1])
+
+
+# ---- OpenAI responses
+
+
+RESPONSES_TOOLS = [
+    {"type": "function", "name": "weather", "description": "the weather", "parameters": SCHEMA, "strict": True}
+]
+
+
+@other_than(RESPONSES)
+def test_responses_with_tools(provider: Provider):
+    client = openai_client(provider)
+    items: list[Any] = [{"role": "user", "content": "weather in Köln?"}]
+    answer = client.responses.create(model="m", instructions="be brief", input=items, tools=RESPONSES_TOOLS)
+    assert answer.output_text == "Hello there"
+    call = answer.output[-1]
+    assert (call.type, call.call_id, call.arguments) == ("function_call", "call_1", '{"city":"Köln"}')
+    assert answer.tools[0].name == "weather"
+    items += [*answer.output, {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+    client.responses.create(model="m", input=items, tools=RESPONSES_TOOLS, store=False)
+    assert "rain" in json.dumps(provider.asked[-1])
+
+
+@other_than(RESPONSES)
+def test_responses_as_a_stream(provider: Provider):
+    with openai_client(provider).responses.stream(model="m", input="hi", tools=RESPONSES_TOOLS) as stream:
+        told = list(stream)
+        answer = stream.get_final_response()
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert [event.type for event in told][:2] == ["response.created", "response.in_progress"]
+    assert told[-1].type == "response.completed"
+    assert answer.output_text == "Hello there"
+    assert answer.output[-1].arguments == '{"city":"Köln"}'
+    assert answer.usage.total_tokens == 37
+
+
+# ---- Anthropic
+
+
+ANTHROPIC_TOOLS = [{"name": "weather", "description": "the weather", "input_schema": SCHEMA}]
+
+
+@other_than(ANTHROPIC)
+def test_messages_with_tools(provider: Provider):
+    client = anthropic_client(provider)
+    messages: list[Any] = [{"role": "user", "content": "weather in Köln?"}]
+    answer = client.messages.create(
+        model="m", max_tokens=100, system="be brief", messages=messages, tools=ANTHROPIC_TOOLS
+    )
+    assert [block.type for block in answer.content] == ["text", "tool_use"]
+    assert answer.content[1].input == {"city": "Köln"}
+    assert answer.stop_reason == "tool_use"
+    assert (answer.usage.input_tokens, answer.usage.cache_read_input_tokens) == (10, 20)
+    result = {"type": "tool_result", "tool_use_id": answer.content[1].id, "content": "rain", "is_error": True}
+    messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+    client.messages.create(model="m", max_tokens=100, messages=messages, tools=ANTHROPIC_TOOLS)
+    assert "Error: rain" in json.dumps(provider.asked[-1])
+
+
+@other_than(ANTHROPIC)
+def test_messages_as_a_stream(provider: Provider):
+    with anthropic_client(provider).messages.stream(
+        model="m", max_tokens=100, messages=[{"role": "user", "content": "hi"}], tools=ANTHROPIC_TOOLS
+    ) as stream:
+        text = "".join(stream.text_stream)
+        answer = stream.get_final_message()
+    assert text == "Hello there"
+    assert answer.content[1].input == {"city": "Köln"}
+    assert answer.stop_reason == "tool_use"
+    assert (answer.usage.input_tokens, answer.usage.cache_read_input_tokens, answer.usage.output_tokens) == (10, 20, 7)
+
+
+# ---- errors
+
+
+def _calls(source: Api, provider: Provider, **more: Any) -> Callable[[], Any]:
+    if source is ANTHROPIC:
+        client = anthropic_client(provider)
+        return lambda: client.messages.create(
+            model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}], **more
+        )
+    if source is CHAT:
+        client = openai_client(provider)
+        return lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], **more)
+    return lambda: openai_client(provider).responses.create(model="m", input="hi", **more)
+
+
+@IN_EACH_PAIR
+@pytest.mark.parametrize(
+    ("status", "name"), [(401, "AuthenticationError"), (429, "RateLimitError"), (500, "InternalServerError")]
+)
+def test_errors_are_those_of_the_sdk(source: Api, target: Api, status: int, name: str):
+    provider = Provider(target)
+    provider.answer = status, error_body(target, status, "so it is")
+    sdk = anthropic if source is ANTHROPIC else openai
+    with pytest.raises(getattr(sdk, name), match="so it is"):
+        _calls(source, provider)()
+
+
+@IN_EACH_PAIR
+def test_what_cannot_be_translated_is_a_bad_request_that_names_the_field(source: Api, target: Api):
+    sdk = anthropic if source is ANTHROPIC else openai
+    field = "top_k" if source is ANTHROPIC else "prompt_cache_options.x"
+    more = {"top_k": 3} if source is ANTHROPIC else {"prompt_cache_options": {"x": 1}}
+    with pytest.raises(sdk.BadRequestError, match=field):
+        _calls(source, Provider(target), extra_body=more)()
+
+
+@IN_EACH_PAIR
+@pytest.mark.parametrize("ends", ["in an error", "too early"])
+def test_a_stream_that_fails_fails_in_the_sdk(source: Api, target: Api, ends: str):
+    provider = Provider(target)
+    half = provider.stream[: len(provider.stream) // 2].rpartition(b"\n\n")[0] + b"\n\n"
+    provider.stream = half + ERROR_EVENTS[target] if ends == "in an error" else half
+
+    def read() -> Iterator[Any]:
+        return iter(list(_calls(source, provider, stream=True)()))
+
+    if source is RESPONSES:
+        last = list(read())[-1]
+        assert last.type == "response.failed"
+        assert last.response.error.message
+        return
+    sdk = anthropic if source is ANTHROPIC else openai
+    with pytest.raises(sdk.APIError, match="too much" if ends == "in an error" else "before the answer was complete"):
+        list(read())

@@ -1,0 +1,363 @@
+"""What a request of one API becomes in another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from egressproxy.translation.anthropic import request_reader as anthropic_reader
+from egressproxy.translation.anthropic import request_writer as anthropic_writer
+from egressproxy.translation.apis import Api
+from egressproxy.translation.conversation import Conversation
+from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.openai_chat import request_reader as chat_reader
+from egressproxy.translation.openai_chat import request_writer as chat_writer
+from egressproxy.translation.openai_responses import request_reader as responses_reader
+from egressproxy.translation.openai_responses import request_writer as responses_writer
+from egressproxy.translation.translator import translate_request
+from tests.translation.conversations import conversations, meaning
+from tests.translation.examples import ANTHROPIC, CHAT, PAIRS, RESPONSES, request, translated
+
+IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
+READERS = {
+    CHAT: chat_reader.read_request,
+    RESPONSES: responses_reader.read_request,
+    ANTHROPIC: anthropic_reader.read_request,
+}
+
+
+def write(api: Api, conversation: Conversation) -> bytes:
+    if api is ANTHROPIC:
+        return json.dumps(anthropic_writer.write_request(conversation, conversation.model, 100)).encode()
+    writer = chat_writer if api is CHAT else responses_writer
+    return json.dumps(writer.write_request(conversation, conversation.model)).encode()
+
+
+@IN_EACH_PAIR
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_any_conversation_means_the_same_there_and_back(source: Api, target: Api, data: st.DataObject):
+    conversation = data.draw(conversations(source, target))
+    there = translate_request(write(source, conversation), source, target).body
+    back = translate_request(there, target, source).body
+    assert meaning(READERS[source](json.loads(back))) == meaning(conversation)
+
+
+# ---- one by one
+
+
+USER = {"role": "user", "content": "hi"}
+CALLED: list[dict[str, Any]] = [
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": ident, "type": "function", "function": {"name": "look", "arguments": arguments}}
+            for ident, arguments in (("c1", '{"at": "sea"}'), ("c2", ""))
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "wet"},
+    {"role": "tool", "tool_call_id": "c2", "content": "dry"},
+    {"role": "user", "content": "so?"},
+]
+
+
+def test_results_of_tools_and_what_the_user_adds_are_one_message_of_anthropic():
+    assert translated(CHAT, ANTHROPIC, messages=CALLED)["messages"] == [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "sea"}},
+                {"type": "tool_use", "id": "c2", "name": "look", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "wet"},
+                {"type": "tool_result", "tool_use_id": "c2", "content": "dry"},
+                {"type": "text", "text": "so?"},
+            ],
+        },
+    ]
+
+
+def test_calls_of_tools_are_items_of_a_response():
+    assert translated(CHAT, RESPONSES, messages=CALLED)["input"] == [
+        {"type": "message", "role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "sea"}'},
+        {"type": "function_call", "call_id": "c2", "name": "look", "arguments": ""},
+        {"type": "function_call_output", "call_id": "c1", "output": "wet"},
+        {"type": "function_call_output", "call_id": "c2", "output": "dry"},
+        {"type": "message", "role": "user", "content": "so?"},
+    ]
+
+
+def test_calls_that_are_items_become_one_message_of_chat():
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a moment"}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call", "id": "fc_2", "call_id": "c2", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "wet"},
+        {"type": "function_call_output", "call_id": "c2", "output": "dry"},
+    ]
+    messages = translated(RESPONSES, CHAT, input=items)["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
+    assert messages[1]["content"] == "a moment"
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["c1", "c2"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_system_prompts_go_where_each_api_has_them(role: str):
+    messages = [{"role": role, "content": "be brief"}, USER]
+    assert translated(CHAT, ANTHROPIC, messages=messages)["system"] == "be brief"
+    two = translated(CHAT, ANTHROPIC, messages=[{"role": "system", "content": "be kind"}, *messages])
+    assert two["system"] == [{"type": "text", "text": "be kind"}, {"type": "text", "text": "be brief"}]
+    later = translated(CHAT, ANTHROPIC, messages=[USER, messages[0]])["messages"]
+    assert later == [USER, {"role": "system", "content": "be brief"}]
+    assert translated(ANTHROPIC, CHAT, system="be brief")["messages"][0] == {"role": "system", "content": "be brief"}
+    assert translated(ANTHROPIC, RESPONSES, system="be brief")["instructions"] == "be brief"
+    assert translated(RESPONSES, ANTHROPIC, instructions="be brief")["system"] == "be brief"
+
+
+def test_what_is_not_stored_is_not_stored_at_openai_either():
+    assert translated(CHAT, RESPONSES)["store"] is False
+    assert translated(ANTHROPIC, RESPONSES)["store"] is False
+    assert translated(RESPONSES, CHAT, store=False).get("store") is None
+
+
+def test_anthropic_gets_a_limit_of_tokens():
+    assert translated(CHAT, ANTHROPIC)["max_tokens"] == 8192
+    asked = translate_request(json.dumps({"model": "m", "input": "hi"}).encode(), RESPONSES, ANTHROPIC, None, 99)
+    assert json.loads(asked.body)["max_tokens"] == 99
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert translated(CHAT, ANTHROPIC, **{name: 5})["max_tokens"] == 5
+        assert translated(CHAT, RESPONSES, **{name: 5})["max_output_tokens"] == 5
+
+
+def test_parallel_calls_stand_in_the_choice_of_anthropic():
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    asked = translated(CHAT, ANTHROPIC, tools=tools, parallel_tool_calls=False)
+    assert asked["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
+    assert asked["tools"] == [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
+    asked = translated(CHAT, ANTHROPIC, tools=tools, parallel_tool_calls=False, tool_choice="required")
+    assert asked["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
+    assert "tool_choice" not in translated(CHAT, ANTHROPIC, parallel_tool_calls=False)
+    back = translated(
+        ANTHROPIC,
+        CHAT,
+        tools=[{"name": "look", "input_schema": {}}],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+    )
+    assert (back["tool_choice"], back["parallel_tool_calls"]) == ("required", False)
+
+
+def test_a_function_of_responses_is_told_that_it_is_not_strict():
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    assert translated(CHAT, RESPONSES, tools=tools)["tools"][0]["strict"] is False
+
+
+def test_usage_is_always_asked_for_in_streams_of_chat():
+    assert translated(ANTHROPIC, CHAT, stream=True)["stream_options"] == {"include_usage": True}
+
+
+def test_effort_is_translated():
+    assert translated(CHAT, ANTHROPIC, reasoning_effort="high")["output_config"] == {"effort": "high"}
+    assert translated(CHAT, ANTHROPIC, reasoning_effort="none")["thinking"] == {"type": "disabled"}
+    assert translated(CHAT, RESPONSES, reasoning_effort="minimal")["reasoning"] == {"effort": "minimal"}
+    assert translated(ANTHROPIC, CHAT, thinking={"type": "disabled"})["reasoning_effort"] == "none"
+    assert "reasoning_effort" not in translated(ANTHROPIC, CHAT, thinking={"type": "adaptive"})
+
+
+def test_an_error_of_a_tool_is_said_in_words():
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "no such file", "is_error": True}
+    messages = [USER, {"role": "assistant", "content": []}, {"role": "user", "content": [result]}]
+    assert translated(ANTHROPIC, CHAT, messages=messages)["messages"][-1]["content"] == "Error: no such file"
+    del result["content"]
+    assert translated(ANTHROPIC, RESPONSES, messages=messages)["input"][-1]["output"] == "Error"
+
+
+def test_images_go_by_url_and_as_data():
+    data, url = "data:image/png;base64,AAAA", "https://a.example/x.png"
+    parts = [{"type": "image_url", "image_url": {"url": one}} for one in (data, url)]
+    asked = translated(CHAT, ANTHROPIC, messages=[{"role": "user", "content": parts}])
+    assert [block["source"] for block in asked["messages"][0]["content"]] == [
+        {"type": "base64", "media_type": "image/png", "data": "AAAA"},
+        {"type": "url", "url": url},
+    ]
+    back = translated(ANTHROPIC, RESPONSES, messages=asked["messages"])
+    assert [part["image_url"] for part in back["input"][0]["content"]] == [data, url]
+
+
+# ---- what is refused, by name
+
+
+def image(url: str = "https://a.example/x.png", **more: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url, **more}}]}]
+
+
+def blocks(*content: dict[str, Any], role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(content)}, USER]}
+
+
+def call(arguments: str) -> list[dict[str, Any]]:
+    function = {"name": "look", "arguments": arguments}
+    return [USER, {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}, USER]
+
+
+IMAGE_BLOCK = {"type": "image", "source": {"type": "url", "url": "https://a.example/x.png"}}
+CALL_BLOCK = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+TEXT_BLOCK = {"type": "text", "text": "a"}
+
+REFUSED: list[tuple[Api, Api, dict[str, Any], str]] = [
+    # of chat
+    (CHAT, ANTHROPIC, {"temperature": 1.5}, "temperature"),
+    (CHAT, RESPONSES, {"temperature": 3}, "temperature"),
+    (CHAT, RESPONSES, {"temperature": True}, "temperature"),
+    (CHAT, RESPONSES, {"stop": "x"}, "stop"),
+    (CHAT, ANTHROPIC, {"stop": ["x", 1]}, "stop"),
+    (CHAT, ANTHROPIC, {"n": 2}, "n"),
+    (CHAT, ANTHROPIC, {"seed": 1}, "seed"),
+    (CHAT, RESPONSES, {"seed": 1}, "seed"),
+    (CHAT, ANTHROPIC, {"store": True}, "store"),
+    (CHAT, ANTHROPIC, {"logprobs": True}, "logprobs"),
+    (CHAT, RESPONSES, {"frequency_penalty": 0.1}, "frequency_penalty"),
+    (CHAT, RESPONSES, {"logit_bias": {"1": 2}}, "logit_bias"),
+    (CHAT, RESPONSES, {"modalities": ["audio"]}, "modalities"),
+    (CHAT, ANTHROPIC, {"functions": [{"name": "f"}]}, "functions"),
+    (CHAT, ANTHROPIC, {"function_call": "auto"}, "function_call"),
+    (CHAT, ANTHROPIC, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    (CHAT, ANTHROPIC, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, ANTHROPIC, {"reasoning_effort": "minimal"}, "reasoning_effort"),
+    (CHAT, RESPONSES, {"reasoning_effort": "endless"}, "reasoning_effort"),
+    (CHAT, ANTHROPIC, {"verbosity": "low"}, "verbosity"),
+    (CHAT, ANTHROPIC, {"metadata": {"a": "b"}}, "metadata"),
+    (CHAT, RESPONSES, {"metadata": {"a": 1}}, "metadata.a"),
+    (CHAT, ANTHROPIC, {"service_tier": "flex"}, "service_tier"),
+    (CHAT, ANTHROPIC, {"user": "a", "safety_identifier": "b"}, "user"),
+    (CHAT, ANTHROPIC, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, ANTHROPIC, {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+     "response_format.json_schema.schema"),
+    (CHAT, ANTHROPIC,
+     {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "description": "d"}}},
+     "response_format.json_schema.description"),
+    (CHAT, ANTHROPIC, {"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools[0].type"),
+    (CHAT, ANTHROPIC, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+    (CHAT, ANTHROPIC, {"tool_choice": "any"}, "tool_choice"),
+    (CHAT, ANTHROPIC, {"stream_options": {"x": 1}}, "stream_options.x"),
+    (CHAT, ANTHROPIC, {"messages": []}, "messages"),
+    (CHAT, ANTHROPIC, {"messages": "hi"}, "messages"),
+    (CHAT, ANTHROPIC, {"messages": [{"role": "system", "content": "a"}]}, "messages"),
+    (CHAT, ANTHROPIC, {"messages": [USER, {"role": "assistant", "content": "so"}]}, "messages[1]"),
+    (CHAT, ANTHROPIC, {"messages": [{"role": "function", "content": "a", "name": "f"}]}, "messages[0].role"),
+    (CHAT, ANTHROPIC, {"messages": [{"role": "user", "content": "a", "name": "Bo"}]}, "messages[0].name"),
+    (CHAT, ANTHROPIC, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, ANTHROPIC, {"messages": [USER, 1]}, "messages[1]"),
+    (CHAT, ANTHROPIC, {"messages": image(detail="high")}, "messages[0].content[0].image_url"),
+    (CHAT, ANTHROPIC, {"messages": image("data:image/tiff;base64,AA")}, "messages[0].content[0].image_url"),
+    (CHAT, ANTHROPIC, {"messages": image("file:///etc/passwd")}, "messages[0].content[0].image_url"),
+    (CHAT, ANTHROPIC, {"messages": image("data:image/png,raw")}, "messages[0].content[0].image_url"),
+    (CHAT, ANTHROPIC, {"messages": call("[]")}, "messages[1].tool_calls[0].function.arguments"),
+    (CHAT, ANTHROPIC, {"messages": call('{"a":1,"a":2}')}, "messages[1].tool_calls[0].function.arguments"),
+    (CHAT, ANTHROPIC, {"messages": call("{")}, "messages[1].tool_calls[0].function.arguments"),
+    (CHAT, ANTHROPIC, {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+     "messages[0].content[0].input_audio"),
+    # of responses
+    (RESPONSES, CHAT, {"previous_response_id": "resp_1"}, "previous_response_id"),
+    (RESPONSES, CHAT, {"conversation": "c"}, "conversation"),
+    (RESPONSES, CHAT, {"prompt": {"id": "p"}}, "prompt"),
+    (RESPONSES, CHAT, {"store": True}, "store"),
+    (RESPONSES, CHAT, {"background": True}, "background"),
+    (RESPONSES, CHAT, {"truncation": "auto"}, "truncation"),
+    (RESPONSES, CHAT, {"include": ["message.output_text.logprobs"]}, "include"),
+    (RESPONSES, CHAT, {"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    (RESPONSES, CHAT, {"max_tool_calls": 1}, "max_tool_calls"),
+    (RESPONSES, CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    (RESPONSES, CHAT, {"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+    (RESPONSES, CHAT, {"input": [{"type": "item_reference", "id": "i"}]}, "input[0].type"),
+    (RESPONSES, ANTHROPIC, {"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input[0].type"),
+    (RESPONSES, CHAT, {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+     "input[0].content[0].type"),
+    (RESPONSES, CHAT, {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+     "input[0].content[0].file_id"),
+    (RESPONSES, CHAT, {"input": 1}, "input"),
+    (RESPONSES, CHAT, {"input": None}, "input"),
+    (RESPONSES, ANTHROPIC, {"text": {"verbosity": "low"}}, "text.verbosity"),
+    (RESPONSES, ANTHROPIC, {"text": {"format": {"type": "json_object"}}}, "text.format"),
+    (RESPONSES, ANTHROPIC, {"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
+    (RESPONSES, CHAT,
+     {"input": [{"type": "function_call_output", "call_id": "c",
+                 "output": [{"type": "input_image", "image_url": "https://a.example/x"}]}]},
+     "input[0].output[0]"),
+    # of Anthropic
+    (ANTHROPIC, CHAT, {"top_k": 1}, "top_k"),
+    (ANTHROPIC, CHAT, {"temperature": 1.1}, "temperature"),
+    (ANTHROPIC, CHAT, {"max_tokens": None}, "max_tokens"),
+    (ANTHROPIC, CHAT, {"stop_sequences": ["1", "2", "3", "4", "5"]}, "stop_sequences"),
+    (ANTHROPIC, RESPONSES, {"stop_sequences": ["1"]}, "stop_sequences"),
+    (ANTHROPIC, CHAT, {"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens"),
+    (ANTHROPIC, CHAT, {"thinking": {"type": "adaptive", "display": "summarized"}}, "thinking.display"),
+    (ANTHROPIC, CHAT, {"thinking": {"type": "between_tools"}}, "thinking.type"),
+    (ANTHROPIC, CHAT, {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, "output_config.effort"),
+    (ANTHROPIC, CHAT, {"speed": "fast"}, "speed"),
+    (ANTHROPIC, CHAT, {"inference_geo": "eu"}, "inference_geo"),
+    (ANTHROPIC, CHAT, {"container": "c"}, "container"),
+    (ANTHROPIC, CHAT, {"mcp_servers": []}, "mcp_servers"),
+    (ANTHROPIC, CHAT, {"metadata": {"other": "x"}}, "metadata.other"),
+    (ANTHROPIC, CHAT, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    (ANTHROPIC, CHAT, {"tools": [{"name": "t", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
+    (ANTHROPIC, CHAT, {"messages": [USER, {"role": "assistant", "content": "The best is ("}]}, "messages[1]"),
+    (ANTHROPIC, RESPONSES, {"messages": [USER, {"role": "assistant", "content": "so"}]}, "messages[1]"),
+    (ANTHROPIC, CHAT, blocks({"type": "thinking", "thinking": "h", "signature": "s"}, role="assistant"),
+     "messages[0].content[0].type"),
+    (ANTHROPIC, CHAT, blocks({"type": "redacted_thinking", "data": "s"}, role="assistant"),
+     "messages[0].content[0].type"),
+    (ANTHROPIC, CHAT, blocks({"type": "document", "source": {}}), "messages[0].content[0].type"),
+    (ANTHROPIC, CHAT, blocks({**TEXT_BLOCK, "citations": [{}]}), "messages[0].content[0].citations"),
+    (ANTHROPIC, CHAT, blocks(CALL_BLOCK, TEXT_BLOCK, role="assistant"), "messages[0].content[1]"),
+    (ANTHROPIC, CHAT, blocks({"type": "image", "source": {"type": "file", "file_id": "f"}}),
+     "messages[0].content[0].source.type"),
+    (ANTHROPIC, CHAT, blocks({"type": "image", "source": {"type": "base64", "data": "AA"}}),
+     "messages[0].content[0].source.media_type"),
+    (ANTHROPIC, CHAT, blocks({**IMAGE_BLOCK, "transformations": {"oversized_image": "error"}}),
+     "messages[0].content[0].transformations"),
+    (ANTHROPIC, CHAT, blocks({"type": "tool_result", "tool_use_id": "c", "content": [IMAGE_BLOCK]}),
+     "messages[0].content[0].content[0].source"),
+    (ANTHROPIC, CHAT, blocks({**CALL_BLOCK, "caller": {"type": "code_execution_20260120"}}, role="assistant"),
+     "messages[0].content[0].caller"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target", "more", "field"), REFUSED)
+def test_what_cannot_be_said_is_refused_by_name(source: Api, target: Api, more: dict[str, Any], field: str):
+    with pytest.raises(Untranslatable) as caught:
+        request(source, target, **more)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+
+
+HARMLESS: list[tuple[Api, dict[str, Any]]] = [
+    (CHAT, {"n": 1, "store": False, "logprobs": False, "top_logprobs": 0, "frequency_penalty": 0, "logit_bias": {}}),
+    (CHAT, {"presence_penalty": 0.0, "modalities": ["text"], "functions": [], "service_tier": "auto", "metadata": {}}),
+    (CHAT, {"response_format": {"type": "text"}, "prompt_cache_retention": "24h", "stream_options": {}}),
+    (CHAT, {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}, "tools": [], "stop": []}),
+    (RESPONSES, {"store": False, "background": False, "truncation": "disabled", "service_tier": "auto", "include": []}),
+    (RESPONSES, {"include": ["reasoning.encrypted_content"], "text": {"format": {"type": "text"}}, "metadata": {}}),
+    (RESPONSES, {"reasoning": {"context": "auto", "mode": "standard"}, "top_logprobs": 0, "context_management": []}),
+    (ANTHROPIC, {"cache_control": {"type": "ephemeral"}, "service_tier": "auto", "speed": "standard", "system": []}),
+    (ANTHROPIC, {"thinking": {"type": "adaptive", "display": "omitted"}, "stop_sequences": [], "metadata": {}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "more"), HARMLESS)
+def test_what_changes_no_meaning_is_left_out(source: Api, more: dict[str, Any]):
+    for target in Api:
+        if target is not source:
+            assert translated(source, target, **more) == translated(source, target)
