@@ -242,12 +242,25 @@ class Http2Connection(FlowControl):
             if kind == GOAWAY and not self.is_head_open:
                 self.peer_goes_away(goaway_last_stream(frame))
                 return
-            if kind == RST_STREAM and stream_of(frame) > max(
-                h2.highest_inbound_stream_id, h2.highest_outbound_stream_id
-            ):
-                raise FrameError("a reset of a stream that has not begun")
+            if kind == RST_STREAM and not self.is_head_open:
+                self._take_reset(stream_of(frame), int.from_bytes(frame[HEADER_SIZE:], "big"))
+                return
         for event in h2.hear(kind, frame):
             self._take(event)
+
+    def _take_reset(self, number: int, code: int) -> None:
+        """A reset; of a stream that is over already, nothing (RFC 9113 section 6.4)."""
+        h2 = self._h2
+        if number == 0 or not h2.has_begun(number):
+            raise FrameError("a reset of a stream that has not begun")
+        if not h2.heard_reset(number):
+            return
+        stream = self.streams.get(number)
+        if stream is not None:
+            self.forget(stream)
+            stream.was_reset(code)
+        else:
+            h2.let_go(number)
 
     def _go_on(self) -> None:
         """The next turn: frames that were left."""

@@ -51,6 +51,7 @@ _OPEN, _HEARD, _SAID, _CLOSED = (
 _TALKING = (ConnectionState.SERVER_OPEN, ConnectionState.CLIENT_OPEN)
 _WE_HAVE_ENDED = StreamClosedBy.SEND_END_STREAM
 _PEER_HAS_ENDED = StreamClosedBy.RECV_END_STREAM
+_PEER_HAS_RESET = StreamClosedBy.RECV_RST_STREAM
 
 
 class UsualFrames(H2Connection):
@@ -162,6 +163,21 @@ class UsualFrames(H2Connection):
                 machine.state = _CLOSED
                 machine.stream_closed_by = _PEER_HAS_ENDED
         return frame[HEADER_SIZE:], has_ended
+
+    def has_begun(self, number: int) -> bool:
+        """Whether a stream of this number has begun, by either side."""
+        is_ours = number & 1 == self.config.client_side
+        return number <= (self.highest_outbound_stream_id if is_ours else self.highest_inbound_stream_id)
+
+    def heard_reset(self, number: int) -> bool:
+        """RST_STREAM has come, of a stream that has begun. False: it was over before."""
+        stream = self.streams.get(number)
+        if stream is None or stream.state_machine.state is _CLOSED:
+            return False
+        machine = stream.state_machine
+        machine.state = _CLOSED
+        machine.stream_closed_by = _PEER_HAS_RESET
+        return True
 
     def give_back(self, number: int, size: int) -> bool:
         """So many bytes of the windows were read. True: the peer is told. Raises H2Error."""

@@ -406,3 +406,30 @@ def test_an_answer_of_a_server_that_cannot_be_decoded_ends_the_connection():
         assert raised.value.error_code == ErrorCodes.COMPRESSION_ERROR
 
     both_clients(does)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_reset(ends: bool):
+    def does(asker: Any) -> None:
+        asker.asks(1, is_last=ends)
+        asker.asks(3, is_last=ends)
+        asker.hears(raw_frame(1, block(OK), 3, 4))
+        asker.asks(5, is_last=True)
+        asker.hears(raw_frame(1, block(OK), 5, 5))
+        for number in (1, 3, 3, 5):
+            if isinstance(asker, UsualClient):
+                asker.heard_reset(number)
+            else:
+                asker.receive_data(raw_frame(3, bytes(4), number))
+
+    both_clients(does)
+
+
+@pytest.mark.parametrize(("number", "has_begun"), [(1, True), (3, True), (5, False), (2, False), (0, True)])
+def test_streams_that_have_begun(number: int, has_begun: bool):
+    """Those of each side count for themselves."""
+    asker, server = UsualClient(), Usual()
+    asker.receive_data(raw_frame(4))
+    asker.asks(3, is_last=True)
+    server.receive_data(client().data_to_send() + raw_frame(1, block(HEAD), 3, 5))
+    assert asker.has_begun(number) is server.has_begun(number) is has_begun
