@@ -82,6 +82,7 @@ class Port:
     is_stream: bool = field(init=False)
     is_mixed: bool = field(init=False)
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
+    trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
     terms: tuple[object, ...] = field(init=False)
 
     def __post_init__(self, clients: ClientCertificatesIR | None) -> None:
@@ -93,6 +94,7 @@ class Port:
         self.extended_connect = all(
             listener.spec.policy.extended_connect for listener in self.listeners if not listener.is_stream
         )
+        self.trust_domains = clients.trust_domains if clients is not None else ()
         self.terms = (
             self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits,
             self.extended_connect,

@@ -53,11 +53,13 @@ class ClientCertificatesIR:
     revoked by one of these lists (PEM), of which each authority in its chain needs one then.
 
     `takes_any`: every client is accepted, also without a certificate or with an invalid one (GEP-91).
+    `trust_domains`: the SPIFFE id of a certificate says who the client is, where it is of one of these.
     """
 
     ca_pem: str
     takes_any: bool = False
     crl_pem: str = ""
+    trust_domains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ __all__ = [
     "server_context",
     "server_name",
     "verified_certificate",
+    "verified_uris",
 ]
 
 HTTP_1_1 = ("http/1.1",)
@@ -171,6 +172,14 @@ def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
     None where it was not asked for one, and where any would do: nothing can be concluded from that.
     """
     return peer.getpeercert(binary_form=True) if peer.context.verify_mode is ssl.CERT_REQUIRED else None
+
+
+def verified_uris(peer: ssl.SSLObject) -> list[str]:
+    """The URIs (subject alternative names) of the `verified_certificate`; [] where there is none."""
+    if peer.context.verify_mode is not ssl.CERT_REQUIRED:
+        return []
+    shown: dict[str, Any] = dict(peer.getpeercert() or {})
+    return [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
 
 
 def is_about_certificate(error: Exception) -> bool:

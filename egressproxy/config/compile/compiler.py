@@ -20,7 +20,7 @@ from egressproxy.config.compile.backends.same_names import same_name_notes
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
-from egressproxy.config.compile.gateways.client_revocations import add_revocations
+from egressproxy.config.compile.gateways.client_certificates import add_certificate_rules
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
@@ -138,7 +138,7 @@ class _Run:
             self._certificates.set_condition(plan.gateway, plan.conditions)
         self._find_layers()
         for plan in self._plans:
-            add_revocations(plan.listeners, self._policies_of, self.references)
+            add_certificate_rules(plan.listeners, self._policies_of, self.references)
             plan.recheck_listeners()
         for policy in self._policies.objects:
             self._policy_filters.check(policy)

@@ -31,6 +31,7 @@ from pydantic_core import CoreSchema, core_schema
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.fields import TOKEN
 from egressproxy.model.secret import SecretBytes
+from egressproxy.model.spiffe import TRUST_DOMAIN
 
 __all__ = [
     "NULL_IS_EMPTY_LIST",
@@ -282,6 +283,14 @@ ExtensionType = Annotated[
         re.compile(r"[!-~]+"),
         "not an extension type",
         "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1",
+    ),
+]
+TrustDomain = Annotated[
+    str,
+    _matching(
+        TRUST_DOMAIN,
+        "not a SPIFFE trust domain",
+        "write its name alone, in lower case, such as cluster.local (without spiffe://)",
     ),
 ]
 Pin = Annotated[

@@ -28,7 +28,7 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.limits import Limits
-from egressproxy.config.resources.policy import Dns, EgressPolicy
+from egressproxy.config.resources.policy import Dns, EgressPolicy, Identity
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
 
@@ -203,8 +203,11 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
         )
     if spec.intercept is not None:
         yield "intercept is not supported yet: the names that it lists are denied."
-    if spec.identity is not None and spec.identity.model_fields_set != {"gateways"}:
-        yield "identity is not supported yet, but for certificate.crlRefs and gateways: every other client is unknown."
+    if spec.identity is not None and not _is_served(spec.identity):
+        yield (
+            "identity is not supported yet, but for certificate.crlRefs, certificate.trustDomains and gateways: every "
+            "other client is unknown."
+        )
     if (
         spec.identity is not None
         and spec.identity.gateways is not None
@@ -229,6 +232,14 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
             where = "is for Gateways and HTTPRoutes"
             why = ": calls of gRPC are POSTs, which are never sent twice at once" if target_kind == "GRPCRoute" else ""
             yield f"traffic.hedging {where}, and does nothing here{why}."
+
+
+def _is_served(identity: Identity) -> bool:
+    """Whether all of the section is read, and says something."""
+    if identity.certificate is None:
+        return identity.model_fields_set == {"gateways"}
+    said = identity.certificate.model_fields_set
+    return identity.model_fields_set <= {"gateways", "certificate"} and set() < said <= {"crl_refs", "trust_domains"}
 
 
 def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]:

@@ -28,7 +28,9 @@ UNSERVED: Final[Mapping[str, str]] = {
     "BackendDestination.endpointSelector": "what refers to the Backend answers 500",
     "EgressPolicySpec.subjects": "what the policy denies or limits holds for everybody, the rest for nobody",
     "EgressPolicySpec.intercept": "the names that it lists are denied",
-    "EgressPolicySpec.identity": "certificate.crlRefs and gateways alone are read; every other client is unknown",
+    "EgressPolicySpec.identity": (
+        "certificate.crlRefs, certificate.trustDomains and gateways alone are read; every other client is unknown"
+    ),
     "Identity.token": "where it is written everything is refused",
     "Identity.basic": "where it is written everything is refused",
     "Dns.reverseCheck": "Report does nothing, with Enforce everything is refused",

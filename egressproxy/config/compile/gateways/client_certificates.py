@@ -1,0 +1,53 @@
+"""`identity.certificate` of EgressPolicies: which client certificates are revoked (RFC 5280), and whose SPIFFE ids are
+believed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
+from egressproxy.config.compile.references import References
+from egressproxy.config.resources.policy import CertificateIdentity, EgressPolicy
+
+__all__ = ["add_certificate_rules"]
+
+
+def add_certificate_rules(
+    listeners: Iterable[ListenerPlan],
+    policies_of: Callable[[ListenerPlan], Iterable[EgressPolicy]],
+    references: References,
+) -> None:
+    """EgressPolicy `identity.certificate`: it holds for all listeners of a port of a Gateway, since a client has shown
+    its certificate before one of them is chosen. A list that cannot be read closes them.
+    """
+    by_port: dict[int, list[ListenerPlan]] = defaultdict(list)
+    for listener in listeners:
+        by_port[listener.listener.port].append(listener)
+    for together in by_port.values():
+        problems: dict[str, None] = {}
+        policies = dict.fromkeys(policy for listener in together for policy in policies_of(listener))
+        certificates = [
+            (policy, policy.spec.identity.certificate)
+            for policy in policies
+            if policy.spec.identity is not None and policy.spec.identity.certificate is not None
+        ]
+        refs = ((policy, ref) for policy, each in certificates for ref in each.crl_refs)
+        pem = references.crls(refs, "identity.certificate.crlRefs", problems)
+        domains = _trust_domains(each for policy, each in certificates if not policy.spec.subjects)
+        for listener in together:
+            if listener.tls is None or listener.tls.clients is None:
+                continue
+            if problems:
+                listener.refuse("Accepted", "UnsupportedValue", "; ".join(problems))
+            elif pem or domains:
+                clients = replace(listener.tls.clients, crl_pem=pem, trust_domains=domains)
+                listener.tls = replace(listener.tls, clients=clients)
+
+
+def _trust_domains(certificates: Iterable[CertificateIdentity]) -> tuple[str, ...]:
+    """Those that every policy lists which lists any: another one on the port makes nobody known."""
+    lists = [frozenset(each.trust_domains) for each in certificates if each.trust_domains]
+    return tuple(sorted(frozenset.intersection(*lists))) if lists else ()

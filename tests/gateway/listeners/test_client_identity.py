@@ -1,0 +1,154 @@
+"""Who a client with a certificate is: the workload that its SPIFFE id names, where its trust domain is believed."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from typing import Any
+
+import pytest
+
+from egressproxy.config.reading.problems import ConfigError
+from tests.config.compile.kit import FORWARD, compiled, of_policy, policy
+from tests.gateway.backends.test_parent_identity import KEY, signed
+from tests.gateway.conftest import Start
+from tests.gateway.kit import ESTABLISHED, GET, OK, TlsClient, certificate, connect
+from tests.gateway.listeners.test_bound_port import demanding, terminate
+from tests.support import manifests as m
+from tests.support.conversation import Conversation
+from tests.support.http2_client import Http2Client
+from tests.support.pki import Pki
+
+ROBOT = "spiffe://cluster.local/ns/team/sa/robot"
+PKI = Pki()
+
+
+class Workload(Pki):
+    """Its clients show a certificate with these names, signed by PKI."""
+
+    def __init__(self, *names: str) -> None:
+        self._shown = PKI.identified(*names)
+
+    def issue(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def configure_cert(self, context: ssl.SSLContext) -> None:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(self._shown.chain_pem.encode() + b"\n" + self._shown.key_pem.reveal())
+            file.flush()
+            context.load_cert_chain(file.name)
+
+
+def proxy(*trust_domains: str, mode: str = "AllowValidOnly", **identity: Any) -> list[m.Manifest]:
+    """A forward proxy over TLS that asks clients for certificates of PKI."""
+    listener = m.forward_listener(3128, tls=terminate("front"))
+    if trust_domains:
+        identity["certificate"] = {"trustDomains": list(trust_domains)}
+    made = [m.gateway(listener), m.policy(["a.example"], identity=identity or None), certificate(PKI, "a.example")]
+    return demanding(made, PKI, mode)
+
+
+@pytest.fixture
+def asks(converse: Start) -> Any:
+    def start(objects: list[m.Manifest], who: Pki, **more: Any) -> tuple[Conversation, TlsClient]:
+        talk = converse(objects)
+        talk.counts_octets = False
+        return talk, TlsClient(talk.client, PKI, "a.example", who, **more).shakes_hands()
+
+    return start
+
+
+def served(talk: Conversation, tls: TlsClient, request: bytes = GET, *, is_new: bool = True) -> dict[str, Any]:
+    count = len(talk.records)
+    tls >> request
+    if is_new:
+        talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET / .*?\r\n\r\n")
+    talk.origin >> OK
+    return dict(talk.record(count))
+
+
+def who(record: dict[str, Any]) -> tuple[str, str]:
+    return record["namespace"], record["service_account"]
+
+
+def test_a_workload_is_logged_and_counted(asks: Any):
+    talk, tls = asks(proxy("cluster.local"), Workload("robot.example", ROBOT))
+    assert who(served(talk, tls)) == ("team", "robot")
+    assert who(served(talk, tls, is_new=False)) == ("team", "robot"), "each request of the connection"
+    counted = {series.labels[3:5] for series in talk.metrics._series.values() if series.requests}
+    assert counted == {("team", "robot")}
+
+
+def test_so_is_its_tunnel_and_what_is_asked_in_one(asks: Any):
+    talk, tls = asks(proxy("cluster.local"), Workload(ROBOT))
+    tls >> connect("a.example:80")
+    assert tls.reads() == ESTABLISHED
+    assert who(served(talk, tls, b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n")) == ("team", "robot")
+    talk.client = talk.connect()
+    tls = TlsClient(talk.client, PKI, "a.example", Workload(ROBOT)).shakes_hands()
+    tls >> connect("a.example:22")
+    talk.dialled("a.example", 22)
+    assert tls.reads() == ESTABLISHED
+    talk.client.resets()
+    assert who(talk.record()) == ("team", "robot")
+
+
+def test_and_in_http2(asks: Any):
+    talk, tls = asks(proxy("cluster.local"), Workload(ROBOT), alpn=("h2",))
+    client = Http2Client()
+    client.request([(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"a.example"), (b":path", b"/")])
+    assert who(served(talk, tls, client.outgoing())) == ("team", "robot")
+
+
+@pytest.mark.parametrize(
+    ("trust_domains", "names"),
+    [
+        ((), (ROBOT,)),
+        (("other.test",), (ROBOT,)),
+        (("cluster.local",), ("robot.example",)),
+        (("cluster.local",), (ROBOT, "spiffe://cluster.local/ns/kube-system/sa/admin")),
+    ],
+)
+def test_every_other_client_is_unknown(asks: Any, trust_domains: tuple[str, ...], names: tuple[str, ...]):
+    talk, tls = asks(proxy(*trust_domains), Workload(*names))
+    assert who(served(talk, tls)) == ("-", "-")
+
+
+def test_where_any_certificate_will_do_it_proves_nothing(asks: Any):
+    talk, tls = asks(proxy("cluster.local", mode="AllowInsecureFallback"), Workload(ROBOT))
+    assert who(served(talk, tls)) == ("-", "-")
+
+
+def test_a_gateway_with_a_certificate_speaks_for_its_clients_where_it_has_signed_that(asks: Any):
+    keys = {"gateways": {"keyRefs": [{"name": "key"}]}}
+    objects = [*proxy("cluster.local", **keys), m.secret("key", {"key": KEY})]
+    talk, tls = asks(objects, Workload("spiffe://cluster.local/ns/edge/sa/gateway"))
+    named = served(talk, tls, GET[:-2] + signed(b"GET", "a.example:80") + b"\r\n")
+    assert who(named) == ("team", "robot")
+    forged = served(talk, tls, GET[:-2] + signed(b"GET", "a.example:80", key="x" * 32) + b"\r\n", is_new=False)
+    assert who(forged) == ("edge", "gateway")
+    assert "no key of this gateway" in forged["detail"]
+
+
+def test_of_several_lists_only_what_stands_in_all_is_believed(asks: Any):
+    target = {"group": m.GATEWAY_API, "kind": "Gateway", "name": "gw"}
+    more = m.policy(identity={"certificate": {"trustDomains": ["cluster.local", "c.test"]}}, targetRefs=[target])
+    more["metadata"]["name"] = "more"
+    for domains, expected in ((("b.test", "cluster.local"), "team"), (("b.test", "c.test"), "-")):
+        talk, tls = asks([*proxy(*domains), more], Workload(ROBOT))
+        assert who(served(talk, tls))[0] == expected
+
+
+@pytest.mark.parametrize("name", ["spiffe://cluster.local", "Cluster.local", "", "a/b"])
+def test_a_trust_domain_is_written_as_its_name_alone(name: str):
+    with pytest.raises(ConfigError, match="not a SPIFFE trust domain"):
+        compiled(FORWARD, policy(f'identity: {{certificate: {{trustDomains: ["{name}"]}}}}'))
+
+
+def test_what_is_read_of_the_section_is_not_reported():
+    made = compiled(FORWARD, policy("identity: {certificate: {trustDomains: [cluster.local]}}"))
+    assert "identity" not in of_policy(made, "Accepted")[2]
+    refs = "[{group: '', kind: ConfigMap, name: ca}]"
+    made = compiled(FORWARD, policy(f"identity: {{certificate: {{caCertificateRefs: {refs}}}}}"))
+    assert "identity is not supported yet" in of_policy(made, "Accepted")[2]
