@@ -51,7 +51,8 @@ class Http2Connections(SharedConnections):
         """A place, maybe after a wait or a dial. Where the upstream has chosen HTTP/1 (`alpn` offers it), the new
         connection. Raises UpstreamFault, Denied, LimitExceeded.
         """
-        pool, claim = self._pool, Claim[UpstreamStream](client_of(x))
+        pool = self._pool
+        claim: Claim[UpstreamStream] = Claim(client_of(x))
         found = pool.take(claim)
         while found is None and not pool.may_open(claim):
             found = await self._wait(claim)
