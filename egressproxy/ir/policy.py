@@ -269,8 +269,8 @@ class RetryBudgetIR:
 class RetryIR:
     """How often a request goes again. Source: Gateway API v1, HTTPRouteRetry (GEP-1731); EgressPolicy traffic.retries.
 
-    `attempts` are those after the first. `codes` are statuses of backends that are retried. The pause before a retry is
-    at least `backoff_s`, doubles each time and is bounded by `max_backoff_s`; 0 is no pause.
+    `attempts` are those after the first. `codes` are statuses of backends that are retried, `grpc_codes` those of gRPC.
+    The pause before a retry is at least `backoff_s`, doubles each time and is bounded by `max_backoff_s`; 0: no pause.
     """
 
     attempts: int
@@ -278,6 +278,7 @@ class RetryIR:
     backoff_s: float = 0.0
     max_backoff_s: float = 0.0
     budget: RetryBudgetIR | None = None
+    grpc_codes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from tests.support.waiting import WAIT_S
 __all__ = ["GrpcWorld"]
 
 SERVICE = "test.Service"
+#: Its calls are retried by the gateway.
+FLAKY = "test.Flaky"
 #: Any size, in both directions.
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 ECHO, ECHO_BIN = "x-echo-initial", "x-echo-trailing-bin"
@@ -37,6 +39,7 @@ class Service:
         self.ended: list[str] = []
         self._changed = threading.Condition()
         self.left: list[float] = []
+        self.flaky: list[str] = []  # messages of the calls to FLAKY
 
     def wait_for_end(self) -> str:
         """How the next call of Wait has ended."""
@@ -57,6 +60,20 @@ class Service:
             "Wait": grpc.unary_stream_rpc_method_handler(self._wait),
         }
         return grpc.method_handlers_generic_handler(SERVICE, kinds)
+
+    def flaky_handler(self) -> Any:
+        """That of FLAKY, whose calls succeed when they come again. Their message is the status before."""
+        kinds = {"Unary": self._grpc.unary_unary_rpc_method_handler(self._flaky)}
+        return self._grpc.method_handlers_generic_handler(FLAKY, kinds)
+
+    def _flaky(self, message: bytes, context: Any) -> bytes:
+        code, _, pushback = message.decode().partition(" ")
+        self.flaky.append(code)
+        if self.flaky.count(code) % 2:
+            if pushback:
+                context.set_trailing_metadata((("grpc-retry-pushback-ms", pushback),))
+            context.abort(getattr(self._grpc.StatusCode, code), "not now")
+        return message
 
     def _unary(self, message: bytes, context: Any) -> bytes:
         metadata = dict(context.invocation_metadata())
@@ -106,7 +123,7 @@ class GrpcWorld:
         self.pki = Pki()
         self.service = Service(grpc)
         self.server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
-        self.server.add_generic_rpc_handlers((self.service.handler(),))
+        self.server.add_generic_rpc_handlers((self.service.handler(), self.service.flaky_handler()))
         plain = self.server.add_insecure_port("127.0.0.1:0")
         leaf = self.pki.issue(NAME)
         pair = leaf.private_key_pem.bytes(), chain(leaf).encode()
@@ -154,6 +171,10 @@ class GrpcWorld:
         limited = {
             "targetRefs": [{"group": m.GATEWAY_API, "kind": "GRPCRoute", "name": "limited"}], "limits": limit,
         }  # fmt: skip
+        retried = {
+            "targetRefs": [{"group": m.GATEWAY_API, "kind": "GRPCRoute", "name": f"flaky-{way}"} for way in self.ports],
+            "traffic": {"retries": {"attempts": 1, "retryOn": {"triggers": ["unavailable", "resource-exhausted"]}}},
+        }
         return [
             m.gateway(
                 m.http_listener(self.ports["plain"], "plain"),
@@ -174,6 +195,9 @@ class GrpcWorld:
             _route("matched", "plain", "open", "test.Matched", headers=[{"name": "x-team", "value": "blue"}]),
             _route("limited", "plain", "open", "test.Limited"),
             m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "limited", "agents", spec=limited),
+            _route("flaky-plain", "plain", "open", FLAKY),
+            _route("flaky-tls", "tls", "secure", FLAKY),
+            m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "retried", "agents", spec=retried),
         ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.grpc_service import ECHO, ECHO_BIN, SERVICE, GrpcWorld
+from tests.clients.grpc_service import ECHO, ECHO_BIN, FLAKY, SERVICE, GrpcWorld
 from tests.clients.world import Require
 from tests.support import manifests as m
 from tests.support.waiting import WAIT_S, wait_until
@@ -275,3 +275,19 @@ def test_a_drain_lets_calls_end(require: Require, tmp_path: Path):
         assert world.gateway.records[-1]["grpc_status"] == "OK"
     finally:
         world.close()
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "RESOURCE_EXHAUSTED"])
+def test_a_call_that_the_server_has_no_time_for_is_made_again(calls: Calls, code: str):
+    flaky = calls.channel.unary_unary(f"/{FLAKY}/Unary")
+    mark = len(calls.world.gateway.records)
+    assert flaky(code.encode(), timeout=WAIT_S) == code.encode()
+    assert calls.record(mark)["attempts"] == 2
+
+
+def test_a_server_that_wants_no_retry_or_whose_status_is_another_has_its_answer_passed_on(calls: Calls):
+    flaky = calls.channel.unary_unary(f"/{FLAKY}/Unary")
+    for message, code in ((b"UNAVAILABLE -1", "UNAVAILABLE"), (b"ABORTED", "ABORTED")):
+        error = calls.error(lambda message=message: flaky(message, timeout=WAIT_S))  # type: ignore[misc]
+        assert (error.code(), error.details()) == (getattr(calls.codes, code), "not now")
+        flaky(message, timeout=WAIT_S)  # every second call succeeds

@@ -44,11 +44,22 @@ class RetryBudget(Model):
     """Retries that are always possible."""
 
 
+class RetryOn(Model):
+    """Names are Envoy Gateway's."""
+
+    triggers: tuple[
+        Literal["cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable"], ...
+    ] = ()
+    """Statuses of calls of gRPC that are tried again, where an answer is its status alone."""
+
+
 class Retries(Model):
     attempts: Count = 1
     """Attempts after the first; 100 at most."""
     codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
     """Statuses of a backend that are tried again. Connections that fail are without being named."""
+    retry_on: RetryOn = RetryOn()
+    """What else is tried again."""
     backoff: Duration | None = None
     """Pause before the first retry; it doubles with each."""
     max_backoff: Duration | None = None

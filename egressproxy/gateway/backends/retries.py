@@ -5,7 +5,8 @@ What goes again (GEP-1731; RFC 9110 section 9.2.2):
 
 * always, where nothing of the request was sent: no connection came about;
 * where a backend may have seen it (its connection broke, its time was over): an idempotent method;
-* where a backend has answered with one of the rule's codes: every method, since the rule says so;
+* where a backend has answered with one of the rule's codes, or with one of gRPC alone: every method, since the rule
+  says so;
 * toward a parent only what it has not seen: it has retries of its own, and each of its attempts would be one of each
   of ours;
 
@@ -27,6 +28,7 @@ from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.backends.upstream_call import IDEMPOTENT, Repeat
 from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.grpc_status import GRPC_NAMES
 
 __all__ = ["NO_RETRIES", "Budget", "RetryPolicy", "may_go_again", "untried"]
 
@@ -42,7 +44,18 @@ SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPO
 class RetryPolicy:
     """What a rule says of retries, hedging, sessions and short times. One per route; keeps nothing of an exchange."""
 
-    __slots__ = ("_budget", "_hedges", "_retry", "attempts", "codes", "hedged_methods", "hedging", "repeat", "sessions")
+    __slots__ = (
+        "_budget",
+        "_hedges",
+        "_retry",
+        "attempts",
+        "codes",
+        "grpc_codes",
+        "hedged_methods",
+        "hedging",
+        "repeat",
+        "sessions",
+    )
 
     def __init__(
         self,
@@ -57,6 +70,7 @@ class RetryPolicy:
         #: What the upstream call does by itself: with retries, replacing a stale connection is one of them.
         self.repeat = Repeat.IF_STALE if retry is NO_RETRIES else Repeat.NEVER
         self.codes = frozenset(retry.codes)
+        self.grpc_codes = frozenset(retry.grpc_codes)
         self.sessions = sessions
         self._budget = Budget(retry.budget, now) if retry.budget is not None else None
         self.hedging = hedging
@@ -75,7 +89,8 @@ class RetryPolicy:
         notes, retry = [], self._retry
         if retry.attempts:
             are_applied = not backends or not all(backend.has_parent for backend in backends)
-            codes = f", and after {', '.join(map(str, retry.codes))}" if retry.codes and are_applied else ""
+            after = [*map(str, retry.codes), *(GRPC_NAMES[code] for code in retry.grpc_codes)]
+            codes = f", and after {', '.join(after)}" if after and are_applied else ""
             times = "once more" if retry.attempts == 1 else f"up to {retry.attempts} times more"
             notes.append(f"a request goes again {times} where its backend cannot be reached or is too slow{codes}")
             behind = sorted({backend.name for backend in backends if backend.has_parent})

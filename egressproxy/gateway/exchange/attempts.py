@@ -33,11 +33,16 @@ from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.model.message import CHUNKED
+from egressproxy.model.grpc_status import GRPC_NAMES
+from egressproxy.model.message import CHUNKED, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status, retry_pushback_s
 from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["reach_with_retries"]
+
+#: A server of gRPC that wants a call again later than this has its answer passed on.
+MAX_PUSHBACK_S = 300.0
 
 
 async def reach_with_retries(
@@ -224,7 +229,8 @@ class Attempts:
         x, course, failover, policy = self._x, self._course, self._failover, self._policy
         status = x.response.status if course is None else status_of_answer(x.response)
         self._outcome = str(status)
-        if status not in self._codes:
+        is_of_grpc = bool(policy.grpc_codes) and self._is_grpc_retriable(x.response)
+        if status not in self._codes and not is_of_grpc:
             if course is not None and failover is not None:
                 if failover.spec.first_byte_s:
                     await upstream.first_byte()
@@ -236,14 +242,33 @@ class Attempts:
             course.answered(self._backend, x.response, self._client.wheel.now)
             self._following = self._next_backend(None)
         if self._following is None and (
-            status not in policy.codes
+            not (status in policy.codes or is_of_grpc)
             or self._backend.has_parent
             or not policy.has_another(self._retries, self._body)
             or not may_retry(self._backend, self._counted)
         ):
             return True
-        self._failures.append(f"status {status}")
+        self._failures.append(f"status {self._outcome}")
         return False
+
+    def _is_grpc_retriable(self, response: ResponseHead) -> bool:
+        """Whether a call of gRPC has ended with its status alone, and with one that the rule retries. The server says
+        when, or that it wants no retry (gRFC A6); what is longer than the request has time for is no retry, either.
+        """
+        block = response.fields.block
+        status = parsed_status(block)
+        if status not in self._policy.grpc_codes or response.status != 200 or response.body != 0:
+            return False
+        if not is_grpc(response.fields.get(b"content-type")):
+            return False
+        self._outcome = GRPC_NAMES[status]
+        pushback_s = retry_pushback_s(block)
+        if pushback_s is not None:
+            client = self._client
+            if not 0 <= pushback_s <= min(MAX_PUSHBACK_S, client.exchange_ends_at - client.wheel.now):
+                return False
+            self._wait_s = pushback_s
+        return True
 
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
         """Whether there is another attempt after this failure of one."""

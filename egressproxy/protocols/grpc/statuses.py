@@ -21,6 +21,7 @@ __all__ = [
     "is_grpc",
     "parsed_status",
     "parsed_timeout",
+    "retry_pushback_s",
     "status_of",
     "status_of_reset",
     "timeout_value",
@@ -75,6 +76,7 @@ _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS: Final[Mapping[bytes, float]] = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TRAILERS: Final = re.compile(rb"\r\ngrpc-(?:status|message|status-details-bin):[^\r]*", re.IGNORECASE)
 _STATUS: Final = re.compile(rb"\r\ngrpc-status:[ \t]*(?:[0-9]|1[0-6])(?=\r|\Z)", re.IGNORECASE)
+_PUSHBACK: Final = re.compile(rb"0|[1-9][0-9]{0,9}")
 _CODE: Final = re.compile(rb"[0-9]|1[0-6]")
 
 
@@ -109,6 +111,17 @@ def parsed_status(block: bytes) -> int:
         return -1
     value: bytes = found.group(1)
     return int(value) if _CODE.fullmatch(value) else GrpcStatus.UNKNOWN
+
+
+def retry_pushback_s(block: bytes) -> float | None:
+    """The seconds after which a server wants a call again (grpc-retry-pushback-ms among these fields); negative where
+    it wants no retry, None where it says nothing. What cannot be read is such a wish, too. Source: gRFC A6.
+    """
+    found = finder(b"grpc-retry-pushback-ms").search(block)
+    if found is None:
+        return None
+    value: bytes = found.group(1)
+    return int(value) / 1000 if _PUSHBACK.fullmatch(value) else -1.0
 
 
 def grpc_trailers(block: bytes, *, with_text: bool) -> bytes:

@@ -11,6 +11,7 @@ from typing import Final
 from egressproxy.config.resources.routes import Retry
 from egressproxy.config.resources.traffic import Hedging, Retries
 from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
+from egressproxy.model.grpc_status import GrpcStatus
 
 __all__ = ["policy_hedging", "policy_retry", "retry_problem", "rule_retry"]
 
@@ -49,7 +50,9 @@ def policy_retry(retries: Retries | None) -> RetryIR | None:
         written = retries.budget
         budget = RetryBudgetIR(written.percent, written.interval.seconds, written.min_per_second)
     attempts = min(retries.attempts, MAX_ATTEMPTS)
-    return RetryIR(attempts, tuple(sorted(set(retries.codes))), backoff_s, max(backoff_s, most_s), budget)
+    of_grpc = {GrpcStatus[trigger.upper().replace("-", "_")].value for trigger in retries.retry_on.triggers}
+    codes = tuple(sorted(set(retries.codes)))
+    return RetryIR(attempts, codes, backoff_s, max(backoff_s, most_s), budget, tuple(sorted(of_grpc)))
 
 
 def policy_hedging(hedging: Hedging | None) -> HedgingIR | None:
