@@ -12,12 +12,13 @@ from tests.conformance import objects as o
 from tests.conformance.http2_asking import OK, UNAVAILABLE, UNIMPLEMENTED, Http2Asking, call
 from tests.conformance.objects import INFRA, WEB, backend_tls, filters, gateway, http, https, mirror, policy_target
 from tests.conformance.suite import Suite
-from tests.support.manifests import Manifest
+from tests.support.manifests import GATEWAY_API, Manifest
 from tests.support.waiting import WAIT_S
 
 GW = "same-namespace"
 GOOD = ("Accepted=True/Accepted", "ResolvedRefs=True/ResolvedRefs")
 SERVICE = "conformance.Echo"
+CALLS = {"port": 8080, "targetPort": 3000, "appProtocol": "kubernetes.io/h2c"}
 SAY, TELL, ASK = (f"/{SERVICE}/{method}" for method in ("Say", "Tell", "Ask"))
 V1, V2, V3 = (f"grpc-infra-backend-v{number}" for number in (1, 2, 3))
 
@@ -47,6 +48,7 @@ class TestAttachment:
     def _configured(cls, suite: Suite) -> None:
         far = {"name": "web-backend", "namespace": WEB, "port": 8080}
         dated = lambda day: {"creationTimestamp": f"2024-01-0{day}T00:00:00Z"}  # noqa: E731
+        pods = [pod.address for pod in suite.pods_of(V2)]
         suite.apply(
             gateway("grpc", http(hostname="bar.com"), http("named", hostname="*.foo.com", kinds=["GRPCRoute"])),
             route("exact", "grpc/http", rule(V1, "Say"), rule(V2, name="named")),
@@ -60,6 +62,12 @@ class TestAttachment:
             route("first", GW, rule(V2, "Tell")),
             route("second", "all-namespaces", rule(V3, "Tell")),
             route("stranger", GW, rule("web-backend", "Ask"), ns=WEB),
+            route("granted", "grpc/named", rule({**far, "name": "grpc-far"}), hosts="granted.foo.com"),
+            o.service("grpc-far", WEB, CALLS), o.slices("grpc-far", WEB, [{"port": 3000}], pods),
+            o.grant("g", WEB, "GRPCRoute", INFRA, "Service", only="grpc-far"),
+            gateway("sets", http(port=81), allowedListeners={"namespaces": {"from": "Same"}}),
+            o.listener_set("set", "sets", http("calls", 80, kinds=["GRPCRoute"])),
+            route("at-set", {"group": GATEWAY_API, "kind": "ListenerSet", "name": "set"}, rule(V3)),
             gateway("kinds", http()),
             o.route("web", "kinds", o.rule(), hosts="both.example", **dated(1)),
             route("younger", "kinds", rule(V1), hosts="both.example", **dated(2)),
@@ -71,6 +79,8 @@ class TestAttachment:
             ("exact", GOOD),
             ("hosts", GOOD),
             ("shared", GOOD),
+            ("granted", GOOD),
+            ("at-set", GOOD),
             ("none", ("Accepted=False/NoMatchingListenerHostname",)),
             ("missing", ("Accepted=True/Accepted", "ResolvedRefs=False/BackendNotFound")),
             ("far", ("Accepted=True/Accepted", "ResolvedRefs=False/RefNotPermitted")),
@@ -84,7 +94,8 @@ class TestAttachment:
 
     def test_listeners(self, suite: Suite):
         suite.listener("grpc", "http", "Accepted=True", attached=1, kinds={"GRPCRoute", "HTTPRoute"})
-        suite.listener("grpc", "named", "Accepted=True", attached=5, kinds={"GRPCRoute"})
+        suite.listener("grpc", "named", "Accepted=True", attached=6, kinds={"GRPCRoute"})
+        suite.listener("set", "calls", "Accepted=True", attached=1, kinds={"GRPCRoute"}, kind="ListenerSet")
         suite.route("shared", *GOOD, kind="GRPCRoute", parent=1)
         suite.route("stranger", "Accepted=False/NotAllowedByListeners", kind="GRPCRoute", ns=WEB)
 
@@ -94,6 +105,7 @@ class TestAttachment:
             ("grpc", SAY, "bar.com", V1), ("grpc", TELL, "bar.com", V2), ("grpc", "/other.Service/X", "bar.com", V2),
             ("grpc", SAY, "a.foo.com", V1), ("grpc", SAY, "b.foo.com", UNIMPLEMENTED),
             *(("grpc", SAY, f"{name}.foo.com", UNAVAILABLE) for name in ("missing", "far", "odd", "nothing")),
+            ("grpc", SAY, "granted.foo.com", V2), ("sets", SAY, "a.example", V3),
             (GW, SAY, "a.example", V1), ("all-namespaces", SAY, "a.example", V1), (GW, TELL, "a.example", V2),
             ("all-namespaces", TELL, "a.example", V3), (GW, ASK, "a.example", UNIMPLEMENTED),
         ],

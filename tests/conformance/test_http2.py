@@ -165,3 +165,29 @@ class TestMisdirectedRequests:
         assert len(suite.log) == before
         with Http2Asking(suite, "misdirected", sni="calls.wildcard.org") as asking:
             assert asking.call("/conformance.Echo/Say", "calls.wildcard.org").who == "grpc-infra-backend-v2"
+
+    def test_an_open_connection_is_for_the_listeners_that_there_are(self, suite: Suite):
+        """A listener that comes takes its hostname from the one that had it, and gives it back."""
+        before = [gateway("changing", https()), route("c-1", "changing/https", rule("/detect", V1))]
+        suite.apply(*before)
+        with Http2Asking(suite, "changing", sni="second-example.org") as asking:
+            assert asking.ask("/detect", "second-example.org").who == V1
+            suite.apply(
+                gateway("changing", https(), https("second", hostname="second-example.org")),
+                route("c-1", "changing/https", rule("/detect", V1)),
+                route("c-2", "changing/second", rule("/detect", V2)),
+            )
+            assert answered(asking, "second-example.org") in {V2, 421, None}
+        with Http2Asking(suite, "changing", sni="second-example.org") as asking:
+            assert asking.ask("/detect", "second-example.org").who == V2
+            assert asking.ask("/detect", "example.org").who == 421
+            suite.apply(*before)
+            assert answered(asking, "second-example.org") in {V1, 421, None}
+
+
+def answered(asking: Http2Asking, host: str) -> str | int | None:
+    """Who answers on a connection from before a change; None where the gateway has closed it."""
+    try:
+        return asking.ask("/detect", host).who
+    except ConnectionError:
+        return None
