@@ -171,6 +171,8 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
         yield "  parent", f"{parent['name']}{kind}{by}", ""
         if backend.get("fallbacks"):
             yield "", f"where it cannot be connected to: {', '.join(backend['fallbacks'])}", ""
+        for name, left_s in backend.get("parentsAside", {}).items():
+            yield "", f"{name} could not be connected to, and is put aside for {left_s:g} s more", "red"
         if "identity" in parent:
             yield "", "is told who the client is (X-Egress-Identity, signed)", ""
         if parent["credentials"]:

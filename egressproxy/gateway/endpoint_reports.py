@@ -1,12 +1,14 @@
-"""EndpointReporter: counts endpoints that are taken out of service, and tells of them and of those that return."""
+"""Endpoints and parents that are taken out of service are counted, and told of, as are those that return."""
 
 from __future__ import annotations
 
+from egressproxy.errors import Reason
+from egressproxy.ir.backend import BackendIR
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import EventType, InvolvedObject
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, Why
 
-__all__ = ["EndpointReporter"]
+__all__ = ["EndpointReporter", "ParentReporter"]
 
 
 OWN = ".egressproxy.io"
@@ -34,3 +36,24 @@ class EndpointReporter:
 
     def __repr__(self) -> str:
         return "EndpointReporter()"
+
+
+class ParentReporter:
+    """Called with each change (`Network.on_parent_change`)."""
+
+    __slots__ = ("_metrics",)
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def __call__(self, parent: BackendIR, reason: Reason | None, message: str) -> None:
+        """Count that it is put aside; an Event in any case, at the parent's object."""
+        backend = InvolvedObject.of(parent.kind.removesuffix(OWN), parent.name)
+        if reason is None:
+            self._metrics.notices.endpoint_changed(backend, "ParentReturned", message, EventType.NORMAL)
+            return
+        self._metrics.parents_put_aside[parent.name, reason.value] += 1
+        self._metrics.notices.endpoint_changed(backend, "ParentPutAside", message)
+
+    def __repr__(self) -> str:
+        return "ParentReporter()"

@@ -16,7 +16,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
-from egressproxy.gateway.endpoint_reports import EndpointReporter
+from egressproxy.gateway.endpoint_reports import EndpointReporter, ParentReporter
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
@@ -81,7 +81,9 @@ class GatewayServer:
         metrics.add_downstream_source(self._downstream_counts)
         metrics.add_filter_source(self._filter_counts)
         metrics.add_endpoint_source(self._endpoint_states, self._open_circuits)
+        metrics.add_parent_source(self._parents_aside)
         self.network.health.on_change = EndpointReporter(metrics)
+        self.network.on_parent_change = ParentReporter(metrics)
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
@@ -241,6 +243,14 @@ class GatewayServer:
             if connector.watched is not None:
                 for limit in connector.watched.open_circuits():
                     yield connector.name, limit
+
+    def _parents_aside(self) -> Iterable[tuple[str, bool]]:
+        """By parent: whether one of the backends behind it has it put aside."""
+        found: dict[str, bool] = {}
+        for connector in self.snapshot.connectors.values() if self.snapshot is not None else ():
+            for parent, left_s in connector.ways.put_aside() if connector.ways is not None else ():
+                found[parent] = found.get(parent, False) or left_s > 0
+        return found.items()
 
     def _filter_counts(self) -> Iterable[FilterStats]:
         return self.snapshot.filters.stats() if self.snapshot is not None else ()

@@ -60,6 +60,8 @@ class Counts:
     ejections: dict[tuple[str, str, str], int] = field(default_factory=dict)
     shed: dict[tuple[str, str], int] = field(default_factory=dict)
     open_circuits: dict[tuple[str, str], int] = field(default_factory=dict)
+    parents_aside: dict[str, int] = field(default_factory=dict)
+    parents_put_aside: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
     mcp_calls: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
@@ -109,4 +111,5 @@ class Counts:
         self.downstream.clear()
         self.endpoints.clear()
         self.open_circuits.clear()
+        self.parents_aside.clear()
         self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is MetricKind.COUNTER}

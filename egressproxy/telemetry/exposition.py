@@ -135,6 +135,7 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
         downstream.add_metric(place, count)
     yield from (upstream, waiting, downstream)
     yield from _endpoints(counts)
+    yield from _parents(counts)
     rejected = "Client connections closed at once, and times when none could be accepted."
     reloads = "Configurations read, that of the start included, by result."
     of_filter = ("filter", "type", "phase", "scope", "result")
@@ -185,6 +186,18 @@ def _endpoints(counts: Counts) -> Iterator[Metric]:
     yield health
     yield _counter("egress_endpoint_ejections", ejected, ("backend", "endpoint", "reason"), counts.ejections)
     yield circuits
+
+
+def _parents(counts: Counts) -> Iterator[Metric]:
+    """Of places with several parents, or with destinations that go past them."""
+    aside = GaugeMetricFamily(
+        "egress_parent_aside", "Workers in which a parent proxy is put aside.", labels=("parent",)
+    )
+    for parent, workers in sorted(counts.parents_aside.items()):
+        aside.add_metric((parent,), workers)
+    times = "Times that a parent proxy was put aside, by reason."
+    yield aside
+    yield _counter("egress_parent_put_aside", times, ("parent", "reason"), counts.parents_put_aside)
 
 
 def _workers(workers: Iterable[ProcessFigures]) -> Iterator[Metric]:

@@ -29,6 +29,7 @@ __all__ = [
     "FilterSource",
     "HistogramSource",
     "Metrics",
+    "ParentSource",
     "UpstreamSource",
 ]
 
@@ -57,6 +58,8 @@ DownstreamSource = Callable[[], Iterable[tuple[str, str, int]]]
 EndpointSource = Callable[[], Iterable[tuple[str, str, str]]]
 #: Yields (backend, limit), for each endpoint whose limit is reached.
 CircuitSource = Callable[[], Iterable[tuple[str, str]]]
+#: Yields (parent, whether it is put aside).
+ParentSource = Callable[[], Iterable[tuple[str, bool]]]
 FilterSource = Callable[[], Iterable[FilterStats]]
 #: Gives the count of each bucket, one more than there are bounds, and the sum in seconds.
 HistogramSource = Callable[[], tuple[tuple[int, ...], float]]
@@ -98,6 +101,7 @@ class Metrics:
         self.reloads: Counter[str] = Counter()
         self.connections_rejected: Counter[str] = Counter()
         self.http2_connections_broken: Counter[str] = Counter()
+        self.parents_put_aside: Counter[tuple[str, str]] = Counter()  # by parent and Reason
         self.ejections: Counter[tuple[str, str, str]] = Counter()
         self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
         self.external_auth = ExternalAuthCounts()
@@ -115,6 +119,7 @@ class Metrics:
         self._filter_sources: list[FilterSource] = []
         self._endpoint_sources: list[EndpointSource] = []
         self._circuit_sources: list[CircuitSource] = []
+        self._parent_sources: list[ParentSource] = []
         self._readings: list[tuple[str, MetricKind, str, Callable[[], float]]] = []
         self._histograms: list[tuple[str, str, tuple[float, ...], HistogramSource]] = []
         self.add_gauge(
@@ -231,6 +236,10 @@ class Metrics:
         self._endpoint_sources.append(endpoints)
         self._circuit_sources.append(circuits)
 
+    def add_parent_source(self, source: ParentSource) -> None:
+        """Register a source of the parents that are put aside."""
+        self._parent_sources.append(source)
+
     def add_filter_source(self, source: FilterSource) -> None:
         """Register a source of the counters of filters."""
         self._filter_sources.append(source)
@@ -278,6 +287,8 @@ class Metrics:
             dict(self.ejections),
             dict(self.shed),
             dict(Counter(_read_all(self._circuit_sources))),
+            {parent: int(is_aside) for parent, is_aside in _read_all(self._parent_sources)},
+            dict(self.parents_put_aside),
             dict(filters),
             dict(self.external_auth.asked),
             dict(self.mcp_calls.counted),

@@ -60,10 +60,10 @@ def test_everything_goes_through_a_socks_proxy_but_what_is_listed(workers: int, 
             assert PASSWORD not in gateway.stderr + str(gateway.records) + gateway.admin("/metrics")[1]
 
 
-def test_a_parent_that_is_gone_costs_no_request(tmp_path: Path):
+def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(tmp_path: Path):
     forward, gone = free_port(), free_port()
     with NameServer(NAMES) as dns, Origin() as origin, BasicProxy("robot", PASSWORD) as proxy:
-        parent = {"name": "one", "fallbacks": [{"name": "two", **LOGIN}]}
+        parent = {"name": "one", **LOGIN, "fallbacks": [{"name": "two", **LOGIN}]}
         backends = m.backend("one", "one.test", gone), m.backend("two", "two.test", proxy.port)
         with GatewayProcess(tmp_path / "gw", objects(forward, dns.address, parent, *backends)) as gateway:
             for _ in range(20):
@@ -73,6 +73,18 @@ def test_a_parent_that_is_gone_costs_no_request(tmp_path: Path):
                     assert tunnel(sock, "api.test", origin.port) == 200
             assert len(proxy.asked) == 40
             wait_until(lambda: "parent proxy agents/one): it is put aside for 1 s" in gateway.stderr)
+            assert gateway.metric("egress_parent_put_aside_total", parent="agents/one", reason="upstream_refused") >= 1
+            with BasicProxy("robot", PASSWORD, port=gone) as back:
+
+                def is_back() -> bool:
+                    with client(forward) as sock:
+                        assert tunnel(sock, "api.test", origin.port) == 200
+                    return bool(back.asked)
+
+                wait_until(is_back)
+                wait_until(lambda: gateway.metric("egress_parent_aside", parent="agents/one") == 0)
+                wait_until(lambda: "ParentReturned" in gateway.admin("/api/v1/namespaces/agents/events")[1])
+                assert "ParentPutAside" in gateway.admin("/api/v1/namespaces/agents/events")[1]
 
 
 def test_two_gateways_that_are_each_others_parents_do_not_go_round(tmp_path: Path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from egressproxy.gateway.endpoint_reports import EndpointReporter
+from egressproxy.errors import Reason
+from egressproxy.gateway.endpoint_reports import EndpointReporter, ParentReporter
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 from egressproxy.telemetry.exposition import Exposition
@@ -62,3 +63,32 @@ def test_the_state_of_endpoints_is_shown_and_that_of_workers_added_up():
     total.forget_gauges()
     assert not total.endpoints
     assert total.ejections
+
+
+def test_parents_that_are_put_aside_and_return_are_events_of_their_backend_and_counted():
+    def gathered(*, is_aside: bool):
+        metrics = Metrics("0")
+        tell = ParentReporter(metrics)
+        parent = BackendIR("agents/corp", Destination.FQDN, kind="Backend.egressproxy.io")
+        tell(parent, Reason.CONNECT_REFUSED, "refused")
+        tell(parent, None, "it is back")
+        metrics.add_parent_source(lambda: [("agents/corp", is_aside), ("agents/other", False)])
+        return metrics
+
+    metrics = gathered(is_aside=True)
+    told = [(str(n.regarding), n.severity, n.reason, n.message) for n in metrics.notices.take()]
+    assert told == [
+        ("Backend agents/corp", "Warning", "ParentPutAside", "refused"),
+        ("Backend agents/corp", "Normal", "ParentReturned", "it is back"),
+    ]
+    total = metrics.gather()
+    total.add(gathered(is_aside=True).gather())
+    text = Exposition("0").render(total)[0].decode()
+    for line in (
+        'egress_parent_put_aside_total{parent="agents/corp",reason="upstream_refused"} 2.0',
+        'egress_parent_aside{parent="agents/corp"} 2.0',
+        'egress_parent_aside{parent="agents/other"} 0.0',
+    ):
+        assert line in text
+    total.forget_gauges()
+    assert "egress_parent_aside{" not in Exposition("0").render(total)[0].decode()

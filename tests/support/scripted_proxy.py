@@ -19,9 +19,9 @@ CONNECTED: Final = b"\x05\x00\x00\x01\x7f\x00\x00\x01\x00\x00"
 class _Proxy(ABC):
     """`refused` counts those who were not let in."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.refused = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -59,10 +59,10 @@ class BasicProxy(_Proxy):
     absolute-form.
     """
 
-    def __init__(self, username: str, password: str) -> None:
+    def __init__(self, username: str, password: str, port: int = 0) -> None:
         self.allow(username, password)
         self.asked: list[bytes] = []
-        super().__init__()
+        super().__init__(port)
 
     def allow(self, username: str, password: str) -> None:
         """These and no others are let in from now on."""

@@ -428,7 +428,9 @@ class Connector:
 
 def _parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
     """A connector for each parent of the backend, and one without for what no parent is asked for."""
-    ways = [(name, Connector(each, network)) for name, each in specs_of_ways(spec)]
+    ways = [(parent, Connector(each, network)) for parent, each in specs_of_ways(spec)]
     no_proxy = spec.backend.no_proxy
     direct = Connector(direct_spec(spec), network) if no_proxy else None
-    return ParentWays(ways, direct, no_proxy, lambda: network.wheel.now)
+    return ParentWays(
+        ways, direct, no_proxy, lambda: network.wheel.now, lambda *change: network.on_parent_change(*change)
+    )

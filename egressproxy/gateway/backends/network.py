@@ -7,7 +7,8 @@ import secrets
 import sys
 from collections.abc import Callable
 
-from egressproxy.ir.backend import ConnectionIR
+from egressproxy.errors import Reason
+from egressproxy.ir.backend import BackendIR, ConnectionIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.shares import Shares, most_of
 from egressproxy.net.descriptors import descriptors
@@ -49,6 +50,8 @@ class Network:
         self.dialer = Dialer()
         self.zone = zone
         self.health = HealthRegistry()
+        #: Called with a parent, why it is put aside (None: it can be connected to again), and a sentence.
+        self.on_parent_change: Callable[[BackendIR, Reason | None, str], None] = lambda parent, reason, message: None
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS

@@ -7,17 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from egressproxy.ir.backend import ConnectionIR, Destination
+from egressproxy.ir.backend import BackendIR, ConnectionIR, Destination
 from egressproxy.ir.policy import AddressAllowance
 from egressproxy.ir.resilience import NO_RESILIENCE
 
 __all__ = ["direct_spec", "parent_spec", "specs_of_ways"]
 
 
-def specs_of_ways(spec: ConnectionIR) -> Iterator[tuple[str, ConnectionIR]]:
-    """The backend through each of its parents alone, in their order, each with the name of that parent."""
+def specs_of_ways(spec: ConnectionIR) -> Iterator[tuple[BackendIR, ConnectionIR]]:
+    """The backend through each of its parents alone, in their order, each with that parent. None without a parent."""
     backend = replace(spec.backend, other_parents=(), no_proxy=())
-    yield backend.parent.name if backend.parent is not None else "-", replace(spec, backend=backend)
+    if backend.parent is not None:
+        yield backend.parent, replace(spec, backend=backend)
     for each in spec.backend.other_parents:
         way = replace(
             backend,
@@ -26,7 +27,7 @@ def specs_of_ways(spec: ConnectionIR) -> Iterator[tuple[str, ConnectionIR]]:
             parent_dns=each.dns,
             parent_identity_key=each.identity_key,
         )
-        yield each.backend.name, replace(spec, backend=way)
+        yield each.backend, replace(spec, backend=way)
 
 
 def direct_spec(spec: ConnectionIR) -> ConnectionIR:

@@ -8,18 +8,18 @@ it has succeeded. Only connections are made again: what a parent answers is an a
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
 
+from egressproxy.errors import Reason
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, Parent
 from egressproxy.gateway.backends.parent_connect import ParentUnreachable
-from egressproxy.ir.backend import ConnectionIR, NoProxyRule
+from egressproxy.ir.backend import BackendIR, ConnectionIR, NoProxyRule
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.tls_contexts import HTTP_1_1
 
@@ -33,7 +33,6 @@ MAX_KNOWN = 1024
 
 C = TypeVar("C")
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 class NoProxy:
@@ -74,33 +73,41 @@ class _Way(Generic[C]):
     """`until` is the time at which it may be tried again, after so many `failures` in a row."""
 
     connector: C
-    parent: str
+    parent: BackendIR
     failures: int = 0
     until: float = 0.0
 
 
 class ParentWays(Generic[C]):
-    """Chooses the connector of a way. `now` gives monotonic seconds."""
+    """Chooses the connector of a way. `now` gives monotonic seconds; `tell` is `Network.on_parent_change`."""
 
-    __slots__ = ("_direct", "_no_proxy", "_now", "_ways")
+    __slots__ = ("_direct", "_no_proxy", "_now", "_tell", "_ways")
 
     def __init__(
         self,
-        ways: Sequence[tuple[str, C]],
+        ways: Sequence[tuple[BackendIR, C]],
         direct: C | None,
         no_proxy: Iterable[NoProxyRule],
         now: Callable[[], float],
+        tell: Callable[[BackendIR, Reason | None, str], None],
     ) -> None:
-        """`ways` are connectors, each with the name of its parent; `direct` is for what `no_proxy` lists."""
+        """`ways` are connectors, each with its parent; `direct` is for what `no_proxy` lists."""
         self._ways = [_Way(connector, parent) for parent, connector in ways]
         self._direct = direct
         self._no_proxy = NoProxy(tuple(no_proxy))
         self._now = now
+        self._tell = tell
 
     @property
     def connectors(self) -> list[C]:
         """All of them."""
         return [way.connector for way in self._ways] + ([self._direct] if self._direct is not None else [])
+
+    def put_aside(self) -> Iterator[tuple[str, float]]:
+        """The name of each parent, and the seconds for which it is put aside from now on; 0.0: it is not."""
+        now = self._now()
+        for way in self._ways:
+            yield way.parent.name, max(0.0, way.until - now)
 
     def is_direct(self, host: str, port: int) -> bool:
         """Whether this destination is reached past the parents."""
@@ -142,8 +149,8 @@ class ParentWays(Generic[C]):
                 error.__traceback__ = None  # frames that hold it: no cycle
             else:
                 if way.failures:
-                    log.warning("the parent proxy %s can be connected to again", way.parent)
                     way.failures, way.until = 0, 0.0
+                    self._tell(way.parent, None, f"the parent proxy {way.parent.name} can be connected to again")
                 return made
 
     def _next(self, tried: Sequence[_Way[C]]) -> _Way[C]:
@@ -155,11 +162,12 @@ class ParentWays(Generic[C]):
         way.failures += 1
         pause_s = _pause_s(way.failures)
         way.until = self._now() + pause_s
-        log.warning("%s: it is put aside for %.0f s (%s)", error.message, pause_s, error.reason.value)
+        message = f"{error.message}: it is put aside for {pause_s:.0f} s ({error.reason.value})"
+        self._tell(way.parent, error.reason, message)
 
     def __repr__(self) -> str:
         now = self._now()
-        names = (f"{way.parent} (aside)" if way.until > now else way.parent for way in self._ways)
+        names = (f"{way.parent.name} (aside)" if way.until > now else way.parent.name for way in self._ways)
         return f"ParentWays({', '.join(names)})"
 
 

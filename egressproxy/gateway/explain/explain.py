@@ -284,10 +284,13 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
         made["tls"] = _tls(decided, connector, target.host)
         _describe_endpoints(made, connector)
         if connector.ways is not None:
+            if aside := {name: round(left_s, 1) for name, left_s in connector.ways.put_aside() if left_s > 0}:
+                made["parentsAside"] = aside
             connector = connector.ways.first(target.host, target.port)
             if connector.parent is None:
                 made["noProxy"], made["via"] = True, []
                 made.pop("fallbacks", None)
+                made.pop("parentsAside", None)
         if connector.parent is None:
             await _describe_addresses(made, decided, connector, target)
         else:

@@ -11,7 +11,7 @@ import pytest
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.backends.parent_connect import ParentUnreachable
 from egressproxy.gateway.backends.parent_ways import MAX_KNOWN, MAX_PAUSE_S, NoProxy, ParentWays
-from egressproxy.ir.backend import NoProxyRule
+from egressproxy.ir.backend import BackendIR, Destination, NoProxyRule
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward, reverse
 from tests.support import manifests as m
@@ -129,12 +129,21 @@ def test_a_deny_of_any_of_them_closes_what_would_go_through_them(converse: Start
 
 
 class Clock:
+    """`told` has what was told of parents."""
+
     now = 100.0
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Reason | None, str]] = []
+
+    def tell(self, parent: BackendIR, reason: Reason | None, message: str) -> None:
+        self.told.append((parent.name, reason, message))
 
 
 def ways(*names: str) -> tuple[ParentWays[str], Clock]:
     clock = Clock()
-    return ParentWays([(name, name) for name in names], None, (), lambda: clock.now), clock
+    parents = [(BackendIR(name, Destination.FQDN), name) for name in names]
+    return ParentWays(parents, None, (), lambda: clock.now, clock.tell), clock
 
 
 def reached(found: ParentWays[str], down: set[str]) -> list[str]:
@@ -169,6 +178,20 @@ def test_the_time_for_which_one_is_put_aside_grows_and_ends_with_a_success():
     assert reached(found, {"one"}) == ["one", "two"]
     clock.now += 1
     assert reached(found, {"one"}) == ["one", "two"], "it begins with the first time again"
+
+
+def test_it_is_told_when_one_is_put_aside_and_when_it_returns():
+    found, clock = ways("one", "two")
+    reached(found, {"one"})
+    assert dict(found.put_aside()) == {"one": 1.0, "two": 0.0}
+    reached(found, {"one"})
+    assert clock.told == [("one", Reason.CONNECT_REFUSED, "one: it is put aside for 1 s (upstream_refused)")]
+    clock.now += 1
+    reached(found, set())
+    assert clock.told[1:] == [("one", None, "the parent proxy one can be connected to again")]
+    assert dict(found.put_aside()) == {"one": 0.0, "two": 0.0}
+    reached(found, set())
+    assert len(clock.told) == 2
 
 
 def test_what_many_exchanges_find_at_the_same_time_counts_once():

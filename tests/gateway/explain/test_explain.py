@@ -156,7 +156,10 @@ def test_other_parents_and_what_goes_past_them_are_shown():
     (backend,) = found["backends"]
     assert (backend["via"], backend["fallbacks"]) == (["agents/socks"], ["agents/corp"])
     assert backend["parent"]["protocol"] == "SOCKS5"
+    assert "parentsAside" not in backend
+    backend["parentsAside"] = {"agents/socks": 3.5}
     text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
+    assert "agents/socks could not be connected to, and is put aside for 3.5 s more" in text
     assert "parent agents/socks, SOCKS5 (parent of EgressPolicy agents/default)" in text
     assert "where it cannot be connected to: agents/corp" in text
     found = ask(objects, "CONNECT", "a.example:443")
