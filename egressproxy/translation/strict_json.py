@@ -29,17 +29,24 @@ class Unreadable(ValueError):
 
 
 def dumps(value: Any) -> bytes:
-    """This value as JSON in UTF-8, without spaces. Half a surrogate pair, which only streams have, stays an escape."""
+    """This value as JSON in UTF-8, without spaces. Half a surrogate pair, which only streams have, stays an escape.
+
+    Raises Unreadable for an infinite number, which is what a provider's `1e999` becomes, and for too many levels.
+    """
     try:
         return _encode(value).encode()
     except UnicodeEncodeError:
         return _encode_ascii(value).encode()
+    except RecursionError:
+        raise Unreadable("it is nested too deeply") from None
+    except ValueError:
+        raise Unreadable("it has a number that is too large") from None
 
 
 def loads(text: bytes | str) -> Any:
     """What a provider's JSON says. Raises Unreadable."""
     try:
-        return json.loads(text, parse_constant=_constant)
+        return json.loads(text if isinstance(text, str) else text.decode(), parse_constant=_constant)
     except RecursionError:
         raise Unreadable("it is nested too deeply") from None
     except ValueError as error:  # the message of JSONDecodeError quotes nothing of the text

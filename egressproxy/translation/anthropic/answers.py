@@ -56,7 +56,7 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
     """What the model has answered. Raises BadAnswer."""
     parts: list[Text | RefusalText | ToolCall] = []
     for block in objects_in(value, "content"):
-        kind = block.get("type")
+        kind = text(block, "type")
         if kind == "text":
             no_more_than(block, "citations", [])
             parts.append(Text(needed_text(block, "text")))

@@ -39,7 +39,7 @@ from egressproxy.translation.conversation import (
     Usage,
 )
 from egressproxy.translation.errors import BadAnswer, error_object
-from egressproxy.translation.event_stream import event
+from egressproxy.translation.event_stream import MAX_EVENT_BYTES, event
 from egressproxy.translation.strict_json import dumps, loads
 
 __all__ = ["MessageStreamReader", "MessageStreamWriter"]
@@ -78,7 +78,7 @@ class MessageStreamReader:
         value = loads(data)
         if type(value) is not dict:
             raise BadAnswer("an event of the stream is not an object")
-        kind = value.get("type")
+        kind = text(value, "type")
         if kind == "content_block_delta":
             return self._delta(value)
         if kind == "error":
@@ -87,6 +87,8 @@ class MessageStreamReader:
         if kind == "ping":
             return [KeepAlive()]
         if kind == "message_start":
+            if self._started:
+                raise BadAnswer("the stream begins twice")
             message = object_in(value, "message")
             self._started = True
             self._usage = read_usage(object_in(message, "usage"))
@@ -108,7 +110,7 @@ class MessageStreamReader:
 
     def _start(self, value: dict[str, Any]) -> list[StreamEvent]:
         block = object_in(value, "content_block")
-        kind = block.get("type")
+        kind = text(block, "type")
         if self._open is not None:
             raise BadAnswer("a block of the stream begins inside another one")
         self._open = count(value, "index")
@@ -127,7 +129,7 @@ class MessageStreamReader:
 
     def _delta(self, value: dict[str, Any]) -> list[StreamEvent]:
         delta = object_in(value, "delta")
-        kind = delta.get("type")
+        kind = text(delta, "type")
         if self._open is None or value.get("index") != self._open:
             raise BadAnswer("the stream goes on with a block that is not open")
         if kind == "text_delta" and not self._is_thought:
@@ -163,13 +165,14 @@ class MessageStreamReader:
 class MessageStreamWriter:
     """Events to those of Anthropic's stream."""
 
-    __slots__ = ("_before", "_index", "_kind", "_refusals")
+    __slots__ = ("_before", "_index", "_kind", "_refusals", "_size")
 
     def __init__(self) -> None:
         self._index = -1
         self._kind = PartKind.TEXT
         self._before = b""  # what stands before every delta of the open block
         self._refusals: list[str] = []
+        self._size = 0  # of them
 
     def write(self, told: StreamEvent) -> bytes:
         """What the client gets for this event."""
@@ -222,6 +225,9 @@ class MessageStreamWriter:
     def _delta(self, told: Delta) -> bytes:
         if self._kind is PartKind.REFUSAL:
             self._refusals.append(told.text)
+            self._size += len(told.text)
+            if self._size > MAX_EVENT_BYTES:
+                raise BadAnswer("the refusal is too long to be told at the end")
             return b""
         return self._before + dumps(told.text) + b"}}\n\n"
 

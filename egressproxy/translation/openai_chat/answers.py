@@ -52,28 +52,31 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
     if refusal := text(message, "refusal"):
         parts.append(RefusalText(refusal))
     for call in objects_in(message, "tool_calls"):
-        if call.get("type", "function") != "function":
+        if text(call, "type") not in ("function", None):
             raise BadAnswer("the answer has a call of a tool that is no function")
         function = object_in(call, "function")
         parts.append(
             ToolCall(needed_text(call, "id"), needed_text(function, "name"), text(function, "arguments") or "")
         )
     usage = read_usage(object_in(value, "usage"))
-    stop = stop_of(choices[0])
+    stop = stop_of(choices[0], any(type(part) is ToolCall for part in parts))
     if stop is None:
         raise BadAnswer("finish_reason is missing")
     ident, model, created = needed_text(value, "id"), needed_text(value, "model"), seconds(value, "created")
     return ModelAnswer(ident, model, created, tuple(parts), stop, None, usage)
 
 
-def stop_of(choice: dict[str, Any]) -> Stop | None:
-    """Why the model stopped; None if it has not. Raises BadAnswer for a reason that is not known."""
+def stop_of(choice: dict[str, Any], has_calls: bool) -> Stop | None:
+    """Why the model stopped; None if it has not. Raises BadAnswer for a reason that is not known.
+
+    A call of a tool that the request has named ends with `stop`, too; the other APIs have one word for all calls.
+    """
     reason = text(choice, "finish_reason")
     if reason is None:
         return None
     if reason not in _STOPS:
         raise BadAnswer(f"finish_reason {reason[:80]!r} is not known")
-    return _STOPS[reason]
+    return Stop.TOOL_CALLS if has_calls and reason == "stop" else _STOPS[reason]
 
 
 def read_usage(usage: dict[str, Any]) -> Usage:
@@ -95,7 +98,7 @@ def write_answer(answer: ModelAnswer, now: int) -> dict[str, Any]:
     calls = [part for part in answer.parts if type(part) is ToolCall]
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": "".join(texts) if texts else None,
+        "content": "".join(texts) if texts or not (refusals or calls) else None,
         "refusal": "".join(refusals) if refusals else None,
         "annotations": [],
     }

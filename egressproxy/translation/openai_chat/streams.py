@@ -66,17 +66,18 @@ class ChatStreamReader:
         if chunk.get("error") is not None:
             return [failed(chunk["error"])]
         events: list[StreamEvent] = []
-        if not self._started:
+        choices = objects_in(chunk, "choices")
+        if not self._started and choices:  # Azure tells of its filters before, in a chunk without an id
             self._started = True
             ident, model = needed_text(chunk, "id"), text(chunk, "model") or ""
             events.append(Started(ident, model, seconds(chunk, "created"), self._usage))
         if chunk.get("usage") is not None:
             self._usage = read_usage(object_in(chunk, "usage"))
-        for choice in objects_in(chunk, "choices"):
+        for choice in choices:
             if choice.get("index", 0) != 0:
                 raise BadAnswer("the stream has more than one choice")
             self._read_delta(object_in(choice, "delta"), events)
-            self._stop = stop_of(choice) or self._stop
+            self._stop = stop_of(choice, self._tool_index >= 0) or self._stop
         return events
 
     def _read_delta(self, delta: dict[str, Any], events: list[StreamEvent]) -> None:
@@ -100,7 +101,7 @@ class ChatStreamReader:
     def _call(self, call: dict[str, Any], events: list[StreamEvent]) -> None:
         index, function = count(call, "index"), object_in(call, "function")
         if index > self._tool_index:
-            if call.get("type") not in ("function", None):
+            if text(call, "type") not in ("function", None):
                 raise BadAnswer("the stream has a call of a tool that is no function")
             events += self._close()
             self._kind, self._tool_index = PartKind.TOOL_CALL, index

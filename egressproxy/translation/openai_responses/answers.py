@@ -64,7 +64,7 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
         raise BadAnswer(failure)
     parts: list[Text | RefusalText | ToolCall] = []
     for item in objects_in(value, "output"):
-        kind = item.get("type")
+        kind = text(item, "type")
         if kind == "message":
             parts += [_part(part) for part in objects_in(item, "content")]
         elif kind == "function_call":
@@ -87,7 +87,7 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
 
 
 def _part(part: dict[str, Any]) -> Text | RefusalText:
-    kind = part.get("type")
+    kind = text(part, "type")
     if kind == "output_text":
         no_more_than(part, "annotations", [])
         return Text(needed_text(part, "text"))

@@ -59,20 +59,21 @@ _DELTAS: Final = {
 class ResponseStreamReader:
     """Events of a response's stream to ours."""
 
-    __slots__ = ("_arguments", "_call", "_has_calls", "_index", "_kind")
+    __slots__ = ("_call", "_has_begun", "_has_calls", "_index", "_kind")
 
     def __init__(self) -> None:
         self._kind: PartKind | None = None  # of the part that is open
         self._index = -1  # of the item that it belongs to
         self._call: str | None = None  # the arguments of the open call, if no delta tells them
         self._has_calls = False
+        self._has_begun = False
 
     def read(self, name: bytes, data: bytes) -> list[StreamEvent]:
         """The events that this event of the stream holds. Raises BadAnswer, Unreadable."""
         value = loads(data)
         if type(value) is not dict:
             raise BadAnswer("an event of the stream is not an object")
-        kind = value.get("type")
+        kind = text(value, "type")
         if kind in _DELTAS:
             return self._delta(_DELTAS[kind], value)
         if kind == "response.output_item.added":
@@ -84,7 +85,7 @@ class ResponseStreamReader:
         if kind == "response.output_text.annotation.added":
             raise BadAnswer("the stream has an annotation, which the client's API has no form for")
         if kind == "response.created":
-            return [_started(object_in(value, "response"))]
+            return [self._start(object_in(value, "response"))]
         if kind in ("response.completed", "response.incomplete"):
             return self._finish(object_in(value, "response"))
         if kind == "response.failed":
@@ -94,9 +95,16 @@ class ResponseStreamReader:
             return [failed(value.get("error") or value)]
         return [KeepAlive()] if kind in ("response.in_progress", "keepalive") else []
 
+    def _start(self, response: dict[str, Any]) -> Started:
+        if self._has_begun:
+            raise BadAnswer("the stream begins twice")
+        self._has_begun = True
+        ident, model = needed_text(response, "id"), needed_text(response, "model")
+        return Started(ident, model, seconds(response, "created_at"), Usage())
+
     def _item(self, value: dict[str, Any]) -> list[StreamEvent]:
         item = object_in(value, "item")
-        kind = item.get("type")
+        kind = text(item, "type")
         if kind not in ("message", "function_call", "reasoning"):
             raise of_no_form("the stream has an item", kind)
         if kind != "function_call":
@@ -107,7 +115,7 @@ class ResponseStreamReader:
 
     def _part(self, value: dict[str, Any]) -> list[StreamEvent]:
         part = object_in(value, "part")
-        kind = part.get("type")
+        kind = text(part, "type")
         if kind == "reasoning_text":
             return []
         if kind not in ("output_text", "refusal"):
@@ -127,7 +135,11 @@ class ResponseStreamReader:
 
     def _done(self, kind: str, value: dict[str, Any]) -> list[StreamEvent]:
         is_call = self._kind is PartKind.TOOL_CALL
-        if self._kind is None or value.get("output_index") != self._index or is_call != (kind[9:20] == "output_item"):
+        if (
+            self._kind is None
+            or value.get("output_index") != self._index
+            or is_call != (kind == "response.output_item.done")
+        ):
             return []
         if is_call and self._call is not None:  # a call that came whole
             self._call = text(object_in(value, "item"), "arguments") or self._call
@@ -135,6 +147,7 @@ class ResponseStreamReader:
         return self._close()
 
     def _open(self, kind: PartKind, value: dict[str, Any]) -> list[StreamEvent]:
+        self._check_begun()
         events = self._close()
         self._kind, self._index = kind, count(value, "output_index")
         return events
@@ -145,14 +158,14 @@ class ResponseStreamReader:
         self._kind = self._call = None
         return [_ENDED]
 
+    def _check_begun(self) -> None:
+        if not self._has_begun:
+            raise BadAnswer("the stream does not begin with response.created")
+
     def _finish(self, response: dict[str, Any]) -> list[StreamEvent]:
+        self._check_begun()
         stop = stop_of(response, self._has_calls)
         return [*self._close(), Finished(stop, None, read_usage(object_in(response, "usage")))]
-
-
-def _started(response: dict[str, Any]) -> Started:
-    ident, model = needed_text(response, "id"), needed_text(response, "model")
-    return Started(ident, model, seconds(response, "created_at"), Usage())
 
 
 class ResponseStreamWriter:

@@ -1,0 +1,325 @@
+"""Endings of answers, refusals, and what providers send that no other API has a form for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egressproxy.translation.apis import Api
+from egressproxy.translation.translator import ResponseTranslator
+from tests.translation.examples import (
+    ANSWERS,
+    ANTHROPIC,
+    CHAT,
+    PAIRS,
+    RESPONSES,
+    STREAMS,
+    chat_chunk,
+    events,
+    named,
+    request,
+    streamed,
+    unnamed,
+    whole,
+)
+
+IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
+
+
+def answer(api: Api, ending: dict[str, Any], text: str | None = "so") -> dict[str, Any]:
+    """An answer of one text with this ending."""
+    made: dict[str, Any] = json.loads(json.dumps(ANSWERS[api]))
+    if api is CHAT:
+        message = {"role": "assistant", "content": text, **ending.pop("message", {})}
+        made["choices"][0] = {"index": 0, "message": message, **ending}
+    elif api is ANTHROPIC:
+        made |= {"content": [{"type": "text", "text": text}] if text else [], **ending}
+    else:
+        parts = [{"type": "output_text", "text": text, "annotations": []}] if text else []
+        parts += ending.pop("parts", [])
+        made |= {"output": [{"type": "message", "role": "assistant", "content": parts}], **ending}
+    return made
+
+
+def ending_of(api: Api, told: dict[str, Any]) -> Any:
+    """Why an answer ends."""
+    if api is CHAT:
+        return told["choices"][0]["finish_reason"]
+    if api is ANTHROPIC:
+        return told["stop_reason"]
+    return told["status"] if told["status"] == "completed" else told["incomplete_details"]["reason"]
+
+
+ENDINGS: dict[Api, dict[str, dict[str, Any]]] = {
+    CHAT: {
+        "end": {"finish_reason": "stop"},
+        "length": {"finish_reason": "length"},
+        "filtered": {"finish_reason": "content_filter"},
+    },
+    RESPONSES: {
+        "end": {"status": "completed"},
+        "length": {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+        "filtered": {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
+    },
+    ANTHROPIC: {
+        "end": {"stop_reason": "end_turn"},
+        "length": {"stop_reason": "max_tokens"},
+        "filtered": {"stop_reason": "refusal"},
+    },
+}
+WORDS = {
+    CHAT: {"end": "stop", "length": "length", "filtered": "content_filter"},
+    RESPONSES: {"end": "completed", "length": "max_output_tokens", "filtered": "content_filter"},
+    ANTHROPIC: {"end": "end_turn", "length": "max_tokens", "filtered": "refusal"},
+}
+
+
+@IN_EACH_PAIR
+@pytest.mark.parametrize("ending", ["end", "length", "filtered"])
+def test_an_answer_ends_for_the_same_reason(source: Api, target: Api, ending: str):
+    status, told = whole(source, target, answer(target, dict(ENDINGS[target][ending])))
+    assert status == 200
+    assert ending_of(source, told) == WORDS[source][ending]
+
+
+@IN_EACH_PAIR
+@pytest.mark.parametrize("ending", ["length", "filtered"])
+def test_a_stream_ends_for_the_same_reason(source: Api, target: Api, ending: str):
+    more = ENDINGS[target][ending]
+    if target is CHAT:
+        stream = unnamed(chat_chunk({"content": "so"}), chat_chunk({}, more["finish_reason"])) + b"data: [DONE]\n\n"
+    elif target is ANTHROPIC:
+        stream = STREAMS[target].replace(
+            b'"stop_reason": "tool_use"', b'"stop_reason": "%s"' % more["stop_reason"].encode()
+        )
+    else:
+        blocks = STREAMS[target].split(b"\n\n")
+        last = {"type": "response.incomplete", "response": {**ANSWERS[RESPONSES], **more}}
+        stream = b"\n\n".join(blocks[:-2]) + b"\n\n" + named(last)
+    told = events(streamed(source, target, [stream]))
+    if source is CHAT:
+        assert told[-1]["choices"][0]["finish_reason"] == WORDS[CHAT][ending]
+    elif source is ANTHROPIC:
+        assert told[-2]["delta"]["stop_reason"] == WORDS[ANTHROPIC][ending]
+    else:
+        assert told[-1]["type"] == "response.incomplete"
+        assert ending_of(RESPONSES, told[-1]["response"]) == WORDS[RESPONSES][ending]
+
+
+def test_a_stop_sequence_and_a_full_context_have_words_in_chat():
+    for reason, word in (("stop_sequence", "stop"), ("model_context_window_exceeded", "length")):
+        told = whole(CHAT, ANTHROPIC, answer(ANTHROPIC, {"stop_reason": reason, "stop_sequence": "x"}))[1]
+        assert ending_of(CHAT, told) == word
+
+
+def test_a_call_that_was_forced_ends_as_every_call():
+    forced = json.loads(json.dumps(ANSWERS[CHAT]))
+    forced["choices"][0]["finish_reason"] = "stop"
+    assert whole(ANTHROPIC, CHAT, forced)[1]["stop_reason"] == "tool_use"
+    stream = STREAMS[CHAT].replace(b'"finish_reason": "tool_calls"', b'"finish_reason": "stop"')
+    assert events(streamed(ANTHROPIC, CHAT, [stream]))[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+REFUSALS = {
+    CHAT: answer(CHAT, {"finish_reason": "stop", "message": {"refusal": "no, sorry"}}, None),
+    RESPONSES: answer(RESPONSES, {"status": "completed", "parts": [{"type": "refusal", "refusal": "no, sorry"}]}, None),
+    ANTHROPIC: answer(
+        ANTHROPIC,
+        {
+            "stop_reason": "refusal",
+            "stop_details": {"type": "refusal", "category": None, "explanation": "no, sorry"},
+        },
+        None,
+    ),
+}
+
+
+@IN_EACH_PAIR
+def test_a_refusal_is_told_in_the_place_that_each_api_has(source: Api, target: Api):
+    told = whole(source, target, REFUSALS[target])[1]
+    if source is CHAT:
+        assert told["choices"][0]["message"]["refusal"] == "no, sorry"
+        assert told["choices"][0]["message"]["content"] is None
+    elif source is RESPONSES:
+        assert told["output"][0]["content"] == [{"type": "refusal", "refusal": "no, sorry"}]
+    else:
+        assert told["stop_reason"] == "refusal"
+        assert told["stop_details"]["explanation"] == "no, sorry"
+
+
+REFUSING_STREAMS = {
+    CHAT: unnamed(chat_chunk({"refusal": "no, "}), chat_chunk({"refusal": "sorry"}), chat_chunk({}, "stop"))
+    + b"data: [DONE]\n\n",
+    RESPONSES: named(
+        {"type": "response.created", "response": {**ANSWERS[RESPONSES], "output": []}},
+        {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "content": []}},
+        {"type": "response.content_part.added", "output_index": 0, "part": {"type": "refusal", "refusal": ""}},
+        {"type": "response.refusal.delta", "output_index": 0, "delta": "no, sorry"},
+        {"type": "response.content_part.done", "output_index": 0, "part": {"type": "refusal", "refusal": "no, sorry"}},
+        {"type": "response.completed", "response": REFUSALS[RESPONSES]},
+    ),
+    ANTHROPIC: named(
+        {"type": "message_start", "message": {**REFUSALS[ANTHROPIC], "stop_reason": None}},
+        {"type": "message_delta", "delta": REFUSALS[ANTHROPIC], "usage": {"output_tokens": 3}},
+        {"type": "message_stop"},
+    ),
+}
+
+
+@IN_EACH_PAIR
+def test_a_refusal_in_a_stream_is_told_in_the_place_that_each_api_has(source: Api, target: Api):
+    told = events(streamed(source, target, [REFUSING_STREAMS[target]]))
+    if source is CHAT:
+        deltas = [chunk["choices"][0]["delta"] for chunk in told]
+        assert "".join(delta.get("refusal", "") for delta in deltas) == "no, sorry"
+    elif source is RESPONSES:
+        last = told[-1]["response"]
+        assert last["output"][0]["content"] == [{"type": "refusal", "refusal": "no, sorry"}]
+        assert "".join(event["delta"] for event in told if event["type"] == "response.refusal.delta") == "no, sorry"
+    else:
+        assert told[-2]["delta"]["stop_details"]["explanation"] == "no, sorry"
+
+
+def test_a_stream_of_azure_begins_with_a_chunk_about_its_filters():
+    first = {"choices": [], "created": 0, "id": "", "model": "", "object": "", "prompt_filter_results": []}
+    told = events(streamed(ANTHROPIC, CHAT, [unnamed(first) + STREAMS[CHAT]]))
+    assert told[0]["message"]["id"] == "msg_1"
+
+
+def test_a_call_without_arguments_has_an_empty_object():
+    call = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
+    stream = named(
+        {"type": "message_start", "message": ANSWERS[ANTHROPIC]},
+        {"type": "content_block_start", "index": 0, "content_block": call},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 3}},
+        {"type": "message_stop"},
+    )
+    told = events(streamed(RESPONSES, ANTHROPIC, [stream]))
+    assert told[-1]["response"]["output"][0]["arguments"] == "{}"
+    chunks = [chunk["choices"][0]["delta"] for chunk in events(streamed(CHAT, ANTHROPIC, [stream]))]
+    assert "".join(d["tool_calls"][0]["function"]["arguments"] for d in chunks if "tool_calls" in d) == "{}"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
+NO_FORM: list[tuple[Api, dict[str, Any], str]] = [
+    (CHAT, {"choices": []}, "0 choices"),
+    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"audio": {"id": "a"}}}), "audio"),
+    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"annotations": [{}]}}), "annotations"),
+    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"function_call": {}}}), "function_call"),
+    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"tool_calls": [{"type": "custom"}]}}), "no function"),
+    (CHAT, answer(CHAT, {"finish_reason": "function_call"}), "finish_reason"),
+    (CHAT, answer(CHAT, {"finish_reason": None}), "finish_reason"),
+    (RESPONSES, {**ANSWERS[RESPONSES], "output": [{"type": "web_search_call"}]}, "web_search_call"),
+    (RESPONSES, {**ANSWERS[RESPONSES], "status": "failed", "error": {"message": "it broke"}}, "it broke"),
+    (RESPONSES, {**ANSWERS[RESPONSES], "status": "queued"}, "queued"),
+    (RESPONSES, answer(RESPONSES, {"parts": [{"type": "output_audio"}]}), "output_audio"),
+    (RESPONSES, answer(RESPONSES, {"parts": [{"type": "output_text", "text": "", "annotations": [1]}]}), "annotations"),
+    (ANTHROPIC, answer(ANTHROPIC, {"stop_reason": "pause_turn"}), "pause_turn"),
+    (ANTHROPIC, answer(ANTHROPIC, {"stop_reason": None}), "stop_reason"),
+    (ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [{"type": "server_tool_use"}]}, "server_tool_use"),
+    (ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [{"type": "text", "text": "", "citations": [{}]}]}, "citations"),
+    (ANTHROPIC, {**ANSWERS[ANTHROPIC], "usage": {"input_tokens": "many"}}, "input_tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "body", "why"), NO_FORM)
+def test_an_answer_that_has_no_form_in_the_clients_api_is_a_bad_gateway(target: Api, body: dict[str, Any], why: str):
+    for source in Api:
+        if source is not target:
+            status, told = whole(source, target, body)
+            assert status == 502
+            assert why in told["error"]["message"]
+
+
+def test_arguments_that_are_no_object_have_no_form_at_anthropic():
+    message = {"tool_calls": [CALL]}
+    status, told = whole(ANTHROPIC, CHAT, answer(CHAT, {"finish_reason": "tool_calls", "message": message}))
+    assert status == 502
+    assert "arguments" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("source", [CHAT, RESPONSES])
+def test_a_number_that_no_double_holds_is_a_bad_gateway(source: Api):
+    body = json.dumps(ANSWERS[ANTHROPIC]).replace('"K\\u00f6ln"', "1e999").encode()
+    assert whole(source, ANTHROPIC, body)[0] == 502
+
+
+BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+START = {"type": "message_start", "message": ANSWERS[ANTHROPIC]}
+CREATED = {"type": "response.created", "response": ANSWERS[RESPONSES]}
+CALLING = chat_chunk({"tool_calls": [{"index": 1, "id": "c", "function": {"name": "f", "arguments": ""}}]})
+BROKEN: list[tuple[Api, bytes, str]] = [
+    (CHAT, unnamed(chat_chunk({})) + b"data: [DONE]\n\n", "without a finish_reason"),
+    (CHAT, unnamed(CALLING, chat_chunk({"tool_calls": [{"index": 0}]})), "goes on with a tool call"),
+    (CHAT, unnamed(CALLING, chat_chunk({"content": "x"}), chat_chunk({"tool_calls": [{"index": 1}]})), "goes on"),
+    (CHAT, unnamed({**chat_chunk({}), "choices": [{"index": 1, "delta": {}}]}), "more than one choice"),
+    (CHAT, unnamed(chat_chunk({"audio": {"id": "a"}})), "audio"),
+    (RESPONSES, named({"type": "response.completed", "response": ANSWERS[RESPONSES]}), "does not begin"),
+    (RESPONSES, named(CREATED, CREATED), "begins twice"),
+    (RESPONSES, named(CREATED, {"type": "response.output_text.delta", "output_index": 0, "delta": "x"}), "not open"),
+    (RESPONSES, named(CREATED, {"type": "response.output_item.added", "item": {"type": "mcp_call"}}), "mcp_call"),
+    (RESPONSES, named(CREATED, {"type": "response.output_text.annotation.added"}), "annotation"),
+    (ANTHROPIC, named(BLOCK), "does not begin"),
+    (ANTHROPIC, named(START, START), "begins twice"),
+    (ANTHROPIC, named(START, BLOCK, BLOCK), "inside another"),
+    (ANTHROPIC, named(START, BLOCK, {"type": "message_stop"}), "inside a block"),
+    (ANTHROPIC, named(START, {"type": "message_stop"}), "without a stop_reason"),
+    (ANTHROPIC, named(START, {**BLOCK, "content_block": {"type": "server_tool_use"}}), "server_tool_use"),
+    (ANTHROPIC, named(START, BLOCK, {"type": "content_block_delta", "index": 1, "delta": {}}), "not open"),
+    (ANTHROPIC, named(START, BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "new"}}), "'new'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "stream", "why"), BROKEN)
+def test_a_stream_that_has_no_form_in_the_clients_api_ends_in_an_error(target: Api, stream: bytes, why: str):
+    for source in Api:
+        if source is not target:
+            last = events(streamed(source, target, [stream]))[-1]
+            assert why in json.dumps(last)
+
+
+def test_what_keeps_a_stream_open_is_passed_on():
+    assert streamed(CHAT, ANTHROPIC, [named({"type": "ping"})]).startswith(b": keep-alive\n\n")
+    assert streamed(RESPONSES, CHAT, [b": OPENROUTER PROCESSING\n\n"]).startswith(b": keep-alive\n\n")
+    assert streamed(ANTHROPIC, CHAT, [b": OPENROUTER PROCESSING\n\n"]).startswith(b"event: ping\n")
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every object and array in a value, with each of its keys or indexes."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, one in inner for place in [(value, key), *places(one)]]
+
+
+junk = st.sampled_from(
+    ["null", "true", "0", "-1", "1.5", '""', '"x"', "[]", "[1]", "[{}]", "{}", '{"type":"x"}', "9" * 30, '"\\ud800"']
+).map(json.loads)
+
+
+@IN_EACH_PAIR
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_stands_in_an_answer_the_client_gets_json(source: Api, target: Api, data: st.DataObject):
+    body = json.loads(json.dumps(ANSWERS[target]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place, key = data.draw(st.sampled_from(places(body)))
+        place[key] = data.draw(junk)
+    assert whole(source, target, body)[0] in (200, 502)
+
+
+@IN_EACH_PAIR
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_stands_in_a_stream_the_client_gets_events(source: Api, target: Api, data: st.DataObject):
+    told = events(STREAMS[target])
+    place, key = data.draw(st.sampled_from(places(told)))
+    place[key] = data.draw(junk)
+    stream = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in told) + b"data: [DONE]\n\n"
+    translator = ResponseTranslator(request(source, target, stream=True))
+    heard = events(translator.feed(stream) + translator.end())
+    assert all(isinstance(event, dict) for event in heard)
+    assert translator.has_failed or heard
