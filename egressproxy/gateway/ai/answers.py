@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.exchange import Exchange
@@ -17,6 +17,13 @@ __all__ = ["MAX_ANSWER", "MAX_ERROR", "Answer", "TranslatedAnswer", "TranslatedS
 #: Bytes of a whole answer that is translated, and of an error of which no more is read.
 MAX_ANSWER: Final = 16 * 1024 * 1024
 MAX_ERROR: Final = 64 * 1024
+
+
+class ReadingClient(Protocol):
+    """What is asked of the client while an answer is read."""
+
+    driver: Driver
+    seen_octets: int  # -1: since the clock has looked, something has moved
 
 
 class TranslatedAnswer:
@@ -66,13 +73,13 @@ class TranslatedStream:
     A stream that ends early, or in an error of the backend, ends with the error event of the client's API.
     """
 
-    __slots__ = ("_driver", "_sink", "_translator", "_upstream", "_x", "has_ended")
+    __slots__ = ("_client", "_sink", "_translator", "_upstream", "_x", "has_ended")
 
-    def __init__(self, x: Exchange, upstream: Upstream, translator: ResponseTranslator, driver: Driver) -> None:
+    def __init__(self, x: Exchange, upstream: Upstream, translator: ResponseTranslator, client: ReadingClient) -> None:
         self._x = x
         self._upstream = upstream
         self._translator = translator
-        self._driver = driver
+        self._client = client
         self._sink: BodySink | None = None
         self.has_ended = False
 
@@ -111,6 +118,7 @@ class TranslatedStream:
         """BodySink: translate a piece, and hand on what has come of it."""
         if self.has_ended:
             return
+        self._client.seen_octets = -1  # events that the client does not know are a sign of life, too
         self._hand_on(self._translator.feed(data))
         if self._translator.has_failed:
             self._end()
@@ -133,7 +141,7 @@ class TranslatedStream:
             self._x.detail = "the backend's stream ended in an error, or before its end"
         assert self._sink is not None
         self._sink.end_body(b"")
-        self._driver.resume()
+        self._client.driver.resume()
 
     def __repr__(self) -> str:
         return f"TranslatedStream({'ended' if self.has_ended else 'open'})"
@@ -146,10 +154,10 @@ Answer = Upstream | TranslatedAnswer | TranslatedStream
 class _Gathering:
     """A sink that keeps a body up to a bound."""
 
-    __slots__ = ("_driver", "_limit", "_size", "is_too_long", "is_whole", "parts")
+    __slots__ = ("_client", "_limit", "_size", "is_too_long", "is_whole", "parts")
 
-    def __init__(self, driver: Driver, limit: int) -> None:
-        self._driver = driver
+    def __init__(self, client: ReadingClient, limit: int) -> None:
+        self._client = client
         self._limit = limit
         self._size = 0
         self.parts = Pieces()
@@ -157,24 +165,25 @@ class _Gathering:
 
     def send_body(self, data: bytes) -> None:
         """BodySink: keep a piece; what is beyond the bound is dropped."""
+        self._client.seen_octets = -1
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)
         elif not self.is_too_long:
             self.is_too_long = True
-            self._driver.resume()
+            self._client.driver.resume()
 
     def end_body(self, trailers: bytes) -> None:
         """BodySink: the body is whole."""
         self.is_whole = True
-        self._driver.resume()
+        self._client.driver.resume()
 
 
-async def gathered(upstream: Upstream, driver: Driver, limit: int) -> bytes:
+async def gathered(upstream: Upstream, client: ReadingClient, limit: int) -> bytes:
     """The whole body of an answer. Raises UpstreamFault where it breaks off, or is longer than `limit` bytes."""
     body = upstream.whole_body()
     if body is None:
-        gathering = _Gathering(driver, limit)
+        gathering = _Gathering(client, limit)
         upstream.send_response_body_to(gathering)
         while not (gathering.is_whole or gathering.is_too_long):
             if upstream.error is not None:

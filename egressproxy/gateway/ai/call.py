@@ -10,7 +10,15 @@ from __future__ import annotations
 from typing import Final, NamedTuple, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
-from egressproxy.gateway.ai.answers import MAX_ANSWER, MAX_ERROR, Answer, TranslatedAnswer, TranslatedStream, gathered
+from egressproxy.gateway.ai.answers import (
+    MAX_ANSWER,
+    MAX_ERROR,
+    Answer,
+    ReadingClient,
+    TranslatedAnswer,
+    TranslatedStream,
+    gathered,
+)
 from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, media_type, set_request_head, set_response_head
 from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
@@ -20,7 +28,6 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
-from egressproxy.net.driver import Driver
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of
@@ -38,10 +45,9 @@ _CALL: Final = "ai call"
 _UNTRANSLATABLE: Final = "untranslatable"
 
 
-class AiClient(InvitedClient, Protocol):
+class AiClient(InvitedClient, ReadingClient, Protocol):
     """What is asked of the client."""
 
-    driver: Driver
     wheel: TimerWheel
 
 
@@ -181,7 +187,7 @@ class AiCall:
         return BadRequest(Reason.UNTRANSLATABLE, message, close=False)
 
     # --- answers ---------------------------------------------------------------------------------------------------
-    async def answer(self, x: Exchange, upstream: Upstream, driver: Driver) -> Answer:
+    async def answer(self, x: Exchange, client: AiClient, upstream: Upstream) -> Answer:
         """What the client gets of the answer in `x.response`, whose head becomes that of the translated one.
 
         Raises UpstreamFault (502) for one that cannot be read. An answer that is no success stays one.
@@ -199,9 +205,9 @@ class AiCall:
         if is_success and request.is_stream and media_type(head.fields) == EVENT_STREAM:
             set_response_head(head, request, EVENT_STREAM)
             head.body = -1
-            return TranslatedStream(x, upstream, translator, driver)
+            return TranslatedStream(x, upstream, translator, client)
         try:
-            body = await gathered(upstream, driver, MAX_ANSWER if is_success else MAX_ERROR)
+            body = await gathered(upstream, client, MAX_ANSWER if is_success else MAX_ERROR)
         except UpstreamFault:
             if is_success:
                 raise

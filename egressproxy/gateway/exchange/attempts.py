@@ -155,12 +155,7 @@ class Attempts:
                 if isinstance(upstream, LocalResponse):
                     return upstream
                 if await self._is_final(upstream):
-                    if ai is None:
-                        answer: Answer = upstream
-                        break
-                    if timer is not None:
-                        timer.cancel()
-                    answer = await ai.answer(self._x, upstream, self._client.driver)
+                    answer: Answer = upstream if ai is None else await self._read_answer(ai, upstream, timer)
                     break
                 discard(self._client, upstream)
             except (UpstreamFault, LimitExceeded) as error:
@@ -234,7 +229,8 @@ class Attempts:
             if course is not None and failover is not None:
                 if failover.spec.first_byte_s:
                     await upstream.first_byte()
-                course.succeeded(self._backend)
+                if self._ai is None:
+                    course.succeeded(self._backend)
             return True
         if course is not None and failover is not None and status in failover.codes:
             if self._ai is not None:
@@ -269,6 +265,16 @@ class Attempts:
                 return False
             self._wait_s = pushback_s
         return True
+
+    async def _read_answer(self, ai: AiCall, upstream: Upstream, timer: AttemptTimer | None) -> Answer:
+        """The answer of an AI provider as the client gets it. Raises UpstreamFault where it cannot be read."""
+        if timer is not None:
+            timer.cancel()  # its first byte is here, and all of it may take longer
+        is_good = status_of_answer(self._x.response) not in self._codes
+        answer = await ai.answer(self._x, self._client, upstream)
+        if self._course is not None and is_good:
+            self._course.succeeded(self._backend)
+        return answer
 
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
         """Whether there is another attempt after this failure of one."""

@@ -22,6 +22,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
+from tests.support.http2 import Http2Origin
 
 STREAM = b'{"model": "gpt-5", "stream": true}'
 EVENTS = b"Content-Type: text/event-stream\r\n"
@@ -431,6 +432,34 @@ def test_a_client_that_does_not_read_holds_the_backend_back(converse: Start):
     talk.client.take(rb"(?s).*\[end\]\r\n0\r\n\r\n")
 
 
+def test_a_backend_that_says_nothing_for_the_client_is_alive(converse: Start):
+    talk = converse(config())
+    talk.client >> post(STREAM)
+    body_of(talk, "a")
+    stream(talk, b"silent")
+    for _ in range(4):
+        talk.after(40.0)  # idle is 60 s
+        more(talk, b"silent")
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n$")
+    talk.client.is_open()
+    talk.after(121.0)
+    talk.client.is_closed()
+    assert talk.record()["reason"] == "upstream_timeout"
+
+
+def test_a_whole_answer_may_take_its_time(converse: Start):
+    talk = converse(config())
+    talk.client >> post()
+    body_of(talk, "a")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+    for letter in b"abcd":
+        talk.after(40.0)
+        talk.origin >> bytes((letter,))
+    talk.client.hears_nothing()
+    talk.origin >> b"e"
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n{abcde}")
+
+
 @pytest.mark.parametrize("kind", [b"application/json", b"text/plain"])
 def test_what_is_no_stream_is_none(converse: Start, monkeypatch: pytest.MonkeyPatch, kind: bytes):
     seen: list[tuple[int, bytes]] = []
@@ -520,6 +549,18 @@ def test_the_last_error_has_the_shape_of_the_client(converse: Start):
     talk.client.take(rb"HTTP/1.1 529 .*?\r\n\r\n{no}")
 
 
+def test_a_provider_whose_answers_cannot_be_read_is_put_aside(converse: Start):
+    talk = converse(two())
+    for number in range(4):
+        talk.client >> post(b'{"model": "opus"}', b"/v1/messages")
+        if number < 3:
+            talk.dialled("a.example", 80).take(rb"POST .*?\r\n\r\n{.*}")
+            talk.origin >> b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 7\r\n\r\ngarbage"
+        talk.dialled("b.example", 80).take(rb"POST .*?\r\n\r\n{.*}")
+        talk.origin >> b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
+        talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")
+
+
 # --- filters, and HTTP/2 -------------------------------------------------------------------------------------------
 class Shouts(Filter):
     def backend_request(self, x: Exchange) -> None:
@@ -559,3 +600,62 @@ def test_clients_of_http2_are_served_the_same(converse: Start):
     talk.origin >> b"0\r\n\r\n"
     peer.settle()
     assert bytes(peer.answers[number].data) == b"[one][stop][end]"
+
+
+def over_http2() -> list[m.Manifest]:
+    made = provider("a", "AnthropicMessages")
+    made["spec"]["destination"]["ports"][0]["protocol"] = "H2C"
+    return config(made)
+
+
+def http2_asked(talk: Conversation, body: bytes) -> Http2Origin:
+    """The backend a has the translated request."""
+    talk.client >> post(body, b"/v1/chat/completions", b"Authorization: Bearer mine")
+    origin = Http2Origin(talk, talk.dialled("a.example", 80))
+    (seen,) = origin.waits_for(1).values()
+    assert seen.headers[b":path"] == b"/v1/messages"
+    assert seen.headers[b"content-length"] == b"%d" % len(seen.data)
+    assert b"authorization" not in seen.headers
+    assert json.loads(bytes(seen.data)) == {"from": "OpenAIChat", "model": "gpt-5"}
+    return origin
+
+
+def test_backends_of_http2_are_asked_the_same(converse: Start):
+    talk = converse(over_http2())
+    http2_asked(talk, CHAT).responds(1, b"hi", (b"content-type", b"application/json"))
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n{hi}")
+
+
+def test_a_stream_of_http2_is_translated_as_it_comes(converse: Start):
+    talk = converse(over_http2())
+    origin = http2_asked(talk, STREAM)
+    origin.responds(1, b"one", (b"content-type", b"text/event-stream"), is_last=False)
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")
+    heard(talk, b"[one]")
+    origin.server.h2.send_data(1, b"stop", end_stream=True)
+    origin.goes_on()
+    heard(talk, b"[stop]", b"[end]")
+    talk.client << b"0\r\n\r\n"
+
+
+def test_a_stream_of_http2_that_is_reset_is_broken_off(converse: Start):
+    talk = converse(over_http2())
+    origin = http2_asked(talk, STREAM)
+    origin.responds(1, b"one", (b"content-type", b"text/event-stream"), is_last=False)
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")
+    heard(talk, b"[one]")
+    origin.server.h2.reset_stream(1)
+    origin.goes_on()
+    talk.client.is_closed()
+    assert talk.client.got == b""
+
+
+def test_a_backend_of_http2_that_has_failed_is_let_go(converse: Start):
+    talk = converse(over_http2())
+    origin = http2_asked(talk, STREAM)
+    origin.responds(1, b"fail", (b"content-type", b"text/event-stream"), is_last=False)
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")
+    heard(talk, b"[fail]")
+    talk.client << b"0\r\n\r\n"
+    origin.goes_on()
+    assert origin.server.calls[1].reset is not None

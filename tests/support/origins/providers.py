@@ -78,7 +78,7 @@ class Provider:
             text = json.dumps(error_of(request.path, told))
             raise _Refused(told, text)
         if told is Trouble.SILENCE:
-            await asyncio.sleep(3600)
+            await left(request)
         if told is Trouble.GARBAGE:
             raise _Refused(200, "<html>")
         return asked, told
@@ -316,6 +316,12 @@ def named(event: Value) -> str:
     return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
+async def left(request: web.Request) -> None:
+    """Until the client has left."""
+    while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 async def flow(
     request: web.Request, lines: Sequence[str], last: Sequence[str], error: str, trouble: Trouble | None
 ) -> web.StreamResponse:
@@ -323,7 +329,7 @@ async def flow(
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
     if trouble is Trouble.STALL:
-        await asyncio.sleep(3600)
+        await left(request)
     half = lines if trouble is None or trouble is Trouble.SHORT else lines[: len(lines) // 2 + 1]
     for line in half:
         cut = len(line) // 2
