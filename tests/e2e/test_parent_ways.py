@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.test_http2_clients import Talk
 from tests.e2e.test_parents import PASSWORD, needs, tunnel
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message, tls_secret
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, tls_secret
 from tests.support import manifests as m
+from tests.support.http2_client import head
 from tests.support.manifests import Manifest
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
@@ -87,21 +89,48 @@ def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(tmp_path: Path):
                 assert "ParentPutAside" in gateway.admin("/api/v1/namespaces/agents/events")[1]
 
 
-def test_two_gateways_that_are_each_others_parents_do_not_go_round(tmp_path: Path):
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_two_gateways_that_are_each_others_parents_do_not_go_round(is_tls: bool, tmp_path: Path):
+    """Over TLS the client asks in HTTP/2."""
+    pki = Pki()
     one, two = free_port(), free_port()
-    with NameServer(NAMES) as dns:
-        first = objects(one, dns.address, {"name": "two"}, m.backend("two", "two.test", two))
-        second = objects(two, dns.address, {"name": "one"}, m.backend("one", "one.test", one))
-        with GatewayProcess(tmp_path / "one", first) as gateway, GatewayProcess(tmp_path / "two", second) as other:
+    ca = m.config_map("ca", {"ca.crt": pki.ca_pem})
+
+    def gateway_of(name: str, port: int, parent: str, parent_port: int) -> list[Manifest]:
+        upstream = m.backend(parent, f"{parent}.test", parent_port, tls=is_tls, ca="ca" if is_tls else None)
+        made = [*objects(port, dns.address, {"name": parent}, upstream), ca]
+        if is_tls:
+            leaf = pki.issue(f"{name}.test")
+            made[0] = m.gateway(m.forward_listener(port, tls={"certificateRefs": [{"name": "cert"}]}))
+            made.append(tls_secret("cert", chain(leaf), leaf.private_key_pem.bytes()))
+        return made
+
+    def statuses() -> Iterator[int]:
+        """Of a CONNECT and of a plain request."""
+        if not is_tls:
             with client(one) as sock:
-                assert tunnel(sock, "api.test", 443) == 502
+                yield tunnel(sock, "api.test", 443)
             with client(one) as sock:
-                sock.sendall(get("api.test", 8080))
-                assert read_message(sock)[0].startswith(b"HTTP/1.1 508 ")
-            gateway.wait_for_record(status=508, reason="loop_detected")
-            assert other.wait_for_record(status=502)["reason"] == "parent_refused"
-            other.mark()
-            assert len(other.records) == 2
+                yield ask(sock, get("api.test", 8080))[0]
+            return
+        context = pki.client_context()
+        context.set_alpn_protocols(["h2"])
+        with client(one, context, "one.test") as sock:
+            talk = Talk(sock)
+            fields = [(b":method", b"CONNECT"), (b":authority", b"api.test:443")]
+            yield talk.answer(talk.client.request(fields)).status
+            yield talk.answer(talk.client.request(head(b"GET", b"/", b"api.test:8080"))).status
+
+    with (
+        NameServer(NAMES) as dns,
+        GatewayProcess(tmp_path / "one", gateway_of("one", one, "two", two)) as gateway,
+        GatewayProcess(tmp_path / "two", gateway_of("two", two, "one", one)) as other,
+    ):
+        assert list(statuses()) == [502, 508]
+        gateway.wait_for_record(status=508, reason="loop_detected")
+        assert other.wait_for_record(status=502)["reason"] == "parent_refused"
+        other.mark()
+        assert len(other.records) == 2
 
 
 @contextmanager

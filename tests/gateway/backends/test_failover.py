@@ -792,3 +792,41 @@ def test_a_call_whose_backend_refuses_connections_goes_to_the_next(converse: Sta
     second.waits_for(1)
     second.responds(1, MESSAGE, CONTENT, trailers=[(b"grpc-status", b"0")])
     assert bytes(client.answer(stream).data) == MESSAGE
+
+
+# --- parents --------------------------------------------------------------------------------------------------------
+def behind_a_parent(port: int, *, tls: bool) -> list[m.Manifest]:
+    """The backends a and b, which are reached through the proxy, in a rule that retries as well."""
+    backends = (m.backend(name, f"{name}.example", port, tls=tls, parent={"name": "proxy"}) for name in ("a", "b"))
+    retry = {"attempts": 3, "codes": [503], "backoff": "0s"}
+    return [
+        m.gateway(m.http_listener(8080)),
+        *backends,
+        m.backend("proxy", "proxy.example", 3128),
+        m.failover("any", "a", "b"),
+        m.http_route("route", m.prefix_rule("/", "any", retry=retry)),
+    ]
+
+
+def test_behind_a_parent_another_backend_is_asked_after_a_code_and_none_again(converse: Start):
+    """The parent may ask the same backend again for itself; another backend it does not know."""
+    talk = converse(behind_a_parent(80, tls=False))
+    talk.client >> GET
+    for name in ("a", "b"):
+        talk.dialled("proxy.example", 3128).take(b"GET http://%b.example/ .*?\r\n\r\n" % name.encode())
+        answer(talk, 503)
+    passed(talk, 503)
+    talk.no_dial()
+    assert talk.record()["attempts"] == 2
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_tunnel_that_a_parent_refuses_is_asked_for_to_each_backend_once(converse: Start, status: int):
+    talk = converse(behind_a_parent(443, tls=True))
+    talk.client >> GET
+    for name in ("a", "b"):
+        talk.dialled("proxy.example", 3128).take(b"CONNECT %b.example:443 .*?\r\n\r\n" % name.encode())
+        answer(talk, status)
+    assert talk.client.answer()[0] == 502
+    talk.no_dial()
+    assert (talk.record()["reason"], talk.record()["attempts"]) == ("parent_refused", 2)
