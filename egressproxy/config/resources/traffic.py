@@ -30,7 +30,7 @@ class TrafficTimeouts(Model):
     idle: Duration | None = None
     """For kept-alive connections and bodies that stall."""
     tunnel_idle: Duration | None = None
-    """For tunnels in which nothing moves."""
+    """For tunnels in which nothing moves, and event streams of MCP servers."""
 
 
 class RetryBudget(Model):

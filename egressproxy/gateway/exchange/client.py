@@ -10,6 +10,8 @@ from abc import abstractmethod
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.ai.call import AiCall
+from egressproxy.gateway.ai.heads import EVENT_STREAM, media_type
+from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -235,7 +237,7 @@ class Client(UpstreamCaller):
         if now >= self.attempt_ends_at:
             return self._late()
         octets = self.octets_in + self.octets_out - self.unsent_octets
-        if octets == self.seen_octets and not self._waits_for_answer():
+        if octets == self.seen_octets and not (self._waits_for_answer() or self._may_be_quiet()):
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
         self.seen_octets = octets
         self._set_deadline(now)
@@ -258,6 +260,19 @@ class Client(UpstreamCaller):
         if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
             return False
         return self.wheel.now - upstream.last_read < ANSWER_S
+
+    def _may_be_quiet(self) -> bool:
+        """Whether an MCP server has begun a stream of events, and may have nothing to say on it.
+
+        It has the time `tunnelIdle` of the route, unless the client has left or does not read.
+        """
+        resources = self.resources
+        upstream, backend, route = resources.upstream, resources.backend, resources.route
+        if upstream is None or backend is None or route is None or self.has_ended or self.unsent_octets:
+            return False
+        if upstream.head is None or not (speaks_mcp(backend) and media_type(upstream.head.fields) == EVENT_STREAM):
+            return False
+        return route.tunnel_idle_s <= 0 or self.wheel.now - upstream.last_read < route.tunnel_idle_s
 
     def _set_deadline(self, now: float) -> None:
         at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
