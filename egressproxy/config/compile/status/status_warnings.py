@@ -32,6 +32,8 @@ _SERVED: Final = {
 }
 #: The same for reasons: protocolOptions are compared, and change nothing of what is sent.
 _SERVED_REASONS: Final = {"UnsupportedProtocolOptions": Severity.WARNING}
+#: In the place of what a Gateway says of its listeners, where each says it itself.
+_PRAISE: Final = "the others are served"
 #: What a Gateway says of its listeners, each of which says it itself.
 _OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
 #: A field that a message names as the place of what it says, as those do about rules that are dropped.
@@ -103,11 +105,13 @@ def status_warnings(resources: ResourceSet, compiled: Compiled) -> Iterator[Prob
 
 
 def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Problem]:
-    whole = [condition for condition in status.get("conditions", ()) if not _is_well(condition)]
+    own_conditions = list(status.get("conditions", ()))
+    whole = [condition for condition in own_conditions if not _is_well(condition)]
     parts = [part for part in _parts(resource, status) if part.conditions]
     own = {condition.get("message", "") for condition in whole}
     if any(not own & {condition.get("message", "") for condition in part.conditions} for part in parts):
-        whole = [condition for condition in whole if condition["reason"] not in _OF_PARTS]
+        own_conditions = [kept for each in own_conditions if (kept := _without_parts(each)) is not None]
+        whole = [condition for condition in own_conditions if not _is_well(condition)]
     whole_messages = {condition["message"] for condition in whole if condition.get("message")}
     for part in (_WarnedPart("", "", whole), *parts):
         told = set(whole_messages) if part.words else set()
@@ -131,10 +135,18 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
                     or _SERVED.get(condition["type"], Severity.UNSERVED),
                     code=_code(condition, part.conditions),
                 )
-    for condition in status.get("conditions", ()):
+    for condition in own_conditions:
         if _is_well(condition) and _NO_EFFECT in condition.get("message", ""):
             message = _without_praise(condition["message"])
             yield problem_at(resource, "", message, severity=Severity.NOTE, code="NothingToApply")
+
+
+def _without_parts(condition: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A condition of a Gateway without what it says of its listeners; None where it says nothing else."""
+    if condition["reason"] not in _OF_PARTS:
+        return condition
+    _, _, rest = condition.get("message", "").partition(". ")
+    return {**condition, "message": f"{_PRAISE}. {rest}"} if rest and _is_as_wished(condition) else None
 
 
 def _is_well(condition: Mapping[str, Any]) -> bool:

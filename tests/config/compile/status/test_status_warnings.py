@@ -232,6 +232,21 @@ def test_what_has_nothing_to_be_applied_to_is_served_as_it_is_written():
     assert note.message == "infrastructure has nothing to be applied to: no objects are created for a Gateway."
 
 
+def test_what_a_gateway_does_not_do_is_said_beside_a_listener_that_is_not_served():
+    """The condition that is about its listeners is about itself, too."""
+    odd = "  - {name: odd, port: 3129, protocol: forwardproxy}\n"
+    whole = FORWARD.replace("spec:", "spec:\n  defaultScope: All\n  infrastructure: {labels: {a: b}}") + odd
+    gateway, listener = found(whole)
+    assert (gateway.severity, gateway.field_path, listener.field_path) == (Severity.UNSERVED, "", "spec.listeners[1]")
+    assert gateway.message.startswith("not all of it is served: infrastructure has nothing to be applied to")
+    assert "defaultScope is not supported" in gateway.message
+    assert "odd" not in gateway.message
+
+    listener, note = found(FORWARD.replace("spec:", "spec:\n  infrastructure: {labels: {a: b}}") + odd)
+    assert (note.severity, listener.field_path) == (Severity.NOTE, "spec.listeners[1]")
+    assert note.message.startswith("infrastructure has nothing to be applied to")
+
+
 def test_a_filter_that_is_not_supported_is_said_at_its_place():
     text = (
         ROUTE
