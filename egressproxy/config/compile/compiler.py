@@ -166,7 +166,7 @@ class _Run:
             plan.close()
             statuses.update(plan.statuses())
         statuses.update(self._tls_policies.statuses(self._generations))
-        parents = self._backends.parent_problems(self._policies.objects)
+        parents = self._backends.parents.problems(self._policies.objects)
         statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
         for pipeline in self._resources.of(PayloadProcessingPipeline):
             conditions = Conditions(self._generations.get(pipeline.key, 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import backend_refs, endpoint_refs
@@ -20,8 +20,7 @@ from egressproxy.config.compile.backends.kinds import (
     DestinationBackend,
     object_key,
 )
-from egressproxy.config.compile.backends.parent_credentials import identity_key, parent_credentials
-from egressproxy.config.compile.backends.parent_no_proxy import is_direct
+from egressproxy.config.compile.backends.parent_compiler import ParentCompiler
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
     ai_options,
@@ -32,6 +31,7 @@ from egressproxy.config.compile.backends.published_forms import (
     tls_field,
     x_backend_form,
 )
+from egressproxy.config.compile.backends.resolved_backend import ResolvedBackend
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.backends.tls_settings import port_tls
 from egressproxy.config.compile.extensions.extension_compiler import (
@@ -41,7 +41,6 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     RankedExtension,
     ordered,
 )
-from egressproxy.config.compile.extensions.extension_faults import must_run
 from egressproxy.config.compile.interface import Key, Reference, kind_of, scope_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status import supported_features
@@ -50,8 +49,6 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
-from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import (
@@ -59,50 +56,16 @@ from egressproxy.ir.backend import (
     BackendTlsIR,
     Destination,
     EndpointAddress,
-    NoProxyRule,
-    OtherParent,
     Protocol,
 )
 
-__all__ = ["ANY_DESTINATION", "BackendCompiler", "ResolvedBackend"]
-
-#: Upstream gateways in a row: each is another CONNECT and another handshake.
-MAX_PARENTS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedBackend:
-    """A backend that can be used. `target` is what policies name to mean it; `port` its number.
-
-    `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
-    `parents` are those on the way, the next one first, `fallbacks` those on each other way;
-    `parent_by` is the policy that has named them, "" for the backend itself (`is_direct`: which says that it has none),
-    and `error` why they cannot be used. `service` is the Service that a destination of that type means.
-    """
-
-    spec: BackendIR
-    target: Key
-    port: int
-    extensions: tuple[RankedExtension, ...] = ()
-    region: str = ""
-    resolver: Dns | None = None
-    parents: tuple[ResolvedBackend, ...] = ()
-    fallbacks: tuple[tuple[ResolvedBackend, ...], ...] = ()
-    service: Key | None = None
-    is_direct: bool = False
-    parent_by: str = ""
-    error: str = ""
-
-
-#: What a forward proxy reaches where no route matches: the destination that the request names.
-ANY_DESTINATION = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
+__all__ = ["BackendCompiler"]
 
 
 class BackendCompiler:
     """Resolves backendRefs. Every object is read once, however many routes refer to it."""
 
     __slots__ = (
-        "_busy",
         "_extensions",
         "_failovers",
         "_found",
@@ -111,6 +74,7 @@ class BackendCompiler:
         "_resources",
         "_services",
         "_with_http2",
+        "parents",
         "same_names",
     )
 
@@ -124,7 +88,7 @@ class BackendCompiler:
         self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | UnresolvedRef] = {}
         self._with_http2: dict[int, ResolvedBackend] = {}
         self._placed: dict[Key, tuple[RankedExtension, ...]] = {}
-        self._busy: list[Key] = []
+        self.parents = ParentCompiler(resources, references, self.resolve, self.target_key)
         named: dict[tuple[str, str], list[Key]] = defaultdict(list)
         self._failovers: dict[Key, DestinationBackend] = {}
         for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
@@ -362,7 +326,7 @@ class BackendCompiler:
         if spec.parent is None or has_none:
             return found
         try:
-            return self.through_parent(found, backend, spec.parent)
+            return self.parents.through(found, backend, spec.parent)
         except UnresolvedRef as unresolved:
             raise unresolved.copy("spec.parent") from None
 
@@ -387,85 +351,6 @@ class BackendCompiler:
         if self._references.find(backend, own) is None:
             raise self._references.not_found("BackendNotFound", *service)
         return self._services.backend(*service[2:], port)
-
-    def through_parent(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
-        """The backend, reached through the parent that `source` (itself, or a policy) names. Raises UnresolvedRef."""
-        no_proxy = tuple(NoProxyRule(each.hostnames, each.cidrs, each.ports) for each in ref.no_proxy)
-        if is_direct(resolved.spec, no_proxy):
-            return replace(resolved, is_direct=True)
-        if resolved.spec.destination is not Destination.DYNAMIC:
-            no_proxy = ()
-        parent = self.parent(source, ref)
-        credentials = parent_credentials(self._references, source, ref, parent.spec)
-        others: list[tuple[ResolvedBackend, OtherParent]] = []
-        for each in ref.fallbacks:
-            other = self.parent(source, each)
-            shown = parent_credentials(self._references, source, each, other.spec)
-            key = identity_key(self._references, source, each, other.spec)
-            others.append((other, OtherParent(other.spec, shown, identity_key=key)))
-        spec = replace(
-            resolved.spec,
-            parent=parent.spec,
-            parent_credentials=credentials,
-            parent_identity_key=identity_key(self._references, source, ref, parent.spec),
-            other_parents=tuple(spec for _, spec in others),
-            no_proxy=no_proxy,
-        )
-        parents = (parent, *parent.parents)
-        fallbacks = tuple((other, *other.parents) for other, _ in others)
-        return replace(resolved, spec=spec, parents=parents, fallbacks=fallbacks)
-
-    def parent_problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, UnresolvedRef]:
-        """Why what these policies or Backends send through a parent cannot go there, by object."""
-        problems = {}
-        for source in sources:
-            if source.spec.parent is not None and not source.spec.parent.direct:
-                try:
-                    self.through_parent(ANY_DESTINATION, source, source.spec.parent)
-                except UnresolvedRef as unresolved:
-                    problems[source.key] = unresolved
-        return problems
-
-    def parent(self, source: Resource, ref: ParentProxyRef) -> ResolvedBackend:
-        """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises UnresolvedRef."""
-        if self._has_too_many(source, ref):
-            raise UnresolvedRef("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
-        if source.key in self._busy:
-            raise UnresolvedRef("InvalidParent", f"{source} is its own parent, by way of others")
-        self._busy.append(source.key)
-        try:
-            parent = self.resolve(source, ref, supported_features.PARENT_PROTOCOLS)
-        except UnresolvedRef as unresolved:
-            message = f"the parent of {source} cannot be used: {unresolved.message}"
-            raise UnresolvedRef("InvalidParent", message, unresolved.hint) from None
-        finally:
-            self._busy.pop()
-        if parent.spec.destination is Destination.DYNAMIC:
-            raise UnresolvedRef("InvalidParent", f"the parent of {source} is Dynamic: name a fixed gateway")
-        if parent.spec.other_parents or parent.spec.no_proxy:
-            message = f"the parent of {source}, {parent.spec.name}, has a parent with fallbacks or noProxy"
-            remedy = f"write them in the parent of {source}, or name one parent in {parent.spec.name}"
-            raise UnresolvedRef("UnsupportedValue", message, remedy)
-        if any(must_run(placed.spec) for placed in parent.extensions):
-            # They might refuse something, so leaving them out in silence would open what they close.
-            raise UnresolvedRef(
-                "UnsupportedValue", f"the parent of {source} has extensions, which are not supported yet on a parent"
-            )
-        return parent
-
-    def _has_too_many(self, source: Resource, ref: ParentProxyRef) -> bool:
-        """Whether the parents in a row from here on are more than there may be, as they are written: whoever has them
-        is told, and those on the way that have fewer are not, in whatever order they are read.
-        """
-        seen = {source.key}
-        while len(seen) <= MAX_PARENTS:
-            key = self.target_key(source, ref)
-            found = self._resources.get(*key)
-            if key in seen or not isinstance(found, Backend) or found.spec.parent is None or found.spec.parent.direct:
-                return False  # the last one; or they go round, which is found where they are read
-            seen.add(key)
-            source, ref = found, found.spec.parent
-        return True
 
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"

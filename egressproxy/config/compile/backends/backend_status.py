@@ -76,7 +76,7 @@ def _set_conditions(
             failed += 1
             _set_unresolved(unresolved, conditions)
     if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
-        for problem in backends.parent_problems([backend]).values():
+        for problem in backends.parents.problems([backend]).values():
             _set_unresolved(problem.copy("spec.parent"), conditions)
     if not isinstance(backend, XBackend):
         backends.own_extensions(backend)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from egressproxy.config.compile.backends.backend_compiler import ResolvedBackend
+from egressproxy.config.compile.backends.resolved_backend import ResolvedBackend
 from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments

@@ -12,8 +12,9 @@ from functools import cache, partial
 from itertools import chain
 from typing import Any
 
-from egressproxy.config.compile.backends.backend_compiler import ANY_DESTINATION, BackendCompiler, ResolvedBackend
+from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.kinds import DestinationBackend
+from egressproxy.config.compile.backends.resolved_backend import ANY_DESTINATION, ResolvedBackend
 from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
@@ -193,7 +194,7 @@ class BackendRefCompiler:
         key = (id(resolved), chosen.policy.key)
         if key not in self._through_policies:
             try:
-                found = self.backends.through_parent(resolved, chosen.policy, chosen.ref)
+                found = self.backends.parents.through(resolved, chosen.policy, chosen.ref)
                 on_the_way = (each.target for each in chain(found.parents, *found.fallbacks))
                 if found.spec.parent is None or resolved.target in on_the_way:
                     found = resolved

@@ -1,0 +1,125 @@
+"""The parents that a Backend or a policy names: each a backend itself, which has to be a fixed place, and must not lead
+back to who names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
+
+from egressproxy.config.compile.backends.parent_credentials import identity_key, parent_credentials
+from egressproxy.config.compile.backends.parent_no_proxy import is_direct
+from egressproxy.config.compile.backends.resolved_backend import ANY_DESTINATION, ResolvedBackend
+from egressproxy.config.compile.extensions.extension_faults import must_run
+from egressproxy.config.compile.interface import Key, Reference
+from egressproxy.config.compile.references import References, UnresolvedRef
+from egressproxy.config.compile.status import supported_features
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
+from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.ir.backend import Destination, NoProxyRule, OtherParent, Protocol
+
+__all__ = ["ParentCompiler"]
+
+#: Upstream gateways in a row: each is another CONNECT and another handshake.
+MAX_PARENTS = 8
+
+
+class ParentCompiler:
+    """`resolve` gives the backend that a reference names, `target_key` the object that it means (`BackendCompiler`)."""
+
+    __slots__ = ("_busy", "_references", "_resolve", "_resources", "_target_key")
+
+    def __init__(
+        self,
+        resources: ResourceSet,
+        references: References,
+        resolve: Callable[[Resource, Reference, Container[Protocol]], ResolvedBackend],
+        target_key: Callable[[Resource, Reference], Key],
+    ) -> None:
+        self._resources = resources
+        self._references = references
+        self._resolve = resolve
+        self._target_key = target_key
+        self._busy: list[Key] = []
+
+    def through(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
+        """The backend, reached through the parent that `source` (itself, or a policy) names. Raises UnresolvedRef."""
+        no_proxy = tuple(NoProxyRule(each.hostnames, each.cidrs, each.ports) for each in ref.no_proxy)
+        if is_direct(resolved.spec, no_proxy):
+            return replace(resolved, is_direct=True)
+        if resolved.spec.destination is not Destination.DYNAMIC:
+            no_proxy = ()
+        parent = self._parent(source, ref)
+        credentials = parent_credentials(self._references, source, ref, parent.spec)
+        others: list[tuple[ResolvedBackend, OtherParent]] = []
+        for each in ref.fallbacks:
+            other = self._parent(source, each)
+            shown = parent_credentials(self._references, source, each, other.spec)
+            key = identity_key(self._references, source, each, other.spec)
+            others.append((other, OtherParent(other.spec, shown, identity_key=key)))
+        spec = replace(
+            resolved.spec,
+            parent=parent.spec,
+            parent_credentials=credentials,
+            parent_identity_key=identity_key(self._references, source, ref, parent.spec),
+            other_parents=tuple(spec for _, spec in others),
+            no_proxy=no_proxy,
+        )
+        parents = (parent, *parent.parents)
+        fallbacks = tuple((other, *other.parents) for other, _ in others)
+        return replace(resolved, spec=spec, parents=parents, fallbacks=fallbacks)
+
+    def problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, UnresolvedRef]:
+        """Why what these policies or Backends send through a parent cannot go there, by object."""
+        problems = {}
+        for source in sources:
+            if source.spec.parent is not None and not source.spec.parent.direct:
+                try:
+                    self.through(ANY_DESTINATION, source, source.spec.parent)
+                except UnresolvedRef as unresolved:
+                    problems[source.key] = unresolved
+        return problems
+
+    def _parent(self, source: Resource, ref: ParentProxyRef) -> ResolvedBackend:
+        """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises UnresolvedRef."""
+        if self._has_too_many(source, ref):
+            raise UnresolvedRef("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
+        if source.key in self._busy:
+            raise UnresolvedRef("InvalidParent", f"{source} is its own parent, by way of others")
+        self._busy.append(source.key)
+        try:
+            parent = self._resolve(source, ref, supported_features.PARENT_PROTOCOLS)
+        except UnresolvedRef as unresolved:
+            message = f"the parent of {source} cannot be used: {unresolved.message}"
+            raise UnresolvedRef("InvalidParent", message, unresolved.hint) from None
+        finally:
+            self._busy.pop()
+        if parent.spec.destination is Destination.DYNAMIC:
+            raise UnresolvedRef("InvalidParent", f"the parent of {source} is Dynamic: name a fixed gateway")
+        if parent.spec.other_parents or parent.spec.no_proxy:
+            message = f"the parent of {source}, {parent.spec.name}, has a parent with fallbacks or noProxy"
+            remedy = f"write them in the parent of {source}, or name one parent in {parent.spec.name}"
+            raise UnresolvedRef("UnsupportedValue", message, remedy)
+        if any(must_run(placed.spec) for placed in parent.extensions):
+            # They might refuse something, so leaving them out in silence would open what they close.
+            raise UnresolvedRef(
+                "UnsupportedValue", f"the parent of {source} has extensions, which are not supported yet on a parent"
+            )
+        return parent
+
+    def _has_too_many(self, source: Resource, ref: ParentProxyRef) -> bool:
+        """Whether the parents in a row from here on are more than there may be, as they are written: whoever has them
+        is told, and those on the way that have fewer are not, in whatever order they are read.
+        """
+        seen = {source.key}
+        while len(seen) <= MAX_PARENTS:
+            key = self._target_key(source, ref)
+            found = self._resources.get(*key)
+            if key in seen or not isinstance(found, Backend) or found.spec.parent is None or found.spec.parent.direct:
+                return False  # the last one; or they go round, which is found where they are read
+            seen.add(key)
+            source, ref = found, found.spec.parent
+        return True
