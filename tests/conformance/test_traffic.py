@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import socket
 from typing import Any
 
 import pytest
@@ -57,7 +56,6 @@ class TestRequests:
             route("sessions", GW, rule("/session", **cookie()),
                   rule("/weighted", ["infra-backend-v1@1", "infra-backend-v2@1"], **cookie(sessionName="mine")),
                   rule("/permanent", **cookie(absoluteTimeout="1h", cookieConfig={"lifetimeType": "Permanent"}))),
-            route("protocols", GW, rule("/ws", "infra-backend-v1:8082"), rule("/h2c", "infra-backend-v1:8081")),
         )  # fmt: skip
 
     @pytest.mark.parametrize("path", ["/headless", "/manual"])
@@ -115,19 +113,6 @@ class TestRequests:
                 assert echo is not None
                 assert echo["pod"] == first.echo["pod"]
         assert cookie.startswith("mine=")
-
-    def test_websocket(self, suite: Suite):
-        with socket.create_connection((suite.address(GW), 80), 10) as sock:
-            sock.sendall(
-                b"GET /ws HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-            )
-            file = sock.makefile("rb")
-            assert b" 101 " in file.readline()
-            while file.readline() != b"\r\n":
-                pass
-            sock.sendall(b"hello\n")
-            assert file.readline() == b"hello\n"
 
 
 def tcp(name: str, port: int, **more: Any) -> Manifest:
