@@ -168,6 +168,16 @@ class Connector:
         watch = self.endpoint_target(endpoint).watch if self.watched is not None else None
         return DialTarget(str(endpoint.address), endpoint.port, watch=watch)
 
+    def counting_target(self, x: Exchange, target: DialTarget) -> Target | None:
+        """The target that a tunnel to this one counts at; None where no circuit breaker counts it."""
+        if self.watched is None or not self.watched.counts_tunnels:
+            return None
+        if isinstance(target, Target):
+            return target
+        if self.fixed is not None or self._is_dynamic:
+            return self.target(x)
+        return self.targets.configured(target.host, target.port, self.spec.backend.tls)
+
     def host_field(self, x: Exchange, target: Target) -> bytes:
         """The Host value for this backend, unless the route rewrote it."""
         authority = x.authority

@@ -26,6 +26,7 @@ from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.balancer import Balancer, Member, open_circuit
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState
 from egressproxy.upstream.outlier_detection import OutlierDetection
+from egressproxy.upstream.pool import Claim
 
 __all__ = ["Endpoints", "endpoints_of"]
 
@@ -113,6 +114,30 @@ class Endpoints:
     def end_retry(self) -> None:
         """A retry is over."""
         self.retries -= 1
+
+    # --- tunnels, and requests on connections of others ------------------------------------------------------------
+    @property
+    def counts_tunnels(self) -> bool:
+        """Whether there is a limit that a tunnel may reach."""
+        return self.breaker.max_connections is not None or self.breaker.max_requests is not None
+
+    def count_tunnel(self, target: Target, client: str) -> Callable[[], None]:
+        """Count a tunnel as a connection to this target, and as a request there. Call what is returned in its end.
+
+        It does not wait: where there are as many connections as there may be, an idle one makes way. Raises
+        LimitExceeded, or UpstreamFault, (503).
+        """
+        assert target.watch is not None
+        target.watch.admit(target)
+        most, pool = self.breaker.max_connections, target.pool
+        if most is not None and sum(target.counts()) >= most:
+            idle = pool.take()
+            if idle is None:
+                raise open_circuit(self.name, "maxConnections")
+            idle.close()
+        claim: Claim[Upstream] = Claim(client)
+        pool.count(claim)
+        return partial(pool.lost, claim)
 
     # --- for people ----------------------------------------------------------------------------------------------
     @property

@@ -15,10 +15,21 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.shares import client_of
 from egressproxy.net.driver import Driver, pause
 from egressproxy.protocols.upstream import Upstream
+from egressproxy.upstream.pool import Claim
 
-__all__ = ["IDEMPOTENT", "MAX_ATTEMPTS", "HeldConnection", "Repeat", "UpstreamCaller", "call_upstream", "may_repeat"]
+__all__ = [
+    "IDEMPOTENT",
+    "MAX_ATTEMPTS",
+    "CountedWay",
+    "HeldConnection",
+    "Repeat",
+    "UpstreamCaller",
+    "call_upstream",
+    "may_repeat",
+]
 
 #: RFC 9110 section 9.2.2, without the methods that are never forwarded.
 IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
@@ -38,12 +49,35 @@ _ALWAYS = Repeat.ALWAYS
 _NEVER = Repeat.NEVER
 
 
+class CountedWay:
+    """The connector of a parent, held for a request that counts at its own target: see TargetWatch."""
+
+    __slots__ = ("_claim", "_target", "_via", "behind", "network")
+
+    def __init__(self, via: Connector, target: Target, client: str) -> None:
+        """Count it."""
+        self._via = via
+        self._target = target
+        self._claim: Claim[Upstream] = Claim(client)
+        self.behind = via.behind
+        self.network = via.network
+        target.pool.count(self._claim)
+
+    def release(self, target: Target, connection: Upstream, *, reusable: bool) -> None:
+        """As of Connector."""
+        self._target.pool.lost(self._claim)
+        self._via.release(target, connection, reusable=reusable)
+
+    def __repr__(self) -> str:
+        return f"CountedWay({self._via}, {self._target})"
+
+
 class HeldConnection:
     """The upstream connection of a call, and the connector to give it back to; None while there is none."""
 
     __slots__ = ("connector", "target", "upstream")
 
-    connector: Connector | None
+    connector: Connector | CountedWay | None
     target: Target | None
     upstream: Upstream | None
 
@@ -56,7 +90,7 @@ class HeldConnection:
         self.target = None
         self.upstream = None
 
-    def hold(self, connector: Connector, target: Target, upstream: Upstream) -> None:
+    def hold(self, connector: Connector | CountedWay, target: Target, upstream: Upstream) -> None:
         """Hold this connection, to be given back to this connector."""
         self.connector = connector
         self.target = target
@@ -215,7 +249,14 @@ def send_to_parent(
     parent: Connector,
     target: Target,
 ) -> None:
-    """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential."""
+    """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential.
+
+    Raises LimitExceeded (503) where the circuit breaker of the target allows no further request: the connection, which
+    is the parent's, does not count there.
+    """
+    if target.watch is not None:
+        target.watch.admit(target)
+        caller.resources.connector = CountedWay(parent, target, client_of(x))
     fields = x.request.fields
     block = fields.block
     x.upstream_host = target.host_field

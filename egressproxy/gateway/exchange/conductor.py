@@ -17,7 +17,7 @@ from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
+from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
@@ -290,7 +290,7 @@ class Conductor:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
 
 
-def wanted_credentials(via: Connector | None) -> UpstreamFault:
+def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:
     """Why a 407 does not reach the client: it would send what is meant for us. `via` has given the connection. Plain
     http to a parent is answered by that; whatever else asks for proxy credentials is no proxy of ours.
     """

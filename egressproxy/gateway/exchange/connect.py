@@ -10,11 +10,13 @@ Source: RFC 9110 section 9.3.6.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
+from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -152,7 +154,7 @@ async def open_tunnel(
             authority, must_be_tls=is_tls or x.status != 0, only_reports=route.only_reports,
             checks_name=is_tls or checks_name,
         )  # fmt: skip
-    upstream = await dial(x, backend)
+    upstream = await dial(x, backend, resources)
     if not x.status:
         client.accept_tunnel()
         x.status = 200
@@ -183,8 +185,13 @@ async def refuse_answer(steps: Steps, x: Exchange) -> None:
         raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
 
 
-async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) -> PendingProtocol:
-    """A transport to this backend, with whatever it has said already. `terminated`: the client's TLS ends with us."""
+async def dial(
+    x: Exchange, backend: RouteBackend, resources: HeldResources, *, terminated: bool = False
+) -> PendingProtocol:
+    """A transport to this backend, with whatever it has said already. `terminated`: the client's TLS ends with us.
+
+    The tunnel counts in the circuit breaker of its target until the exchange ends.
+    """
     connector = backend.connector
     assert connector is not None
     x.attempts += 1
@@ -193,11 +200,13 @@ async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) 
         if connector.fixed is not None and connector.fixed.watch is not None:
             connector.fixed.watch.admit(connector.fixed)  # other targets are chosen among those that may be used
         if terminated:
-            target = connector.target(x)
+            target = secure = connector.target(x)
+            count_tunnel(x, connector, target, resources)
             parked = PendingProtocol()
-            await connector.open(x, target, backend.chain.connect, parked)
+            await connector.open(x, secure, backend.chain.connect, parked)
         else:
             target = connector.tunnel_target(x)
+            count_tunnel(x, connector, target, resources)
             parked = await connector.park(x, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
@@ -208,6 +217,20 @@ async def dial(x: Exchange, backend: RouteBackend, *, terminated: bool = False) 
     if target.watch is not None:
         target.watch.answered(target, x.upstream, 0)
     return parked
+
+
+def count_tunnel(x: Exchange, connector: Connector, target: DialTarget, resources: HeldResources) -> None:
+    """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
+    counting = connector.counting_target(x, target)
+    if counting is not None and connector.watched is not None:
+        end, before = connector.watched.count_tunnel(counting, client_of(x)), resources.on_complete
+        resources.on_complete = partial(complete_both, before, end) if before is not None else end
+
+
+def complete_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    """One after the other."""
+    first()
+    second()
 
 
 async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) -> None:

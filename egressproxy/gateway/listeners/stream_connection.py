@@ -227,7 +227,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     take_tunnel_slot(x, client.state, resources, listener)
     if listener.terminate is None:
         # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
-        upstream = await dial(x, backend, terminated=client.reader is None and backend.originates_tls)
+        upstream = await dial(x, backend, resources, terminated=client.reader is None and backend.originates_tls)
         x.status = 200
         held, guard = client.take_held(), None
         if client.hello is not None and x.authority is not None:
@@ -241,7 +241,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         await relaying
         return
     inner = await terminate(client, listener)
-    upstream = await dial(x, backend, terminated=True)
+    upstream = await dial(x, backend, resources, terminated=True)
     x.status = 200
     await relay(accounting.wheel, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()
