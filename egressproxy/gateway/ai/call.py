@@ -7,6 +7,7 @@ said there leads to the next endpoint of a Failover that can, without blame for 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
@@ -184,7 +185,11 @@ class AiCall:
         assert self._first is not None
         field = f"`{self._first.field}`: " if self._first.field else ""
         message = f"no backend of this route can serve the request: {field}{self._first.why}"
-        return BadRequest(Reason.UNTRANSLATABLE, message, close=False)
+        self.backend_api = None
+        error = BadRequest(Reason.UNTRANSLATABLE, message, close=False)
+        error.is_quotable = False  # names of fields are the client's
+        error.detail = f"{field}{self._first.why}"
+        return error
 
     # --- answers ---------------------------------------------------------------------------------------------------
     async def answer(self, x: Exchange, client: AiClient, upstream: Upstream) -> Answer:
@@ -193,6 +198,9 @@ class AiCall:
         Raises UpstreamFault (502) for one that cannot be read. An answer that is no success stays one.
         """
         request, head = self._sent.request, x.response
+        if request is not None:
+            request = replace(request, body=b"")
+        self._sent = self._sent._replace(body=None, request=request)  # a body may be long, and a stream lasts
         if request is None:
             return upstream
         is_success = head.status < 300

@@ -40,12 +40,11 @@ class AiRequests(Filter):
         call = AiCall.of(x)
         if call is None:
             return
-        if call.api is not None and call.backend_api is not None:
-            if x.reason is Reason.UNTRANSLATABLE:
-                self._translations.count(self._route, "-", call.api.value, "-", Reason.UNTRANSLATABLE.value)
-            elif call.is_translated:
-                result = "ok" if x.reason is Reason.OK and 200 <= x.status < 400 else "error"
-                self._translations.count(self._route, x.backend, call.api.value, call.backend_api.value, result)
+        if call.api is not None and x.reason is Reason.UNTRANSLATABLE:
+            self._translations.count(self._route, "-", call.api.value, "-", Reason.UNTRANSLATABLE.value)
+        elif call.api is not None and call.backend_api is not None and call.is_translated:
+            result = "ok" if x.reason is Reason.OK and 200 <= x.status < 400 else "error"
+            self._translations.count(self._route, x.backend, call.api.value, call.backend_api.value, result)
         fields = call.log_fields()
         if fields:
             x.note(LOGGED, fields)

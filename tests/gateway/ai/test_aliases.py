@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from egressproxy.filters.base import BodyMode, Filter
 from egressproxy.gateway.ai.model_field import MAX_MARKS, named_model, with_model
+from egressproxy.model.exchange import Exchange
 from egressproxy.translation.errors import Untranslatable
 from tests.gateway.backends.test_failover import answer, asked, refuse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED
 from tests.support import manifests as m
-from tests.support.conversation import Conversation
+from tests.support.conversation import Conversation, scripted_filter
 
 CHAT = b'{ "messages": [{"role": "user", "content": "h\\u00e9llo  \xc3\xa9"}],\r\n\t"model" : "gpt-5" , "n":1.0e0 }'
 
@@ -230,3 +232,45 @@ def test_a_client_that_waits_is_asked_for_the_body(converse: Start):
     answer(talk, 500)
     talk.dialled("b.example", 80)
     assert b"Expect" not in talk.origin.take(rb"POST .*?\r\n\r\n")[0]
+
+
+def test_names_of_any_kind_are_logged_and_told(converse: Start):
+    talk = converse(config({"modelAliases": {"other": "x"}}))
+    body = b'{"model": "\\ud800\\u0000\xe2\x80\xa8' + b"x" * 500 + b'"}'
+    talk.client >> post(body)
+    assert body_of(talk, "a") == body
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["ai_model"] == "\ud800\0\u2028" + "x" * 125
+
+
+class Whole(Filter):
+    body_mode = BodyMode.BUFFER
+    max_buffer_bytes = 1000
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        return data.replace(b"gpt-5", b"gpt-6")
+
+
+@pytest.mark.parametrize("is_buffered", [False, True])
+def test_filters_of_the_body_come_before(converse: Start, is_buffered: bool):
+    objects = config({"modelAliases": {"gpt-6": "six"}}, {})
+    objects[1] = m.policy(extensions=[scripted_filter("whole", "request-body")])
+    Whole.body_mode = BodyMode.BUFFER if is_buffered else BodyMode.STREAM
+    talk = converse(objects, filters={"whole": Whole()})
+    talk.client >> post()
+    assert body_of(talk, "a") == CHAT.replace(b"gpt-5", b"six")
+    answer(talk, 500)
+    assert b"gpt-6" in talk.dialled("b.example", 80).take(rb"(?s)POST .*}")[0]
+
+
+def test_a_body_in_chunks(converse: Start):
+    talk = converse(config({"modelAlias": "ours"}, {}))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    talk.client >> head + b"10\r\n" + CHAT[:16] + b"\r\n"
+    talk.client >> b"%x\r\n%b\r\n0\r\n\r\n" % (len(CHAT) - 16, CHAT[16:])
+    assert body_of(talk, "a") == CHAT.replace(b"gpt-5", b"ours")
+    answer(talk, 500)
+    sent = talk.dialled("b.example", 80).take(rb"(?s)POST .*\r\n0\r\n\r\n")[0]
+    assert b"Transfer-Encoding: chunked" in sent
+    assert b'"gpt-5"' in sent

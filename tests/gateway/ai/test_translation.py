@@ -6,7 +6,6 @@ What a translation says is tested in tests/translation; here a scripted one stan
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from egressproxy.gateway.ai import call as ai_call
 from egressproxy.model.exchange import Exchange
 from egressproxy.translation.apis import Api
 from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.translator import TranslatedRequest
 from tests.gateway.ai.test_aliases import CHAT, body_of, endpoint, post
 from tests.gateway.backends.test_failover import answer, asked, wait_for_dial
 from tests.gateway.conftest import Start
@@ -60,8 +60,14 @@ def scripted_request(body: bytes, source: Api, target: Api, model: str | None = 
     if "refused" in said:
         raise Untranslatable("refused", "the other API does not know it")
     made = json.dumps({"from": source.value, "model": model or said["model"]}).encode()
-    return SimpleNamespace(
-        source=source, target=target, body=made, is_stream=said.get("stream", False), client_model=said["model"]
+    return TranslatedRequest(
+        source,
+        target,
+        made,
+        is_stream=said.get("stream", False),
+        client_model=said["model"],
+        wants_usage=False,
+        repeated={},
     )
 
 
@@ -265,6 +271,8 @@ def test_what_cannot_be_translated_names_the_field_in_the_shape_of_the_client(co
     assert "`refused`: the other API does not know it" in said["error"]["message"]
     record = talk.record()
     assert (record["reason"], record["status"], record["ai_api"]) == ("untranslatable", 400, "AnthropicMessages")
+    assert record["detail"] == "`refused`: the other API does not know it"
+    assert "ai_backend_api" not in record
     assert talk.metrics.translations.counted == {("agents/route", "-", "AnthropicMessages", "-", "untranslatable"): 1}
 
 
