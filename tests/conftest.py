@@ -17,7 +17,7 @@ from hypothesis import settings
 from egressproxy.net import sockets, tls
 from egressproxy.net.loop import loop_name, new_loop
 from egressproxy.protocols.http1 import downstream
-from egressproxy.protocols.http2 import downstream as downstream2
+from egressproxy.protocols.http2 import downstream_stream as downstream2
 from egressproxy.protocols.tunnel import tunnel
 from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd

@@ -13,7 +13,8 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http2.stream_transport import StreamTransport
-from egressproxy.protocols.http2.upstream import Http2Upstream, UpstreamStream
+from egressproxy.protocols.http2.upstream import Http2Upstream
+from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from tests.gateway.backends.test_http2_connections import GET, UPGRADE, dialled, h2c, started
 from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of

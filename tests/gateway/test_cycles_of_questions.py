@@ -14,7 +14,8 @@ from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http2.upstream import Http2Upstream, UpstreamStream
+from egressproxy.protocols.http2.upstream import Http2Upstream
+from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from tests.gateway.ext_authz import test_filter as http
 from tests.gateway.ext_authz import test_grpc_client as grpc
 from tests.gateway.kit import OK

@@ -21,7 +21,8 @@ from h2.exceptions import H2Error
 
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http2.upstream import Http2Upstream, UpstreamStream
+from egressproxy.protocols.http2.upstream import Http2Upstream
+from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from egressproxy.upstream.dialer import Dialer
 from egressproxy.upstream.outlier_detection import OutlierDetection
 from tests.gateway.faults import CONNECTIONS, HANDSHAKES, HTTP1, HTTP2, Again, Expected, Seen

@@ -20,7 +20,8 @@ from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.upstream import Http2Upstream, UpstreamStream
+from egressproxy.protocols.http2.upstream import Http2Upstream
+from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from egressproxy.upstream.pool import Claim
 from egressproxy.upstream.shared_pool import SharedPool
 

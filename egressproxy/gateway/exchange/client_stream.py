@@ -23,7 +23,8 @@ from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.downstream import DownstreamHttp2, DownstreamStream
+from egressproxy.protocols.http2.downstream import DownstreamHttp2
+from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.metrics import Metrics
 

@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
-from egressproxy.protocols.http2.downstream import REST_SIZE
+from egressproxy.protocols.http2.downstream_stream import REST_SIZE
 from egressproxy.protocols.http2.flood_guard import BURST
 from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
 from tests.gateway.conftest import Start

@@ -16,14 +16,8 @@ from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
-from egressproxy.protocols.http2.upstream import (
-    DOUBT_S,
-    PING_AGAIN_S,
-    PING_ANSWER_S,
-    SILENCE_S,
-    Http2Upstream,
-    UpstreamStream,
-)
+from egressproxy.protocols.http2.upstream import PING_AGAIN_S, PING_ANSWER_S, SILENCE_S, Http2Upstream
+from egressproxy.protocols.http2.upstream_stream import DOUBT_S, UpstreamStream
 from tests.net.test_flow_control import Transport
 from tests.support.http2 import Http2Server
 

@@ -1,0 +1,550 @@
+"""DownstreamStream: one request on a client's HTTP/2 connection, and its answer.
+
+It has what `DownstreamConnection` has for the handler, which is told of each request head and runs the exchange. What
+breaks a rule of messages is answered where HTTP/1 would answer it, and its stream is reset; the others go on.
+
+States of a stream, and what leads from one to the next; nothing else may happen:
+
+    state       event    next        the event
+    ----------  -------  ----------  --------------------------------------------------------------------------
+    RECEIVING   whole    RESPONDING  the end of the request's body; at once where it has none
+    RESPONDING  listen   LISTENING   the exchange waits for what the client says in a tunnel
+    LISTENING   heard    RESPONDING  that is here, or the client's end
+    RESPONDING  detach   DETACHED    what is said belongs to a tunnel
+    LISTENING   detach   DETACHED
+    RECEIVING   finish   FINISHING   the exchange is over: what is left to say goes out, as the windows allow
+    RESPONDING  finish   FINISHING
+    RECEIVING   loss     LOST        reset by either side, or the connection is gone
+    RESPONDING  loss     LOST
+    LISTENING   loss     LOST
+    DETACHED    loss     LOST        so it is, too, when the tunnel has ended
+    FINISHING   loss     LOST        so it is, too, when all is said
+
+Sources: RFC 9113 sections 5.1 and 8.1, RFC 8441.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol
+
+from h2.errors import ErrorCodes
+
+from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason, UpstreamFault
+from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.driver import Driver
+from egressproxy.net.flow_control import BodySink
+from egressproxy.net.pieces import keep
+from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE, RequestHandler
+from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.heads import read_trailers
+from egressproxy.protocols.http2.response_fields import (
+    CONTINUE,
+    TUNNEL_ESTABLISHED,
+    answer_fields,
+    interim_fields,
+    response_code,
+)
+from egressproxy.protocols.http2.stream import Http2Stream, StreamCarrier
+from egressproxy.protocols.http2.stream_transport import StreamTransport
+from egressproxy.protocols.http2.websocket import Handshake
+
+__all__ = ["DownstreamCarrier", "DownstreamStream", "StreamState"]
+
+#: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
+#: would keep a hundred responses here for days.
+REST_S = 10.0
+REST_SIZE = 4096
+
+
+class _NoDeadline(Deadline):
+    """That of a stream which is over: whoever moves it moves nothing."""
+
+    __slots__ = ()
+
+    def set(self, at: float) -> None:
+        """Nothing."""
+
+    def after(self, seconds: float) -> None:
+        """Nothing."""
+
+
+NO_DEADLINE = _NoDeadline(TimerWheel(), lambda: None)
+
+
+class StreamState(Enum):
+    """See the table above."""
+
+    RECEIVING = auto()
+    RESPONDING = auto()
+    LISTENING = auto()
+    DETACHED = auto()
+    FINISHING = auto()
+    LOST = auto()
+
+
+_RECEIVING, _RESPONDING, _LISTENING, _DETACHED, _FINISHING, _LOST = StreamState
+
+
+class DownstreamCarrier(StreamCarrier, Protocol):
+    """What a client's stream needs of its connection, beside what every stream needs."""
+
+    client: str
+    handler: RequestHandler
+    idle_s: float
+    limits: HeadLimits
+    request_headers_s: float
+    transport: asyncio.Transport
+    wheel: TimerWheel
+
+    def new_deadline(self, callback: Callable[[], None]) -> Deadline:
+        """One for a stream."""
+
+    def spare(self, deadline: Deadline) -> None:
+        """The stream of this one is over."""
+
+    def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
+        """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
+
+    def stream_failed(self) -> None:
+        """The client has broken a rule on a stream. Raises Flood where it does so all the time."""
+
+    def forget(self, stream: Http2Stream) -> bool:
+        """The stream is over. False where it was so before."""
+
+
+class DownstreamStream(Http2Stream):
+    """One request and its answer. Its states are those of the table above."""
+
+    __slots__ = (
+        "_handshake",
+        "_left",
+        "_pieces",
+        "_reads_on_until",
+        "_request_trailers",
+        "_reset_code",
+        "_state",
+        "_unsent_before",
+        "body_limit",
+        "body_size",
+        "client",
+        "deadline",
+        "driver",
+        "has_ended",
+        "idle_s",
+        "is_whole",
+        "request_headers_s",
+        "sink",
+        "transport",
+        "wheel",
+    )
+
+    connection: DownstreamCarrier
+
+    def __init__(self, connection: DownstreamCarrier, number: int) -> None:
+        super().__init__(connection, number)
+        self.wheel = connection.wheel
+        self.client = connection.client
+        self.request_headers_s = connection.request_headers_s  # also for the first bytes of a tunnel
+        self.idle_s = connection.idle_s
+        self.driver = Driver()
+        self.deadline = connection.new_deadline(self._deadline_passed)
+        self.transport: asyncio.Transport = connection.transport
+        self.sink: BodySink | None = None
+        self.is_reading_paused = True  # until somebody asks for the body
+        self.body_size = 0
+        self.body_limit = -1
+        self.has_ended = False  # a tunnel's end is here
+        self.is_whole = False  # END_STREAM is here
+        self._left = -1  # bytes of content that Content-Length still promises; -1: it does not say
+        self._pieces: list[bytes] = []  # of content that nobody has taken
+        self._request_trailers = b""
+        self._reset_code: ErrorCodes | None = None  # goes out behind our last word
+        self._unsent_before = 0
+        self._handshake: Handshake | None = None
+        self._reads_on_until = NEVER
+        self._state = _RECEIVING
+
+    # --- the request ---------------------------------------------------------------------------------------------
+    def begin(self, head: RequestHead, *, has_ended: bool) -> None:
+        """The head is here: the exchange begins."""
+        self.is_whole = has_ended
+        if head.upgrade:
+            self._handshake = Handshake(head)
+        if head.method == b"CONNECT" or head.upgrade:
+            self._state = _RESPONDING
+            self.has_ended = has_ended
+        else:
+            self._left = head.body
+            if head.body == 0:
+                self._state = _RESPONDING
+        self.connection.handler.on_request(self, head)
+
+    def refuse(self, fault: Malformed, *, has_ended: bool) -> None:
+        """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
+        self.is_whole = has_ended
+        if has_ended:
+            self._state = _RESPONDING
+        kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
+        if kind is BadRequest:
+            self._reset_code = ErrorCodes.PROTOCOL_ERROR
+        self.connection.handler.on_bad_request(self, kind(fault.reason, fault.message, status=fault.status, close=True))
+        self.connection.stream_failed()
+
+    def take_data(self, data: bytes) -> None:
+        """A piece of content, or of what a tunnel carries."""
+        state = self._state
+        if state is _DETACHED:
+            keep(self._pieces, data)
+            self._deliver()
+        elif state is _LISTENING:
+            keep(self._pieces, data)
+            self._state = _RESPONDING
+            self.driver.resume()
+        elif state is _RESPONDING:
+            if self._left == 0:
+                self._break("content, and a Content-Length of 0")
+            else:
+                keep(self._pieces, data)  # behind a CONNECT: the tunnel's
+        elif state is _FINISHING:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._look_whether_over()
+        elif state is _RECEIVING:
+            self.body_size += len(data)
+            if self._left >= 0:
+                self._left -= len(data)
+                if self._left < 0:
+                    self._break("more content than Content-Length says")
+                    return
+            if 0 <= self.body_limit < self.body_size:
+                self.sink = None
+                message = f"the request body is longer than {self.body_limit} bytes"  # RFC 9110 section 15.5.14
+                self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
+            elif self.sink is None or self.is_reading_paused:
+                self.is_reading_paused = True
+                keep(self._pieces, data)
+            else:
+                self._hand_on(self.sink, data)
+
+    def take_trailers(self, fields: FieldList) -> None:
+        """Fields behind the content."""
+        if self._state is not _RECEIVING:
+            return
+        try:
+            self._request_trailers = read_trailers(fields, self.connection.limits)
+        except Malformed as fault:
+            self._break(fault.message)
+
+    def take_end(self) -> None:
+        """END_STREAM: the client says no more."""
+        self.is_whole = True
+        state = self._state
+        if state is _RECEIVING:
+            if self._left > 0 and self._reset_code is None:
+                self._break("less content than Content-Length says")
+            elif not self._pieces:
+                self._end_request()
+        elif state is _LISTENING:
+            self.has_ended = True
+            self._state = _RESPONDING
+            self.driver.resume()
+        elif state is _RESPONDING:
+            self.has_ended = self._left < 0
+        elif state is _DETACHED:
+            self._deliver()
+        elif state is _FINISHING:
+            self._look_whether_over()
+
+    def _end_request(self) -> None:
+        """All of the body is here, and handed on if somebody has asked for it."""
+        sink, self.sink = self.sink, None
+        if sink is not None:  # else it waits until somebody asks
+            self._state = _RESPONDING
+            try:
+                sink.end_body(self._request_trailers if self.passes_trailers else b"")
+            except GatewayError as error:
+                self.driver.throw(error)
+            self.driver.resume()
+
+    def _hand_on(self, sink: BodySink, data: bytes) -> None:
+        try:
+            sink.send_body(data)
+        except GatewayError as error:
+            self.sink = None
+            self.driver.throw(error)
+
+    def _break(self, message: str) -> None:
+        """The request breaks a rule behind its head."""
+        self.sink = None
+        self._left = -1
+        self._pieces.clear()
+        self._reset_code = ErrorCodes.PROTOCOL_ERROR
+        self.driver.throw(BadRequest(Reason.BAD_FRAMING, message, close=True))
+        self.connection.stream_failed()
+
+    def _deliver(self) -> None:
+        """Hand on what is here, as far as it is taken, and the end behind it."""
+        pieces = self._pieces
+        while pieces and not self.is_reading_paused:
+            if self._state is _DETACHED:
+                assert isinstance(self.transport, StreamTransport)
+                self.transport.data_came(pieces.pop(0))
+            elif self.sink is not None:
+                self._hand_on(self.sink, pieces.pop(0))
+            else:
+                return
+        if pieces or not self.is_whole or self.is_reading_paused:
+            return
+        if self._state is _DETACHED:
+            assert isinstance(self.transport, StreamTransport)
+            if not self.has_ended:
+                self.has_ended = True
+                self.transport.end_came()
+        elif self._state is _RECEIVING and self.sink is not None:
+            self._end_request()
+
+    def resume_reading(self) -> None:
+        """Hand on what was kept, then give the window back."""
+        self.is_reading_paused = False
+        if self._pieces or self.is_whole:
+            self._deliver()
+        if not self.is_reading_paused:
+            super().resume_reading()
+
+    @property
+    def passes_trailers(self) -> bool:
+        """Whether the trailers of the request go on with it."""
+        return True
+
+    # --- for the exchange ----------------------------------------------------------------------------------------
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing that is said reaches the client."""
+        return self._state is _LOST
+
+    @property
+    def is_request_read(self) -> bool:
+        """Whether the body of the request has been read to its end."""
+        return self._state is not _RECEIVING
+
+    @property
+    def is_last(self) -> bool:
+        """Others may follow on the connection, whatever this one does."""
+        return False
+
+    @property
+    def awaits_bytes(self) -> bool:
+        """Whether the exchange waits for what the client says in a tunnel."""
+        return self._state is _LISTENING
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are here behind a CONNECT."""
+        return sum(map(len, self._pieces)) if self._state is _RESPONDING else 0
+
+    @property
+    def first_byte(self) -> bytes:
+        """The first of the bytes that are `unread`; b"" if there is none."""
+        return self._pieces[0][:1] if self._pieces else b""
+
+    @property
+    def unsent_octets(self) -> int:
+        """Bytes that were said, and that no window has let out."""
+        return self.unsent_size
+
+    def listen(self) -> None:
+        """Resume the driver as soon as the client has said something behind its request, or its end."""
+        if self._state is _RESPONDING:
+            self._state = _LISTENING
+
+    def stop_listening(self) -> None:
+        """Undo `listen`: what the client says stays unread again."""
+        if self._state is _LISTENING:
+            self._state = _RESPONDING
+
+    def send_request_body_to(self, sink: BodySink | None) -> None:
+        """From now on the request's body goes there (what is here goes at once)."""
+        self.sink = sink
+        if sink is not None:
+            self.resume_reading()
+
+    def send_response(
+        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
+    ) -> None:
+        """As of `DownstreamConnection`; `close` means nothing here."""
+        status = head.status
+        if self._handshake is not None and status < 300:
+            message = (
+                f"the upstream answered a request for a WebSocket with {status}"  # to the client that would be one
+            )
+            raise UpstreamFault(Reason.BAD_RESPONSE, message)
+        has_body = status != 204 and status != 304 and request.method != b"HEAD"
+        if not self.is_over:
+            self.connection.send_block(self, response_code(head, pseudonym, has_body=has_body), body)
+
+    def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
+        """A whole response of our own. `with_body` false: its head alone, as for HEAD."""
+        body = answer.body if with_body and answer.status not in (204, 304) else b""
+        self.send_fields(answer_fields(answer), is_last=not body)
+        if body:
+            self.send_last(body)
+
+    def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
+        """An interim response; a 101 is the final one to an extended CONNECT. Raises UpstreamFault for a wrong one."""
+        if head.status == 101 and self._handshake is not None:
+            self._handshake.check(head)
+            head.status = 200
+        self.send_fields(interim_fields(head, pseudonym), is_last=False)
+
+    def send_continue(self) -> None:
+        """Ask for the request's body (RFC 9110 section 10.1.1)."""
+        self.send_fields(CONTINUE, is_last=False)
+
+    def accept_tunnel(self) -> None:
+        """Answer a CONNECT: from now on DATA is the tunnel's (RFC 9113 section 8.5)."""
+        self.send_fields(TUNNEL_ESTABLISHED, is_last=False)
+
+    def send(self, data: bytes) -> None:
+        """Bytes of a tunnel."""
+        self.send_body(data)
+
+    def end_body(self, trailers: bytes) -> None:
+        """The response is whole."""
+        super().end_body(self.trailers_to_send(trailers) if trailers else b"")
+
+    def trailers_to_send(self, trailers: bytes) -> bytes:
+        """What goes on of the trailers of a response."""
+        return trailers
+
+    def detach(self) -> bytes:
+        """What is said from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
+        self._state = _DETACHED
+        self.deadline.close()
+        self.feed_from(None)
+        self.sink = None
+        rest = b"".join(self._pieces)
+        self._pieces.clear()
+        self.transport = StreamTransport(self, self.connection.transport)
+        super().resume_reading()
+        return rest
+
+    def transport_ended(self) -> None:
+        """Nobody reads or writes the tunnel any more."""
+        self._state = _LOST
+        self.transport = self.connection.transport  # they hold each other: let go
+        if self.is_over:
+            return
+        if self.has_said_all and self.is_whole:
+            self.connection.forget(self)
+        else:
+            self.reset(ErrorCodes.NO_ERROR)  # the client may say what it likes: nobody hears it
+
+    def tunnel_ended(self) -> None:
+        """The tunnel that was given the transport has ended."""
+        self._state = _LOST
+
+    def finish(self, *, close: bool) -> None:
+        """The exchange is over: what is unsent goes out as the windows allow, and what is unheard is not wanted.
+
+        A body that is still coming is read for a moment, so that the client reads our answer and no reset: curl before
+        8.0, for one, looks for nothing behind one. So does HTTP/1.
+        """
+        if self._state is _DETACHED or self._state is _LOST:
+            return
+        self._left = LINGER_SIZE if self._state is _RECEIVING and self._reset_code is None else 0
+        self.sink = None
+        self.feeder = None
+        self._pieces.clear()
+        self._state = _FINISHING
+        if not self.is_ending:
+            self.end(None)  # a tunnel that came to nothing
+        self.deadline.at = NEVER
+        if self.has_said_all:
+            self._look_whether_over()
+        else:
+            self._unsent_before = self.unsent_size
+            self.deadline.after(REST_S)
+
+    def was_sent(self) -> None:
+        """END_STREAM is on its way."""
+        if self._state is _FINISHING:
+            self._look_whether_over()
+        elif self._state is _DETACHED and isinstance(self.transport, StreamTransport):
+            self.transport.all_sent()
+
+    def _look_whether_over(self) -> None:
+        """All is said: the client need not say the rest of its request (RFC 9113 section 8.1)."""
+        if not self.has_said_all:
+            return
+        code = self._reset_code
+        if code is None and not self.is_whole:
+            code = ErrorCodes.NO_ERROR
+            if self._left > 0:
+                if self._reads_on_until == NEVER:
+                    self._reads_on_until = self.wheel.now + LINGER_S
+                    self.deadline.set(self._reads_on_until)
+                    super().resume_reading()
+                return
+        self._over(code)
+
+    def _over(self, code: ErrorCodes | None) -> None:
+        """Nothing follows on this stream, but a reset with this code."""
+        self._state = _LOST
+        deadline, self.deadline = self.deadline, NO_DEADLINE
+        self.connection.spare(deadline)
+        if code is None:
+            self.connection.forget(self)
+        else:
+            self.reset(code)
+
+    def abort(self) -> None:
+        """Break the stream off: what was sent is not a whole message, and must not look like one."""
+        if self._state is not _LOST:
+            self._state = _LOST
+            self.deadline.close()
+            self.reset(ErrorCodes.INTERNAL_ERROR)
+
+    def close_if_idle(self) -> bool:
+        """A stream is there for its exchange alone."""
+        return False
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+    def was_reset(self, code: int) -> None:
+        """The client has given the stream up, or what it sent made us."""
+        self._lose()
+
+    def connection_is_lost(self) -> None:
+        """The connection is gone."""
+        self._lose()
+
+    def _lose(self) -> None:
+        was, self._state = self._state, _LOST
+        self.deadline.close()
+        self.sink = None
+        self.feeder = None
+        self._pieces.clear()
+        if was is _DETACHED and isinstance(self.transport, StreamTransport):
+            self.transport.lost(ConnectionResetError("the client has reset its stream"))
+        elif self.driver.is_busy and was is not _FINISHING:
+            self.driver.throw(ClientGone())
+
+    def _deadline_passed(self) -> None:
+        if self._state is not _FINISHING:
+            self.connection.handler.on_deadline(self)
+        elif self.has_said_all:
+            self._left = 0
+            self._look_whether_over()
+        elif self.unsent_size <= self._unsent_before - REST_SIZE:
+            self._unsent_before = self.unsent_size
+            self.deadline.after(REST_S)
+        else:
+            self._over(ErrorCodes.CANCEL)
+
+    def __repr__(self) -> str:
+        return f"DownstreamStream({self.number} of {self.client}, {self._state.name.lower()})"

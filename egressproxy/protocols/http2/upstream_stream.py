@@ -1,0 +1,454 @@
+"""UpstreamStream: one exchange on an HTTP/2 connection to a backend.
+
+It has what `UpstreamConnection` has for whoever calls an upstream. How it ends concerns no other: one that is given up
+is reset, and a response that breaks a rule fails alone. Sources: RFC 9113 sections 5.4, 8.1 and 8.7, RFC 8441.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from typing import Protocol
+
+from h2.errors import ErrorCodes
+
+from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.net.driver import Driver, pause
+from egressproxy.net.flow_control import BodySink
+from egressproxy.net.pieces import keep
+from egressproxy.net.timers import TimerWheel
+from egressproxy.protocols.http1.codec import MAX_INTERIM
+from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.writer import PHRASES
+from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
+from egressproxy.protocols.http2.request_fields import request_code
+from egressproxy.protocols.http2.stream import Http2Stream, StreamCarrier
+from egressproxy.protocols.http2.stream_transport import StreamTransport
+
+__all__ = ["CLOSED", "WEBSOCKET", "UpstreamCarrier", "UpstreamStream", "unseen"]
+
+#: A connection on which a stream was given up after this time, and nothing was heard meanwhile, gets no other.
+DOUBT_S = 1.0
+
+WEBSOCKET = b"websocket"
+_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+CLOSED = "the upstream closed its connection"
+_BROKE_OFF = "the upstream's response broke off"
+
+
+class UpstreamCarrier(StreamCarrier, Protocol):
+    """What a stream to a backend needs of its connection, beside what every stream needs."""
+
+    address: str
+    begins_nothing: bool
+    heard_at: float
+    is_lost: bool
+    is_secure: bool
+    limits: HeadLimits
+    transport: asyncio.Transport
+    wheel: TimerWheel
+
+    @property
+    def is_new(self) -> bool:
+        """The upstream has not said yet how many streams it takes."""
+
+    async def settings(self) -> None:
+        """Wait until the upstream has said what it takes, or is gone."""
+
+    def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
+        """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
+
+    def upgrade_fault(self, protocol: bytes) -> UpstreamFault | None:
+        """Why a stream of this connection cannot become a tunnel for this protocol; None: it can."""
+
+    def http_1_is_required(self) -> None:
+        """The upstream does not serve a request over HTTP/2."""
+
+    def loss_fault(self) -> UpstreamFault:
+        """Why streams end with the connection, those that the upstream may have seen."""
+
+    def stream_failed(self) -> None:
+        """We have reset a stream because of what the upstream did. Raises Flood."""
+
+    def wake_later(self, stream: UpstreamStream) -> None:
+        """Resume who waits for this stream when all that has come is taken."""
+
+    def forget(self, stream: Http2Stream) -> bool:
+        """The stream is over. False where it was so before."""
+
+    def retire(self) -> None:
+        """Take no more exchanges, and close when those under way have ended."""
+
+    def take_place_back(self, stream: UpstreamStream) -> None:
+        """The exchange is over."""
+
+
+class UpstreamStream(Http2Stream):
+    """One exchange: a place on the connection from the start, and a stream from `send_head` on."""
+
+    __slots__ = (
+        "_begun_at",
+        "_expected",
+        "_got",
+        "_heads",
+        "_interim",
+        "_is_answered",
+        "_is_complete",
+        "_method",
+        "_pieces",
+        "_response_trailers",
+        "_websocket_key",
+        "driver",
+        "error",
+        "has_ended",
+        "head",
+        "last_read",
+        "sent_at",
+        "sink",
+        "transport",
+        "was_reused",
+    )
+
+    connection: UpstreamCarrier
+
+    #: As of `UpstreamConnection`: a stream is for one exchange, and in no pool.
+    is_last = True
+    is_reusable = False
+    is_idle = False
+    served = 0
+
+    def __init__(self, connection: UpstreamCarrier, *, was_reused: bool) -> None:
+        super().__init__(connection, 0)
+        self.was_reused = was_reused
+        self.is_reading_paused = True  # until there is a sink
+        self.driver: Driver | None = None
+        self.sink: BodySink | None = None
+        self.head: ResponseHead | None = None
+        self.error: GatewayError | None = None
+        self.has_ended = False  # the response is whole, and handed on
+        self.last_read = connection.wheel.now
+        self.sent_at = 0.0  # when a body was whole
+        self._begun_at = 0.0
+        self._method = b""
+        self._heads: list[ResponseHead] = []  # that nobody has taken yet
+        self._interim = 0
+        self._pieces: list[bytes] = []
+        self._expected = 0  # bytes of content; negative: any number
+        self._got = 0
+        self._is_answered = False  # its final head has come
+        self._is_complete = False  # END_STREAM has come
+        self._response_trailers = b""
+        self._websocket_key = b""
+        self.transport: StreamTransport | None = None  # of a tunnel
+
+    # --- for the exchange ------------------------------------------------------------------------------------------
+    @property
+    def address(self) -> str:
+        """`address:port` of the other end."""
+        return self.connection.address
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the exchange cannot go on."""
+        return self.error is not None or self.connection.is_lost
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the transport is gone or closing."""
+        return self.connection.is_lost or self.connection.transport.is_closing()
+
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether the request is whole, and none of it waits."""
+        return self.has_said_all
+
+    def begin(self, driver: Driver, request: RequestHead) -> None:
+        """Start the exchange. The caller then sends the head, and the body through `send_body` and `end_body`."""
+        self.driver = driver
+        self._method = b"CONNECT" if request.upgrade else request.method
+        self.last_read = self._begun_at = self.connection.wheel.now
+
+    def send_head(self, request: RequestHead, host: bytes, pseudonym: bytes) -> None:
+        """As of `UpstreamConnection`. A connection that has left meanwhile has not seen the request."""
+        connection = self.connection
+        if connection.begins_nothing:
+            self.error = unseen("the upstream closes its connection")
+        elif request.upgrade:
+            self.error = connection.upgrade_fault(request.upgrade)
+            self._websocket_key = request.fields.get(b"sec-websocket-key") or b""
+        if self.error is None:
+            code = request_code(request, host, pseudonym, is_secure=connection.is_secure)
+            self.error = connection.begin_stream(self, code, is_last=request.body == 0 and not request.upgrade)
+
+    def end_body(self, trailers: bytes) -> None:
+        """Send the end of the request's body, with these trailers: the request is whole."""
+        super().end_body(trailers)
+        self.sent_at = self.connection.wheel.now
+
+    def next_head(self) -> ResponseHead | None:
+        """The next head, interim ones too; None if it is not here yet. Raises UpstreamFault."""
+        if self._heads:
+            head = self._heads.pop(0)
+            if not head.is_interim:
+                self.head = head
+            return head
+        if self.error is not None:
+            raise self.error
+        if self.connection.is_lost:
+            raise unseen(CLOSED) if self.number == 0 else self.connection.loss_fault()
+        return None
+
+    async def first_byte(self) -> None:
+        """As of `UpstreamConnection`."""
+        while not (self._pieces or self._is_complete or self.has_ended):
+            if self.error is not None:
+                raise self.error
+            await pause()
+
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it is here and no trailers follow: that ends the response. Else None.
+
+        A head that had no length has one now.
+        """
+        if not self._is_complete or self._response_trailers or self.error is not None:
+            return None
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        self.has_ended = True
+        if self.head is not None and self.head.body == CHUNKED:
+            self.head.body = len(body)
+        return body
+
+    def send_response_body_to(self, sink: BodySink) -> None:
+        """Send the body to this sink from now on; what is here goes there at once."""
+        self.sink = sink
+        self.resume_reading()  # before the sink gets anything: it may want to pause us
+        pieces, self._pieces = self._pieces, []
+        try:
+            for piece in pieces:
+                sink.send_body(piece)
+        except GatewayError as error:
+            self._fail(error)
+            return
+        if self._is_complete and self.error is None:
+            self._end_sink(sink)
+
+    async def response_end(self) -> None:
+        """Wait until the body is whole and handed on. Raises UpstreamFault if it breaks off."""
+        while not self.has_ended:
+            if self.error is not None:
+                raise self.error
+            await pause()
+
+    def finish(self) -> None:
+        """End the exchange: its place is free. A stream that is not over is reset."""
+        connection = self.connection
+        if self.number and not self.is_over:
+            if not self._is_complete and max(connection.heard_at, self._begun_at) <= connection.wheel.now - DOUBT_S:
+                connection.retire()  # nobody may be there any more
+            if self._is_complete and self.has_said_all:
+                connection.forget(self)
+            else:
+                self.reset()
+        self.driver = None
+        self.sink = None
+        self.head = None
+        self.error = None  # its traceback holds us
+        self.feeder = None
+        self.transport = None
+        self._pieces.clear()
+        connection.take_place_back(self)
+
+    def detach(self) -> bytes:
+        """Give the stream to a tunnel, as `transport`. Returns the bytes behind the head. Call `gone` in the end."""
+        rest = b"".join(self._pieces)
+        self._pieces.clear()
+        self.transport = StreamTransport(self, self.connection.transport)
+        self.resume_reading()
+        if self._is_complete:
+            asyncio.get_running_loop().call_soon(self.transport.end_came)
+        return rest
+
+    def transport_ended(self) -> None:
+        """Nobody reads or writes the tunnel any more."""
+        if not (self._is_complete and self.has_said_all):
+            self.reset()
+
+    def gone(self) -> None:
+        """The tunnel has ended."""
+        self.finish()
+
+    def close(self) -> None:
+        """Give the stream up. Nothing, where it is finished."""
+        if self.number:
+            self.reset()
+
+    abort = close
+
+    # --- what comes ------------------------------------------------------------------------------------------------
+    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+        """A head, interim or final."""
+        self.last_read = self.connection.wheel.now
+        if self._is_given_up:
+            return
+        try:
+            head = read_response_fields(fields, self.connection.limits, self._method, has_ended=has_ended)
+            if head.is_interim:
+                self._interim += 1
+                if self._interim > MAX_INTERIM:
+                    raise Malformed(Reason.BAD_RESPONSE, f"more than {MAX_INTERIM} interim responses")
+        except Malformed as fault:
+            self._break(fault)
+            return
+        if not head.is_interim:
+            if self._method == b"CONNECT" and head.status < 300:
+                self._switch(head)
+            self._expected = head.body if head.status != 101 else CHUNKED
+            self._is_answered = True
+        self._heads.append(head)
+        self.connection.wake_later(self)
+
+    def take_data(self, data: bytes) -> None:
+        """A piece of the response's content."""
+        self.last_read = self.connection.wheel.now
+        if self._is_given_up:
+            return
+        self._got += len(data)
+        if 0 <= self._expected < self._got:
+            self._break(Malformed(Reason.BAD_FRAMING, "more content than its head has announced"))
+        elif self.transport is not None:
+            self.transport.data_came(data)
+        elif self.sink is None:
+            keep(self._pieces, data)
+            self.connection.wake_later(self)  # the first byte may be waited for
+        else:
+            try:
+                self.sink.send_body(data)
+            except GatewayError as error:
+                self._fail(error)
+
+    def take_trailers(self, fields: FieldList) -> None:
+        """Fields behind the content."""
+        if self._is_given_up:
+            return
+        try:
+            self._response_trailers = read_trailers(fields, self.connection.limits)
+        except Malformed as fault:
+            self._break(fault)
+
+    def take_end(self) -> None:
+        """END_STREAM: the response is whole, unless its length says otherwise."""
+        if self._is_given_up:
+            return
+        if self._got < self._expected:
+            self._fail(UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF))
+            return
+        self._is_complete = True
+        if self.transport is not None:
+            self.transport.end_came()
+        elif self.sink is not None:
+            self._end_sink(self.sink)
+        elif not self._pieces and not self._response_trailers:
+            self.has_ended = True
+        self.connection.wake_later(self)
+
+    def was_reset(self, code: int) -> None:
+        """The upstream has given the stream up; after its whole response that is its way to refuse the rest of the
+        request (RFC 9113 section 8.1).
+        """
+        if self._is_complete or self._is_given_up:
+            return
+        if self._is_answered:
+            fault = UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF, detail=name(code))
+        elif code == ErrorCodes.REFUSED_STREAM and not self._interim:
+            fault = unseen("the upstream refused the stream")
+        elif code == ErrorCodes.HTTP_1_1_REQUIRED:
+            self.connection.http_1_is_required()
+            fault = unseen("the upstream wants HTTP/1.1")
+        else:
+            message = f"the upstream reset the stream ({name(code)})"
+            fault = UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.IF_IDEMPOTENT)
+        fault.reset_code = code
+        self._fail(fault)
+
+    def connection_is_lost(self) -> None:
+        """The connection is gone, and what is missing with it."""
+        if not (self._is_complete or self._is_given_up):
+            fault = self.connection.loss_fault()
+            if self._is_answered and fault.reason is Reason.UPSTREAM_CLOSED:
+                fault = UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF)
+            self._fail(fault)
+
+    def was_not_seen(self) -> None:
+        """A GOAWAY says that the upstream has not looked at this stream. What it has answered, it has looked at."""
+        if self._is_complete or self._is_given_up:
+            return
+        if self._is_answered:
+            self._fail(UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF))
+        elif self._interim:
+            self._fail(UpstreamFault(Reason.UPSTREAM_CLOSED, CLOSED, retry=RetrySafety.IF_IDEMPOTENT))
+        else:
+            fault = unseen("the upstream closes its connection")
+            fault.is_left_out = True
+            self._fail(fault)
+
+    def was_sent(self) -> None:
+        """END_STREAM of ours is on its way."""
+        if self.transport is not None:
+            self.transport.all_sent()
+
+    @property
+    def _is_given_up(self) -> bool:
+        return self.error is not None or self.driver is None
+
+    def _switch(self, head: ResponseHead) -> None:
+        """An extended CONNECT was accepted: in HTTP/1 that is a 101 (RFC 8441 section 5, RFC 6455 section 4.2.2)."""
+        head.status, head.phrase, head.upgrade = 101, PHRASES[101], WEBSOCKET
+        if self._websocket_key:
+            digest = hashlib.sha1(self._websocket_key + _WEBSOCKET_GUID, usedforsecurity=False).digest()
+            head.fields.set(b"Sec-WebSocket-Accept", base64.b64encode(digest))
+
+    def _end_sink(self, sink: BodySink) -> None:
+        self.has_ended = True
+        self.sink = None
+        try:
+            sink.end_body(self._response_trailers)
+        except GatewayError as error:
+            self._fail(error)
+        self.connection.wake_later(self)
+
+    def _break(self, fault: Malformed) -> None:
+        """The response breaks a rule: the stream's error, and nobody else's."""
+        self.reset(ErrorCodes.PROTOCOL_ERROR)
+        self._fail(UpstreamFault(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}"))
+        self.connection.stream_failed()
+
+    def _fail(self, error: GatewayError) -> None:
+        self.error = error
+        self.sink = None
+        self._heads.clear()
+        if self.transport is not None:
+            self.transport.lost(error)
+        elif self.driver is not None:
+            self.driver.throw(error)
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error is not None else "ended" if self.has_ended else "busy"
+        return f"UpstreamStream({self.number} of {self.connection.address}, {state})"
+
+
+def unseen(message: str) -> UpstreamFault:
+    """The upstream has not looked at the request: it may be sent again, whatever it is (RFC 9113 section 8.7)."""
+    return UpstreamFault(Reason.UPSTREAM_RESET, message, status=503, retry=RetrySafety.SAFE)
+
+
+def name(code: int) -> str:
+    """An error code for people."""
+    try:
+        return ErrorCodes(code).name
+    except ValueError:
+        return f"code {code}"
