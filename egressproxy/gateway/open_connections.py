@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -24,6 +25,8 @@ __all__ = [
     "OpenConnections",
     "clients_of_process",
 ]
+
+log = logging.getLogger(__name__)
 
 #: Why a connection is refused before there is an exchange.
 BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
@@ -92,15 +95,34 @@ class AllConnections(Shares):
 RESERVED_DESCRIPTORS = 64
 
 
-def clients_of_process(limit: int | None) -> AllConnections:
-    """`limit` None: half of the file descriptors, since each client may need another for its backend; 0: no limit.
+#: Fewer descriptors than that are few for a gateway.
+FEW_DESCRIPTORS = 4096
 
-    One client has three eighths of the descriptors, where no limit says anything.
+
+def clients_of_process(limit: int | None) -> AllConnections:
+    """`limit` None: half of the file descriptors, since each client may need another for its backend; 0: as many as
+    there are descriptors. One client has three eighths of the descriptors, where no limit says anything.
     """
     most = descriptors()
+    room = sys.maxsize if most == sys.maxsize else max(1, most - RESERVED_DESCRIPTORS)
     if limit is None:
-        limit = sys.maxsize if most == sys.maxsize else max(1, (most - RESERVED_DESCRIPTORS) // 2)
-    return AllConnections(limit or sys.maxsize, most * 3 // 8)
+        limit = max(1, room // 2) if room < sys.maxsize else room
+        if most < FEW_DESCRIPTORS:
+            log.warning(
+                "this process may have %d files open, and so %d connections of clients: raise the limit"
+                " (`ulimit -n`, LimitNOFILE= of systemd)",
+                most,
+                limit,
+            )
+    elif limit > room:
+        log.warning(
+            "--max-connections %d is more than the limit of open files allows (%d, of which %d are for other use):"
+            " raise that (`ulimit -n`, LimitNOFILE= of systemd)",
+            limit,
+            most,
+            RESERVED_DESCRIPTORS,
+        )
+    return AllConnections(min(limit or room, room), most * 3 // 8)
 
 
 class OpenConnections:

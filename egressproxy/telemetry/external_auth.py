@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
+from egressproxy.telemetry.label_sets import LabelSets
+
 __all__ = ["AUTH_BUCKETS_S", "ExternalAuthCounts"]
 
 #: Upper bounds of the histogram: from a server on the same machine to a call that reached its time limit.
@@ -17,14 +19,13 @@ class ExternalAuthCounts:
     __slots__ = ("_buckets", "_sum_s", "asked")
 
     def __init__(self) -> None:
-        self.asked: dict[tuple[str, str, str], int] = {}
+        self.asked: LabelSets[str, str, str] = LabelSets()
         self._buckets = [0] * (len(AUTH_BUCKETS_S) + 1)
         self._sum_s = 0.0
 
     def count(self, route: str, backend: str, result: str, duration_s: float) -> None:
         """Count one call; `duration_s` is its time in seconds."""
-        key = (route, backend, result)
-        self.asked[key] = self.asked.get(key, 0) + 1
+        self.asked.count(route, backend, result)
         self._buckets[bisect_left(AUTH_BUCKETS_S, duration_s)] += 1
         self._sum_s += duration_s
 

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
 from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCounts
+from egressproxy.telemetry.label_sets import OVERFLOW
 from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.notices import FilterStats, Notices
 from egressproxy.telemetry.series import Labels, Series
@@ -41,7 +42,9 @@ MAX_IDENTITY_SERIES: Final = 1000
 #: with their policy, of which as many are told apart. Each used entry has one. Entries that deny have a bound of their
 #: own: a client that asks for everything on a long deny list must not hide what others are allowed by.
 MAX_ENTRY_SERIES: Final = 1000
-OVERFLOW: Final = "_other"
+#: The most label sets in all, over the life of the process: names of routes and backends come and go with reloads, and
+#: what was counted for them stays. Further ones share one for each gateway, as far as there is room for these.
+MAX_SERIES: Final = 65_536
 #: The most label sets for endpoints that were ejected, over the life of the process.
 MAX_EJECTION_SERIES: Final = 1000
 
@@ -158,6 +161,10 @@ class Metrics:
         found = self._series.get(key)
         if found is not None:
             return found
+        if len(self._series) >= MAX_SERIES and (route, backend) != (OVERFLOW, OVERFLOW):
+            return self.series(gateway, OVERFLOW, OVERFLOW)
+        if len(self._series) >= MAX_SERIES + MAX_IDENTITY_SERIES and gateway != OVERFLOW:
+            return self.series(OVERFLOW, OVERFLOW, OVERFLOW)
         if namespace != "-" or service_account != "-":
             if self._identity_series >= MAX_IDENTITY_SERIES and namespace != OVERFLOW:
                 return self.series(gateway, route, backend, OVERFLOW, OVERFLOW, policy, entry, is_denied=is_denied)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from egressproxy.telemetry.label_sets import LabelSets
+
 __all__ = ["Translations"]
 
 
@@ -14,12 +16,11 @@ class Translations:
     __slots__ = ("counted",)
 
     def __init__(self) -> None:
-        self.counted: dict[tuple[str, str, str, str, str], int] = {}
+        self.counted: LabelSets[str, str, str, str, str] = LabelSets()
 
     def count(self, route: str, backend: str, client_api: str, backend_api: str, result: str) -> None:
         """Count one request. `backend` and `backend_api` are "-" where none could be asked."""
-        key = (route, backend, client_api, backend_api, result)
-        self.counted[key] = self.counted.get(key, 0) + 1
+        self.counted.count(route, backend, client_api, backend_api, result)
 
     def __repr__(self) -> str:
         return f"Translations({sum(self.counted.values())})"

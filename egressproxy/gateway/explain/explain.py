@@ -179,6 +179,8 @@ def _policy(decided: Decision) -> dict[str, Any]:
         policy, entry = decided_by(route.series)
         made["counted"] = {"policy": policy, "entry": entry}
     made["policies"] = list(listener.spec.policy.sources)
+    if route is not None:
+        made["priority"] = route.priority.value
     return made
 
 

@@ -9,7 +9,7 @@ from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.explain.decision import Decision
 from egressproxy.gateway.explain.render import steps_of
 from egressproxy.gateway.route import Route
-from egressproxy.ir.policy import SniCheck
+from egressproxy.ir.policy import Priority, SniCheck
 from egressproxy.model.authority import Authority
 
 __all__ = ["may_answer", "notes"]
@@ -31,6 +31,11 @@ def notes(decided: Decision) -> list[str]:
             made.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
         elif may_answer(decided.route, REQUEST_REDIRECT):
             made.append("RequestRedirect answers every request of this rule, and no backend is asked")
+    if decided.error is None and decided.route is not None and decided.route.priority is not Priority.NORMAL:
+        when = "first" if decided.route.priority is Priority.LOW else "last"
+        made.append(
+            f"traffic.priority is {decided.route.priority.value}: where the gateway is overloaded, it is refused {when}"
+        )
     if question.namespace != "-":
         made.append("identities are not told apart yet: what is said holds for every client")
     if x.is_tunnel and decided.error is None and decided.route is None:

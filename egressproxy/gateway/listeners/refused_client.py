@@ -19,8 +19,9 @@ __all__ = ["RefusedClient"]
 
 #: For the first bytes of the client, and then for its end; in seconds.
 WAIT_S = 0.5
-#: Clients that are waited for; each has a descriptor.
+#: Clients that are waited for, and those that are told altogether; each has a descriptor. Others are told nothing.
 MAX_WAITING = 64
+MAX_OPEN = 512
 #: How a client of HTTP/2 that knows us begins (RFC 9113 section 3.4), as far as no method of HTTP/1 does.
 PREFACE = b"PRI * HTTP/2.0"
 #: An empty SETTINGS frame, which comes first, and GOAWAY: no stream was served (RFC 9113 sections 6.5 and 6.8).
@@ -34,6 +35,7 @@ class RefusedClient(asyncio.Protocol):
     """In place of the connection that was not admitted. It counts nowhere."""
 
     waiting = 0  # of all
+    open = 0
 
     __slots__ = ("_answer", "_begin", "_deadline", "_is_waiting", "_transport")
 
@@ -42,7 +44,12 @@ class RefusedClient(asyncio.Protocol):
         self._answer = answer
         self._begin = b""
         self._deadline = Deadline(wheel, self._deadline_passed)
+        RefusedClient.open += 1
         self._is_waiting = RefusedClient.waiting < MAX_WAITING
+        if RefusedClient.open > MAX_OPEN:
+            self._is_waiting = False
+            transport.abort()
+            return
         if not self._is_waiting:
             self._tell()
             return
@@ -65,6 +72,7 @@ class RefusedClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
+        RefusedClient.open -= 1
         self._wait_no_more()
         self._deadline.close()
 

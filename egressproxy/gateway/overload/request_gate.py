@@ -119,13 +119,13 @@ class RequestGate:
         return tenant.held * weight if tenant is not None else 0
 
     def _no_room(self, priority: Priority, prices: list[int]) -> LimitExceeded:
-        message = "the gateway has as many requests in progress as it may have"
-        if FREE * (self.limit - self.active) > sum(prices):
-            return self._refusal("priority", priority, f"{message} of this priority")
         others = sum(prices[: len(prices) // 2])  # without what is its own: somebody else would find room
         if FREE * (self._ceilings[priority] - self.active) > others:
             what = "the gateway is overloaded, and this client, or its network, has its share of requests in progress"
             return self._refusal("tenant", priority, what)
+        message = "the gateway has as many requests in progress as it may have"
+        if FREE * (self.limit - self.active) > sum(prices):
+            return self._refusal("priority", priority, f"{message} of this priority")
         return self._refusal("requests", priority, message)
 
     def _refusal(self, why: str, priority: Priority, message: str) -> LimitExceeded:

@@ -724,3 +724,10 @@ def test_a_call_of_grpc():
     assert "grpcStatus" not in ask(objects, "GET", f"{url}/pkg.Echo/Other")["error"]
     content = ask(objects, "POST", "http://b.example:8080/", "content-type: application/grpc")
     assert content["error"]["grpcStatus"] == "UNIMPLEMENTED"
+
+
+@pytest.mark.parametrize(("priority", "told"), [("High", "refused last"), ("Low", "refused first"), ("Normal", "")])
+def test_the_priority_of_a_request_is_shown(priority: str, told: str):
+    found = ask(forward(traffic={"priority": priority}), "GET", "http://a.example/", dns="0")
+    assert found["policy"]["priority"] == priority
+    assert bool(told) == any("traffic.priority is" in note and told in note for note in found["notes"])

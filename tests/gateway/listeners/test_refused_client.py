@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from egressproxy.gateway.listeners import refused_client
 from egressproxy.gateway.listeners.refused_client import MAX_WAITING, WAIT_S, RefusedClient
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, exchange, forward
@@ -84,3 +87,16 @@ def test_it_takes_no_place(converse_on: Start):
     is_told(talk.connect() >> GET)
     exchange(talk)
     assert talk.metrics.connections_rejected == {"connection_limit": 1}
+
+
+def test_a_flood_is_told_nothing(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(refused_client, "MAX_OPEN", 3)
+    talk = full(converse)
+    told = [talk.connect() for _ in range(3)]
+    talk.connect().is_closed()
+    told[0].leaves()
+    is_told(talk.connect() >> GET)
+    for peer in told:
+        peer.leaves()
+    talk.after(2)
+    assert RefusedClient.open == 0
