@@ -14,6 +14,9 @@ from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.spiffe import workload
+from egressproxy.net.tls_contexts import verified_uris
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostMap
@@ -104,6 +107,10 @@ class Port:
         """On a mixed port: whether a client whose ClientHello names this host gets a stream; else it gets HTTP."""
         found = self.by_host.match(name)
         return found is not None and found.is_stream
+
+    def identity_of(self, peer: ssl.SSLObject) -> CallerIdentity:
+        """Who the client is whose TLS ends here, by its certificate; ANONYMOUS where that does not say it."""
+        return workload(verified_uris(peer), self.trust_domains) if self.trust_domains else ANONYMOUS
 
     def listener_for(self, host: str, server_name: str) -> ActiveListener:
         """The HTTP listener for this host (Gateway API, Listener.hostname). `server_name`: the SNI of the client's TLS.

@@ -25,14 +25,13 @@ from egressproxy.gateway.listeners.stream_connection import StreamConnection
 from egressproxy.gateway.open_connections import BAD_CERTIFICATE, OF_PROCESS, TOO_MANY, Holder, OpenConnections
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import LocalResponse
-from egressproxy.model.spiffe import workload
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.listener_watch import ListenerWatch
 from egressproxy.net.listening import BACKLOG
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_uris
+from egressproxy.net.tls_contexts import is_about_certificate, server_name
 from egressproxy.net.watched_socket import Socket
 from egressproxy.telemetry.metrics import Metrics
 
@@ -323,9 +322,7 @@ class TlsFront(TlsStream):
                 self._client = ClientHttp2(client.handler, client.wheel, client.state, self._metrics)
                 self.set_protocol(self._client)
             self._client.server_name = server_name(peer)
-            trust_domains = client.state.port.trust_domains
-            if trust_domains:
-                self._client.identity = workload(verified_uris(peer), trust_domains)
+            self._client.identity = client.state.port.identity_of(peer)
         else:
             client.discard()
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)

@@ -241,6 +241,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         await relaying
         return
     inner = await terminate(client, listener)
+    x.identity = client.state.port.identity_of(inner.transport.get_extra_info("ssl_object"))
     upstream = await dial(x, backend, resources, terminated=True)
     x.status = 200
     await relay(accounting.wheel, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)

@@ -14,6 +14,7 @@ from tests.gateway.backends.test_parent_identity import KEY, signed
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, TlsClient, certificate, connect
 from tests.gateway.listeners.test_bound_port import demanding, terminate
+from tests.gateway.listeners.test_stream_connection import terminating
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.http2_client import Http2Client
@@ -99,6 +100,16 @@ def test_and_in_http2(asks: Any):
     client = Http2Client()
     client.request([(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"a.example"), (b":path", b"/")])
     assert who(served(talk, tls, client.outgoing())) == ("team", "robot")
+
+
+def test_and_in_a_stream_whose_tls_ends_here(asks: Any):
+    trusting = {"certificate": {"trustDomains": ["cluster.local"]}}
+    talk, tls = asks(demanding(terminating(PKI, identity=trusting), PKI), Workload(ROBOT))
+    talk.dialled("a.example", 443)
+    tls >> b"inside"
+    talk.origin << b"inside"
+    talk.client.resets()
+    assert who(talk.record()) == ("team", "robot")
 
 
 @pytest.mark.parametrize(
