@@ -100,15 +100,25 @@ class AiCall:
         """
         if self.api is None:
             self.api = api_of(x.request.path)  # a filter of the rule has led it there
+        whole: bytes | None = None
         while True:
+            self._sent, self.backend_api = _AS_IT_IS, self.api
+            x.path_prefix = self._prefix
             try:
-                await self._prepare(x, client, backend.ai, body)
+                if backend.ai is not None and self._needs_body(x, backend.ai):
+                    if whole is None:
+                        whole = await self._collected(x, client, body)
+                    self._sent = self._made(x, backend.ai, whole)
+                if backend.ai is not None:
+                    self._set_head(x, backend.ai)
             except Untranslatable as error:
                 following = self._pass_over(x, backend, error, course, client.wheel.now)
                 if following is None:
                     raise self._refusal() from None
                 backend = following
             else:
+                if whole is not None and self._sent.body is None:
+                    self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
 
     async def narrow(self, x: Exchange, client: AiClient, body: ReplayableBody | None, course: Course) -> None:
@@ -118,31 +128,42 @@ class AiCall:
         """
         if body is None or not body.is_kept:
             return
+        whole: bytes | None = None
+        known: dict[tuple[Api | None, bool], Untranslatable | None] = {}  # other names change nothing
         for backend in course.left():
-            if backend.ai is not None and backend.ai.changes_body(self.api):
+            endpoint = backend.ai
+            if endpoint is None or not self._needs_body(x, endpoint):
+                continue
+            if whole is None:
                 body.detach()
-                try:
-                    self._made(x, backend.ai, await self._collected(x, client, body))
-                except Untranslatable as error:
-                    self._pass_over(x, backend, error, course, client.wheel.now)
+                whole = await self._collected(x, client, body)
+            key = endpoint.api_for(self.api), endpoint.renames
+            if key not in known:
+                known[key] = self._hindrance(x, endpoint, whole)
+            error = known[key]
+            if error is not None:
+                self._pass_over(x, backend, error, course, client.wheel.now)
 
-    async def _prepare(
-        self, x: Exchange, client: AiClient, endpoint: AiEndpoint | None, body: ReplayableBody | None
-    ) -> None:
-        head = x.request
-        self._sent, self.backend_api = _AS_IT_IS, self.api
-        x.path_prefix = self._prefix
-        if endpoint is None:
-            return
-        if endpoint.changes_body(self.api):
-            self._sent = sent = self._made(x, endpoint, await self._collected(x, client, body))
-            self._model = sent.asked_model or self._model
-            if sent.request is not None:
-                self.backend_api = sent.request.target
-                x.path_prefix = b""  # what replaces it is for the client's path
-                set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
-                return
-        if endpoint.prefix and self.api is not None:
+    def _hindrance(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> Untranslatable | None:
+        try:
+            self._made(x, endpoint, body)
+        except Untranslatable as error:
+            return error
+        return None
+
+    def _needs_body(self, x: Exchange, endpoint: AiEndpoint) -> bool:
+        """Whether this endpoint may get another body. A file, such as one to transcribe, names no model."""
+        return endpoint.changes_body(self.api) and (self.api is not None or media_type(x.request.fields) == JSON)
+
+    def _set_head(self, x: Exchange, endpoint: AiEndpoint) -> None:
+        """The head of what is sent there, and what is told of it."""
+        head, sent = x.request, self._sent
+        self._model = sent.asked_model or self._model
+        if sent.request is not None:
+            self.backend_api = sent.request.target
+            x.path_prefix = b""  # what replaces it is for the client's path
+            set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
+        elif endpoint.prefix and self.api is not None:
             path, mark, query = head.path.partition(b"?")
             if path.endswith(DEFAULT_PATHS[self.api]):
                 head.path = endpoint.path_of(self.api) + mark + query
@@ -151,8 +172,8 @@ class AiCall:
     def _made(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Sent:
         """What this endpoint gets. Raises Untranslatable."""
         fields, target = x.request.fields, endpoint.api_for(self.api)
-        if self.api is None and (not body or media_type(fields) != JSON):
-            return _AS_IT_IS  # such as a file: it names no model that is known here
+        if self.api is None and not body:
+            return _AS_IT_IS
         if b"content-encoding" in fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         named = None
@@ -165,8 +186,8 @@ class AiCall:
             request = translate_request(body, self.api, target, model)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
-            return _AS_IT_IS
-        return _Sent(with_model(named, model) if model != named.name else None, None, named.name, model)
+            return _Sent(body)
+        return _Sent(with_model(named, model) if model != named.name else body, None, named.name, model)
 
     async def _collected(self, x: Exchange, client: AiClient, body: ReplayableBody | None) -> bytes:
         if body is None:

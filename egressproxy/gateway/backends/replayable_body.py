@@ -35,6 +35,7 @@ class ReplayableBody:
     __slots__ = (
         "_bytes",
         "_collecting",
+        "_collecting_limit",
         "_kept",
         "_limit",
         "_source",
@@ -56,6 +57,7 @@ class ReplayableBody:
         self._source: Reads | None = None  # not started yet, or whole
         self._limit = limit
         self._collecting: Driver | None = None  # whoever waits for all of it
+        self._collecting_limit = 0  # and no longer than this, in bytes
         self._target: Upstream | None = None
         self._kept = Pieces()
         self._bytes = 0
@@ -106,14 +108,14 @@ class ReplayableBody:
             self.pause_reading()
 
     async def collect(self, driver: Driver, limit: int) -> bytes:
-        """All of it, when it has come; it stays here for attempts. Not while one of them is under way.
+        """All of it, when it has come. What is short stays here for further attempts. Not while one is under way.
 
         Raises LimitExceeded (413) where it is longer than `limit` bytes. `driver` is that of the caller.
         """
         assert self.is_kept
-        self._limit = max(self._limit, limit)
         if self._trailers is None:
             self._collecting = driver
+            self._collecting_limit = limit
             start, self._start = self._start, None
             if start is not None:
                 self._source = start(self)
@@ -125,7 +127,9 @@ class ReplayableBody:
         if self._bytes > limit:
             message = f"the request body is longer than the {limit} bytes that are read to be changed"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
-        return self._kept.joined()
+        body = self._kept.joined()
+        self._forget_if_long()
+        return body
 
     # --- Reads: the backend's connection asks ----------------------------------------------------------------------
     def pause_reading(self) -> None:
@@ -148,7 +152,7 @@ class ReplayableBody:
         if self._target is not None:
             self._target.send_body(data)
             self._forget_if_long()
-        elif self._collecting is not None and self._bytes > self._limit:
+        elif self._collecting is not None and self._bytes > self._collecting_limit:
             self._collecting.resume()
 
     def end_body(self, trailers: bytes) -> None:

@@ -274,3 +274,42 @@ def test_a_body_in_chunks(converse: Start):
     sent = talk.dialled("b.example", 80).take(rb"(?s)POST .*\r\n0\r\n\r\n")[0]
     assert b"Transfer-Encoding: chunked" in sent
     assert b'"gpt-5"' in sent
+
+
+def test_a_long_file_names_no_model_and_is_not_read(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("egressproxy.gateway.ai.call.MAX_REQUEST", 5)
+    talk = converse(config({"modelAlias": "ours"}))
+    request = post(b"--x\r\nmodel and more", b"/v1/audio/transcriptions", kind=b"multipart/form-data; boundary=x")
+    talk.client >> request[:-5]
+    asked(talk, "a", b"POST")
+    talk.client >> request[-5:]
+    assert talk.origin.take(b"(?s)--x.*")[0] == b"--x\r\nmodel and more"
+
+
+@pytest.mark.parametrize("alias", ["ours", "gpt-5"])
+@pytest.mark.parametrize(("limit", "goes_on"), [(len(CHAT), True), (len(CHAT) - 1, False)])
+def test_what_is_longer_than_is_kept_goes_to_one_endpoint_alone(converse: Start, alias: str, limit: int, goes_on: bool):
+    talk = converse(config({"modelAlias": alias}, {}, maxReplayBytes=limit))
+    talk.client >> post()
+    assert body_of(talk, "a") == CHAT.replace(b"gpt-5", alias.encode())
+    answer(talk, 503)
+    if goes_on:
+        assert body_of(talk, "b") == CHAT
+    else:
+        talk.client.take(rb"HTTP/1.1 503 .*?\r\n\r\nno")
+
+
+def test_an_endpoint_is_passed_over_for_one_that_needs_the_body_too(converse: Start):
+    objects = config({"modelAlias": "ours"}, maxReplayBytes=0)
+    objects[3]["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": {"apis": ["OpenAIResponses"]}}
+    talk = converse(objects)
+    talk.client >> post(b'{"model": "a", "model": "b"}')
+    assert b'"param":"model"' in talk.client.take(rb"HTTP/1.1 400 .*?\r\n\r\n{.*}")[0]
+
+
+@pytest.mark.parametrize("limit", [0, 1000])
+def test_what_was_read_for_one_endpoint_is_sent_to_the_next_as_it_is(converse: Start, limit: int):
+    talk = converse(config({"modelAlias": "ours"}, {}, maxReplayBytes=limit))
+    body = b'{"model": "a", "model": "b"}'
+    talk.client >> post(body)
+    assert body_of(talk, "b") == body
