@@ -22,6 +22,7 @@ from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden
 from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.policies.retries import retry_problem
+from egressproxy.config.compile.policies.without_effect import without_effect
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
@@ -115,7 +116,8 @@ class PolicyAttachments:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
             elif policy.spec.subjects:
                 conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
-            for note in chain(_notes(policy, ref.kind), self._notes_here(policy, target)):
+            useless = without_effect(policy, target, self._resources, self._references)
+            for note in chain(_notes(policy, ref.kind), self._notes_here(policy, target), useless):
                 conditions.add_note("Accepted", note)
             overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
             for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):
