@@ -49,7 +49,13 @@ _KEYS: Final = ("time", "nonce", "gateway", "client", "namespace", "service_acco
 
 
 class NotVerified(Exception):
-    """The value does not say who the client is; the text says why, and never repeats the value."""
+    """The value does not say who the client is; the text says why, and never repeats the value. `result` is one of a
+    closed list of words, for metrics.
+    """
+
+    def __init__(self, result: str, text: str) -> None:
+        super().__init__(text)
+        self.result = result
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +94,14 @@ class SeenValues:
         one that was forgotten.
         """
         if time <= self._forgotten:
-            raise NotVerified("it is older than the values that this gateway remembers")
+            raise NotVerified("forgotten", "it is older than the values that this gateway remembers")
         of_second = self._by_second.get(time)
         if of_second is None:
             for old in [second for second in self._by_second if now - second > MAX_AGE_S]:
                 self._forget(old)
             of_second = self._by_second[time] = set()
         if mac in of_second:
-            raise NotVerified("it was shown before")
+            raise NotVerified("repeated", "it was shown before")
         of_second.add(mac)
         self._count += 1
         if self._count > MAX_SEEN:
@@ -119,23 +125,23 @@ def verify(
     """
     parts = value.split(b".")
     if len(value) > _MAX_BYTES or len(parts) != 3 or parts[0] != _VERSION:
-        raise NotVerified("it is malformed")
+        raise NotVerified("malformed", "it is malformed")
     _, payload, shown = parts
     if not any(hmac.compare_digest(shown, _mac(key, payload, method, authority)) for key in keys):
-        raise NotVerified("no key of this gateway has signed it for this method and authority")
+        raise NotVerified("no_key", "no key of this gateway has signed it for this method and authority")
     try:
         said = json.loads(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
     except (binascii.Error, ValueError, RecursionError):
-        raise NotVerified("it is malformed") from None
+        raise NotVerified("malformed", "it is malformed") from None
     if not isinstance(said, dict) or tuple(said) != _KEYS:
-        raise NotVerified("it has other entries than this version knows")
+        raise NotVerified("malformed", "it has other entries than this version knows")
     time, *texts = said.values()
     if type(time) is not int or not all(isinstance(text, str) and _is_plain(text) for text in texts):
-        raise NotVerified("it has entries of another type")
+        raise NotVerified("malformed", "it has entries of another type")
     if now - time > MAX_AGE_S:
-        raise NotVerified(f"it is {now - time:.0f} s old, and holds for {MAX_AGE_S} s: compare the clocks")
+        raise NotVerified("too_old", f"it is {now - time:.0f} s old, and holds for {MAX_AGE_S} s: compare the clocks")
     if time - now > MAX_SKEW_S:
-        raise NotVerified(f"it is from {time - now:.0f} s ahead: compare the clocks")
+        raise NotVerified("ahead", f"it is from {time - now:.0f} s ahead: compare the clocks")
     seen.take(time, shown, now)
     return ForwardedIdentity(*texts[1:])
 

@@ -53,6 +53,7 @@ class Counts:
     dns_lookups: dict[str, int] = field(default_factory=dict)
     connections_rejected: dict[str, int] = field(default_factory=dict)
     http2_connections_broken: dict[str, int] = field(default_factory=dict)
+    forwarded_identities: dict[str, int] = field(default_factory=dict)
     reloads: dict[str, int] = field(default_factory=dict)
     upstream: dict[tuple[str, str], int] = field(default_factory=dict)
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)

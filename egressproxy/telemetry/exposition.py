@@ -154,6 +154,8 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     yield _counter("egress_connections_rejected", rejected, ("reason",), counts.connections_rejected)
     broken = "HTTP/2 connections of clients that were ended for what the client did, by the error code of GOAWAY."
     yield _counter("egress_http2_connections_broken", broken, ("code",), counts.http2_connections_broken)
+    forwarded = "Requests with an X-Egress-Identity of another gateway, by what became of it."
+    yield _counter("egress_forwarded_identities", forwarded, ("result",), counts.forwarded_identities)
     refused = "Requests refused since the gateway was overloaded, by why and by their priority."
     yield _counter("egress_requests_shed", refused, ("reason", "priority"), counts.shed)
     yield _counter("egress_config_reloads", reloads, ("result",), counts.reloads)

@@ -104,6 +104,7 @@ class Metrics:
         self.reloads: Counter[str] = Counter()
         self.connections_rejected: Counter[str] = Counter()
         self.http2_connections_broken: Counter[str] = Counter()
+        self.forwarded_identities: Counter[str] = Counter()  # by what `read_identity` found of them
         self.parents_put_aside: Counter[tuple[str, str]] = Counter()  # by parent and Reason
         self.ejections: Counter[tuple[str, str, str]] = Counter()
         self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
@@ -287,6 +288,7 @@ class Metrics:
             dict(self.dns_lookups),
             dict(self.connections_rejected),
             dict(self.http2_connections_broken),
+            dict(self.forwarded_identities),
             dict(self.reloads),
             dict(upstream),
             dict(downstream),

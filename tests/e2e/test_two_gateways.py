@@ -149,6 +149,7 @@ def test_what_is_forged_late_repeated_or_for_something_else_leaves_the_client_un
             assert record["namespace"] == "-"
             assert why in record["detail"]
         assert made.central.metric("egress_requests_total", namespace="team", service_account="robot") == 1
+        assert made.central.metric("egress_forwarded_identities_total", result="repeated") == 1
 
 
 def test_a_sidecar_is_known_by_its_certificate(tmp_path: Path):

@@ -8,6 +8,7 @@ Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.3 (loops)
 from __future__ import annotations
 
 import time
+from collections import Counter
 from contextlib import suppress
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
@@ -128,10 +129,13 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
 
 
-def read_identity(x: Exchange, listener: ActiveListener, head: RequestHead, seen: SeenValues) -> None:
+def read_identity(
+    x: Exchange, listener: ActiveListener, head: RequestHead, seen: SeenValues, counted: Counter[str]
+) -> None:
     """Learn who the client of another gateway is, where that has signed it with a key that holds here.
 
-    One that is not verified is not an error: the client is who it is without. The log says why.
+    One that is not verified is not an error: the client is who it is without. The log says why. `counted` has how often
+    which result was found.
     """
     keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
     if not keys or not value or x.authority is None:
@@ -140,7 +144,9 @@ def read_identity(x: Exchange, listener: ActiveListener, head: RequestHead, seen
         who = verify(keys, value, head.method, x.authority.text, time.time(), seen)
     except NotVerified as error:
         x.detail = f"X-Egress-Identity: {error}"
+        counted[error.result] += 1
         return
+    counted["verified"] += 1
     x.identity = CallerIdentity(who.namespace, who.service_account, who.client, who.gateway)
 
 

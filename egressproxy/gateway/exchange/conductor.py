@@ -103,7 +103,7 @@ class Conductor:
             listener = name_request(x, client.state.port, client.server_name, client.tunnel_authority, head)
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
-                read_identity(x, listener, head, self.accounting.seen)
+                read_identity(x, listener, head, self.accounting.seen, self.accounting.metrics.forwarded_identities)
             route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
             resources.route = route
             x.route = route.name

@@ -67,7 +67,7 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     authority = x.authority = read_authority(head.target, None)
     if head.via:
         refuse_loops(head, accounting.pseudonym)
-        read_identity(x, listener, head, accounting.seen)
+        read_identity(x, listener, head, accounting.seen, accounting.metrics.forwarded_identities)
     if authority.port == HTTP_PORT:
         return await serve_http_port(accounting, x, client, authority)
     route, noted = route_tunnel(listener, authority)

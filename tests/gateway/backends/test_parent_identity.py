@@ -102,17 +102,18 @@ def test_so_is_a_tunnel(converse: Start):
 
 
 @pytest.mark.parametrize(
-    ("shown", "why"),
+    ("shown", "why", "result"),
     [
-        (signed(b"GET", "b.example:80"), "no key of this gateway"),
-        (signed(b"PUT", "a.example:80"), "no key of this gateway"),
-        (signed(b"GET", "a.example:80", key="x" * 32), "no key of this gateway"),
-        (signed(b"GET", "a.example:80", age_s=90), " s old"),
-        (b"Via: 1.1 edge\r\nX-Egress-Identity: team/robot\r\n", "malformed"),
-        (signed(b"GET", "a.example:80") * 2, "malformed"),
+        (signed(b"GET", "b.example:80"), "no key of this gateway", "no_key"),
+        (signed(b"PUT", "a.example:80"), "no key of this gateway", "no_key"),
+        (signed(b"GET", "a.example:80", key="x" * 32), "no key of this gateway", "no_key"),
+        (signed(b"GET", "a.example:80", age_s=90), " s old", "too_old"),
+        (signed(b"GET", "a.example:80", age_s=-90000), " s ahead", "ahead"),
+        (b"Via: 1.1 edge\r\nX-Egress-Identity: team/robot\r\n", "malformed", "malformed"),
+        (signed(b"GET", "a.example:80") * 2, "malformed", "malformed"),
     ],
 )
-def test_what_is_not_verified_leaves_the_client_unknown(converse: Start, shown: bytes, why: str):
+def test_what_is_not_verified_leaves_the_client_unknown(converse: Start, shown: bytes, why: str, result: str):
     talk = converse(second())
     talk.client >> GET[:-2] + shown + b"\r\n"
     talk.dialled("a.example", 80)
@@ -121,6 +122,7 @@ def test_what_is_not_verified_leaves_the_client_unknown(converse: Start, shown: 
     talk.client.take(rb"HTTP/1.1 200 .*")
     record = talk.record()
     assert why in record["detail"]
+    assert talk.metrics.forwarded_identities == {result: 1}
     assert record["namespace"] == "-"
     assert "origin_client" not in record
 
@@ -142,6 +144,7 @@ def test_a_value_that_is_shown_again_says_nothing(converse: Start):
     request = GET[:-2] + signed(b"GET", "a.example:80") + b"\r\n"
     assert served(talk, request)["namespace"] == "team"
     again = served(talk, request, is_new=False)
+    assert talk.metrics.forwarded_identities == {"verified": 1, "repeated": 1}
     assert again["namespace"] == "-"
     assert "X-Egress-Identity: it was shown before" in again["detail"]
     assert "origin_client" not in again
