@@ -195,15 +195,6 @@ class OpenConnections:
         else:
             del self.per_client[address]
 
-    def close_idle_of(self, most: int) -> int:
-        """Close so many idle connections at most, oldest first. Returns how many."""
-        closed = 0
-        for connection in list(self.connections):
-            if closed >= most:
-                break
-            closed += connection.close_if_idle()
-        return closed
-
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""
         for connection in list(self.connections):

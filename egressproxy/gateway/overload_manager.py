@@ -35,6 +35,12 @@ GIVE_BACK_S = 1.0
 GIVE_BACK_SHARE = 0.05
 #: And so often after the state is normal again.
 GIVE_BACK_TIMES = 3
+#: What Events say of it.
+DONE = {
+    OverloadState.NO_KEEPALIVE: "connections end with their response",
+    OverloadState.SHEDDING: "requests are refused, those of low priority and of clients with many first",
+    OverloadState.REFUSING: "every request is refused",
+}
 #: Gateways that an Event is told of at each change.
 MAX_TOLD = 16
 
@@ -193,10 +199,10 @@ class OverloadManager:
         if not is_worse and not is_over:
             return
         for name in sorted(gateways)[:MAX_TOLD]:
-            self._accounting.notices.overload_changed(
+            self._accounting.notices.memory_changed(
                 InvolvedObject.of("Gateway", name),
-                "OverloadEnded" if is_over else "Overloaded",
-                f"a worker is in overload state {state.text}: see docs/overload.md" if is_worse else "it serves again",
+                "MemoryPressureEnded" if is_over else "MemoryPressure",
+                "a worker has memory again" if is_over else f"a worker has little memory left: {DONE[state]}",
                 EventType.NORMAL if is_over else EventType.WARNING,
             )
 

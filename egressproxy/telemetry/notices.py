@@ -193,7 +193,7 @@ class Notices:
         if not self._is_counted(key, message):
             self._begin(key, message, new_notice(reason, "Balance", backend, message, severity=severity))
 
-    def overload_changed(self, gateway: InvolvedObject, reason: str, message: str, severity: str) -> None:
+    def memory_changed(self, gateway: InvolvedObject, reason: str, message: str, severity: str) -> None:
         """The process that serves this Gateway is in another overload state; `reason` is one word."""
         key = (gateway, reason, "")
         if not self._is_counted(key, message):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from egressproxy.cli.numbers import seconds, whole_number
+from egressproxy.cli.numbers import memory_size, seconds, whole_number
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), (" 7", 7), ("256", 256), (1, 1)])
@@ -47,3 +47,28 @@ def test_seconds_are_taken_with_a_fraction_or_without(text: object, value: float
 def test_other_seconds_are_refused_with_an_example(text: str, why: str):
     with pytest.raises(click.BadParameter, match=f"^{why}; give seconds from 0 to 86,400, such as 10 or 2.5"):
         seconds(86_400)(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("67108864", 64 << 20), ("64Mi", 64 << 20), ("2Gi", 2 << 30), ("70000k", 70_000_000), ("1G", 10**9)],
+)
+def test_a_size_of_memory_is_read_as_kubernetes_writes_it(text: str, size: int):
+    assert memory_size(64 << 20)(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("much", "'much' is no size of memory; give bytes, or a size such as 512Mi or 2Gi"),
+        ("1.5Gi", "'1.5Gi' is no size"),
+        ("-1", "'-1' is no size"),
+        ("512MB", "'512MB' is no size"),
+        ("\u0665Gi", "is no size"),
+        ("1Mi", "1Mi is too small; give 64Mi or more, or 0 for no limit"),
+        ("512", "512 is too small"),
+    ],
+)
+def test_another_size_is_refused_with_what_is_one(text: str, why: str):
+    with pytest.raises(click.BadParameter, match=why):
+        memory_size(64 << 20)(text)

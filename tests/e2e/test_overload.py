@@ -189,3 +189,30 @@ def test_a_flood_of_one_client_leaves_another_nearly_untouched(tmp_path: Path):
                 assert gateway.metric("egress_overload_state") == 0
 
     asyncio.run(flood())
+
+
+def test_each_worker_has_the_limit_for_itself(tmp_path: Path):
+    async def fill() -> None:
+        async with Origin() as origin:
+            port = free_port()
+            arguments = ["--workers", "2", "--max-requests", "1", "--max-memory", "1Gi"]
+            gateway = GatewayProcess(tmp_path / "gw", forwards(port, origin.port), arguments=arguments)
+            with gateway:
+                answers = Counter[str]()
+
+                async def keep_asking(source: str) -> None:
+                    while answers["200"] < 2:
+                        answers[await ask(port, origin.port, source)] += 1
+                        await asyncio.sleep(0.01)
+
+                asked = [asyncio.create_task(keep_asking(f"127.0.0.{number}")) for number in range(1, 17)]
+                await until(lambda: origin.waiting == 2)
+                before = answers["503"]
+                await until(lambda: answers["503"] > before + 100)
+                assert origin.waiting == 2
+                origin.may_answer.set()
+                await asyncio.wait_for(asyncio.gather(*asked), WAIT_S)
+                text = await asyncio.to_thread(gateway.metric, "egress_memory_limit_bytes")
+                assert text == 2 << 30
+
+    asyncio.run(fill())

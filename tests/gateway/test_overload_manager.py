@@ -348,9 +348,9 @@ def test_each_change_is_told_in_the_log_and_worse_and_normal_states_in_events(
     assert "96 MiB of 100 MiB are resident" in said[1]
     notices = pressed.talk.metrics.notices.take()
     assert [(str(each.regarding), each.reason, each.severity) for each in notices] == [
-        ("Gateway agents/gw", "Overloaded", "Warning"),
-        ("Gateway agents/gw", "Overloaded", "Warning"),
-        ("Gateway agents/gw", "OverloadEnded", "Normal"),
+        ("Gateway agents/gw", "MemoryPressure", "Warning"),
+        ("Gateway agents/gw", "MemoryPressure", "Warning"),
+        ("Gateway agents/gw", "MemoryPressureEnded", "Normal"),
     ]
 
 
