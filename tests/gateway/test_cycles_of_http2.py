@@ -15,7 +15,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
-from tests.gateway.backends.test_http2_connections import GET, UPGRADE, dialled, h2c, started
+from tests.gateway.backends.test_http2_connections import UPGRADE, asked, dialled, h2c, started
 from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of
 
@@ -29,37 +29,28 @@ def is_served(talk: Conversation) -> None:
 
 
 def is_reset(talk: Conversation) -> None:
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.server.h2.reset_stream(1, ErrorCodes.INTERNAL_ERROR)
     origin.goes_on()
 
 
 def is_malformed(talk: Conversation) -> None:
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.responds(1, b"x", (b"connection", b"close"))
 
 
 def client_leaves(talk: Conversation) -> None:
-    talk.client >> GET
-    dialled(talk).waits_for(1)
+    asked(talk)
     talk.client.resets()
 
 
 def origin_leaves(talk: Conversation) -> None:
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.peer.leaves()
 
 
 def origin_breaks_the_rules(talk: Conversation) -> None:
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.peer >> b"nonsense, and no frame"
 
 

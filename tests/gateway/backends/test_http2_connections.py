@@ -34,11 +34,17 @@ def dialled(talk: Conversation, **settings: int) -> Http2Origin:
     return Http2Origin(talk, talk.dialled("a.example", 80), **settings)
 
 
-def started(talk: Conversation, **settings: int) -> Http2Origin:
-    """One exchange is over, and its connection is idle."""
+def asked(talk: Conversation, **settings: int) -> Http2Origin:
+    """The origin has the client's request, on a new connection."""
     talk.client >> GET
     origin = dialled(talk, **settings)
     origin.waits_for(1)
+    return origin
+
+
+def started(talk: Conversation, **settings: int) -> Http2Origin:
+    """One exchange is over, and its connection is idle."""
+    origin = asked(talk, **settings)
     origin.responds(1)
     talk.client << OK
     return origin
@@ -165,9 +171,7 @@ def test_a_body_of_a_known_length_and_one_in_chunks(converse_on: Start):
 
 def test_trailers_of_the_backend_reach_the_client(converse_on: Start):
     talk = converse_on(h2c())
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.responds(1, b"hi", trailers=[(b"x-sum", b"2")])
     talk.client << (
         b"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nx-sum: 2\r\n\r\n"
@@ -209,9 +213,7 @@ def test_an_early_answer_is_passed_on_and_the_connection_stays(converse_on: Star
 
 def test_a_client_that_leaves_resets_its_stream_alone(converse_on: Start):
     talk = converse_on(h2c())
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     other = talk.connect()
     other >> GET
     origin.waits_for(2)
@@ -270,18 +272,14 @@ def test_a_goaway_moves_what_it_does_not_spare(converse_on: Start):
 def test_a_connection_that_died_while_idle_is_replaced(converse_on: Start):
     talk = converse_on(h2c())
     started(talk).peer.leaves()
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.responds(1)
     talk.client << OK
 
 
 def test_a_response_that_breaks_a_rule_is_a_502_and_the_others_go_on(converse_on: Start):
     talk = converse_on(h2c())
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     other = talk.connect()
     other >> GET
     origin.waits_for(2)
@@ -294,9 +292,7 @@ def test_a_response_that_breaks_a_rule_is_a_502_and_the_others_go_on(converse_on
 
 def test_a_response_that_breaks_off_is_not_made_whole(converse_on: Start):
     talk = converse_on(h2c())
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.responds(1, b"half", is_last=False)
     talk.client.take(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n4\r\nhalf\r\n")
     origin.server.h2.reset_stream(1, ErrorCodes.INTERNAL_ERROR)
@@ -391,9 +387,7 @@ def test_a_refused_extended_connect_is_a_response_like_any_other(converse_on: St
 def test_a_connection_serves_so_many_requests(converse: Start):
     talk = converse(h2c(traffic={"connections": {"maxRequests": 1}}))
     started(talk)
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     origin.responds(1)
     talk.client << OK
     assert talk.open == 0
@@ -440,9 +434,7 @@ def test_addresses_that_have_left_dns_take_no_new_stream(converse: Start):
 
 def test_a_large_response_to_a_slow_client_is_held_back(converse: Start):
     talk = converse(h2c())
-    talk.client >> GET
-    origin = dialled(talk)
-    origin.waits_for(1)
+    origin = asked(talk)
     talk.client.stalls()  # type: ignore[attr-defined]
     size = 8 * 1024 * 1024
     origin.server.h2.send_headers(1, [(b":status", b"200"), (b"content-length", b"%d" % size)])

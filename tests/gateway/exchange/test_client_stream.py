@@ -17,6 +17,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import GET_SENT, OK, TlsClient, certificate, connect, forward, https, reverse
 from tests.support import manifests as m
+from tests.support.conversation import Conversation
 from tests.support.http2_client import head, raw_frame
 from tests.support.manifests import Manifest
 from tests.support.pki import Pki
@@ -40,12 +41,18 @@ def start(converse: Start) -> Start:
     return lambda written=None: converse(forward() if written is None else written)
 
 
-def test_a_request_and_its_answer(start: Start):
-    talk = start()
+def in_flight(talk: Conversation) -> tuple[Http2Peer, int]:
+    """A client of HTTP/2, and the stream of its request, which the origin has."""
     client = speak_http2(talk)
     stream = client.ask()
     talk.dialled("a.example", 80)
     talk.origin << GET_SENT
+    return client, stream
+
+
+def test_a_request_and_its_answer(start: Start):
+    talk = start()
+    client, stream = in_flight(talk)
     talk.origin >> OK
     answer = client.answer(stream)
     assert answer.status == 200
@@ -282,10 +289,7 @@ def test_head_has_no_body(start: Start):
 
 def test_an_answer_that_breaks_off_resets_its_stream(start: Start):
     talk = start()
-    client = speak_http2(talk)
-    stream = client.ask()
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
+    client, stream = in_flight(talk)
     talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nhalf"
     assert bytes(client.answer(stream).data) == b"half"
     talk.origin.leaves()
@@ -297,10 +301,7 @@ def test_an_answer_that_breaks_off_resets_its_stream(start: Start):
 
 def test_a_stream_that_the_client_resets_ends_its_exchange(start: Start):
     talk = start()
-    client = speak_http2(talk)
-    stream = client.ask()
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
+    client, stream = in_flight(talk)
     client.resets(stream)
     talk.origin.is_closed()
     assert talk.record()["reason"] == "client_gone"
@@ -416,10 +417,7 @@ def test_rapid_resets_end_the_connection_and_are_counted(start: Start):
 # --- time ------------------------------------------------------------------------------------------------------------
 def test_an_idle_connection_is_closed_with_goaway(start: Start):
     talk = start(timed(**{"idle": "30s"}))
-    client = speak_http2(talk)
-    stream = client.ask()
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
+    client, stream = in_flight(talk)
     talk.after(20)
     talk.origin >> OK
     assert client.answer(stream).is_whole
@@ -455,10 +453,7 @@ def test_a_head_that_trickles_ends_the_connection(start: Start):
 
 def test_a_request_that_takes_too_long_is_answered_504(start: Start):
     talk = start(timed(**{"request": "5s"}))
-    client = speak_http2(talk)
-    stream = client.ask()
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
+    client, stream = in_flight(talk)
     talk.after(6)
     assert client.answer(stream).status == 504
 
@@ -499,10 +494,7 @@ def test_the_rest_of_an_answer_is_taken_at_a_pace(start: Start, taken: int, rese
 # --- the end ---------------------------------------------------------------------------------------------------------
 def test_a_drain_announces_itself_and_finishes_what_runs(start: Start):
     talk = start()
-    client = speak_http2(talk)
-    first = client.ask()
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
+    client, first = in_flight(talk)
     talk.conductor.is_draining = talk.conductor.ends_connections = True
 
     def drain() -> None:
@@ -527,10 +519,7 @@ def test_a_drain_announces_itself_and_finishes_what_runs(start: Start):
 
 def test_new_terms_send_goaway_and_serve_nothing_more_on_the_old_ones(start: Start):
     talk = start()
-    client = speak_http2(talk)
-    first = client.ask()
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
+    client, first = in_flight(talk)
     talk.reload(forward(limits={"maxHeadBytes": 8192}))
     late = client.ask(b"GET", b"/late")
     assert client.goaways == [(first, 0, b"")]
@@ -542,10 +531,7 @@ def test_new_terms_send_goaway_and_serve_nothing_more_on_the_old_ones(start: Sta
 
 def test_a_reload_holds_for_the_next_stream(start: Start):
     talk = start()
-    client = speak_http2(talk)
-    stream = client.ask()
-    talk.dialled("a.example", 80)
-    talk.origin << GET_SENT
+    client, stream = in_flight(talk)
     talk.reload(forward(allow=("b.example",)))
     denied = client.ask()
     assert client.answer(denied).status == 403
