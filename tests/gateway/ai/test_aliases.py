@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from egressproxy.filters.base import BodyMode, Filter
-from egressproxy.gateway.ai.model_field import MAX_MARKS, named_model, with_model
+from egressproxy.gateway.ai.model_field import (
+    MAX_COMMAS,
+    MAX_READ,
+    MAX_STRINGS,
+    MAX_TRANSLATED,
+    check_size,
+    named_model,
+    with_model,
+)
 from egressproxy.model.exchange import Exchange
 from egressproxy.translation.errors import Untranslatable
 from tests.gateway.backends.test_failover import answer, asked, refuse
@@ -163,7 +172,8 @@ def test_a_get_passes(converse: Start):
         b"\xff",
         b"",
         b"[" * 100_000,
-        b'{"model": "a", "x": [' + b"1," * MAX_MARKS + b"1]}",
+        b'{"model": "a", "x": [' + b"[]," * MAX_READ + b"1]}",
+        b'{"model": "a", "x": [' + b'"",' * (MAX_STRINGS + 1) + b"1]}",
     ],
 )
 def test_two_meanings_and_none_are_refused(body: bytes):
@@ -313,3 +323,32 @@ def test_what_was_read_for_one_endpoint_is_sent_to_the_next_as_it_is(converse: S
     body = b'{"model": "a", "model": "b"}'
     talk.client >> post(body)
     assert body_of(talk, "b") == body
+
+
+@pytest.mark.parametrize(
+    ("body", "parts", "commas"),
+    [
+        (b'{"a":[{"b":[1]}]}', 4, 0),
+        (b'{"a":"[[[[{{{{,,,,"}', 1, 0),
+        (b'{"a":"\\"[[[[\\"{{{{"}', 1, 0),
+        (b'{"a":"\\\\",[],"b":"[[[["}', 2, 2),
+        (b'{"a":"\\\\\\"[[[[", "b":"{"}', 1, 1),
+    ],
+)
+def test_the_parts_of_json_are_counted_outside_of_strings(body: bytes, parts: int, commas: int):
+    check_size(body, parts, commas)
+    with pytest.raises(Untranslatable):
+        check_size(body, parts - 1, commas)
+    if commas:
+        with pytest.raises(Untranslatable):
+            check_size(body, parts, commas - 1)
+
+
+def test_a_long_conversation_of_code_is_short_enough():
+    code = json.dumps({"a": [{"b": "c, d"}] * 50})
+    body = json.dumps({"model": "gpt-5", "messages": [{"role": "tool", "content": code * 10}] * 1000}).encode()
+    assert len(body) > 8_000_000
+    found = named_model(body)
+    assert found is not None
+    assert found.name == "gpt-5"
+    check_size(body, MAX_TRANSLATED, MAX_COMMAS)
