@@ -5,10 +5,13 @@ It has dependencies of its own: EGRESSPROXY_MCP_PYTHON may name an interpreter t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -90,6 +93,56 @@ def test_sessions_tools_progress_and_resumption(tmp_path: Path, servers: dict[st
         assert (record["mcp_method"], record["status"], record["path"]) == ("tools/call", 200, "/tools")
         ended = gateway.wait_for_record(method="DELETE")
         assert (ended["status"], ended["backend"]) == (200, "agents/tools")
+
+
+class Balancer:
+    """Gives each connection to the next of these ports, as a load balancer of TCP does."""
+
+    def __init__(self, *ports: int) -> None:
+        self._ports = itertools.cycle(ports)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            onward = socket.create_connection(("127.0.0.1", next(self._ports)))
+            for one, other in ((sock, onward), (onward, sock)):
+                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _carry(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while piece := source.recv(65536):
+                sink.sendall(piece)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def test_sessions_over_a_fleet_of_two_gateways_with_one_key(tmp_path: Path, servers: dict[str, int]):
+    """The connections of one client go to both gateways."""
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef" * 4)
+    with ExitStack() as stack:
+        made = [serving(tmp_path / str(n), servers, "--session-key", str(key), version="2025-11-25") for n in (1, 2)]
+        gateways = [stack.enter_context(gateway) for gateway, _ in made]
+        balancer = Balancer(*(int(url.rsplit(":", 1)[1].partition("/")[0]) for _, url in made))
+        stack.callback(balancer.close)
+        for _ in range(4):
+            seen = run(f"http://127.0.0.1:{balancer.port}/tools")
+            (name,) = seen["whoami"]
+            assert (seen["counted"], seen["interrupted"]) == (f"{name} counted to 5", f"{name} was interrupted")
+        for gateway in gateways:
+            assert gateway.metric("egress_requests_total", backend="agents/tools") > 0
 
 
 def test_the_revision_without_sessions_is_spread_over_the_servers(tmp_path: Path, servers: dict[str, int]):

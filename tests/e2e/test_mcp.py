@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e.test_retries import service
 from tests.e2e.world import Origin, client, read_head, read_message
@@ -77,6 +80,20 @@ class McpServer(Origin):
         for sock in self.streams:
             sock.sendall(b"%x\r\n%b\r\n" % (len(event), event))
         return event
+
+    def dies(self) -> None:
+        """Refuses connections, and resets its streams."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in self.streams:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.shutdown(socket.SHUT_RD)  # ends the thread that reads, which closes it
+        self.streams.clear()
+
+    def returns(self) -> None:
+        """Listens again, on the same port, and knows its sessions."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def end_streams(self) -> None:
         for sock in self.streams:
@@ -216,6 +233,33 @@ def test_a_stream_outlives_reloads_and_a_stop_and_is_resumed_at_another_gateway(
         assert (next(events), next(resumed)) == (b"", b"")
         ended.join(WAIT_S)
         assert not ended.is_alive()
+
+
+def test_a_stream_that_breaks_with_its_endpoint_is_resumed_there(tmp_path: Path):
+    """While its endpoint is gone, another one is asked, which does not know the session: a client may begin anew."""
+    port = free_port()
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(McpServer(name)) for name in ("a", "b")}
+        objects = to_tools(port, *(server.port for server in servers.values()), retry={"attempts": 1})
+        gateway = stack.enter_context(GatewayProcess(tmp_path, objects, arguments=["--drain-timeout", "1"]))
+        served, session = begin(port)
+        server = servers[served]
+        sock, events = listen(port, session)
+        stack.enter_context(sock)
+        wait_until(lambda: server.streams)
+        assert server.say("one") == next(events)
+        server.dies()
+        with pytest.raises((ConnectionError, ValueError)):  # a reset, or no chunk: never an end in good order
+            assert next(events) != b""
+        assert gateway.wait_for_record(reason="upstream_incomplete")["backend"] == "agents/tools"
+        assert ask(port, CALL, Mcp_Session_Id=session)[0] == 404
+        assert begin(port)[0] != served  # another session goes on at once
+        server.events.append(b"id: 1\ndata: missed\n\n")
+        server.returns()
+        again, resumed = listen(port, session, last="0")
+        stack.enter_context(again)
+        assert next(resumed) == b"id: 1\ndata: missed\n\n"
+        assert server.resumed == ["0"]
 
 
 def accepts(port: int) -> bool:
