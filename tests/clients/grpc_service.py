@@ -27,6 +27,11 @@ SERVICE = "test.Service"
 FLAKY = "test.Flaky"
 #: Any size, in both directions.
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+#: A PING every second, calls or none: what gRPC calls keepalive, and some servers too many pings.
+EAGER = [
+    ("grpc.keepalive_time_ms", 1000), ("grpc.keepalive_timeout_ms", 5000), ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]  # fmt: skip
 ECHO, ECHO_BIN = "x-echo-initial", "x-echo-trailing-bin"
 NAME = "grpc.egress.test"
 
@@ -122,13 +127,7 @@ class GrpcWorld:
         grpc = self.grpc = importlib.import_module("grpc")
         self.pki = Pki()
         self.service = Service(grpc)
-        self.server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
-        self.server.add_generic_rpc_handlers((self.service.handler(), self.service.flaky_handler()))
-        plain = self.server.add_insecure_port("127.0.0.1:0")
-        leaf = self.pki.issue(NAME)
-        pair = leaf.private_key_pem.bytes(), chain(leaf).encode()
-        secure = self.server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
-        self.server.start()
+        plain, secure = self._server_ports = self.serve()
         self.dns = NameServer({NAME: ["127.0.0.1"]}).start()
         self.forward_port = free_port()
         self.down_port = free_port()
@@ -147,9 +146,29 @@ class GrpcWorld:
             ),
         }
 
+    def serve(self, plain: int = 0, secure: int = 0) -> tuple[int, int]:
+        """Start a server on these ports; returns them."""
+        grpc = self.grpc
+        self.server = grpc.server(futures.ThreadPoolExecutor(16), options=[*OPTIONS, *EAGER])
+        self.server.add_generic_rpc_handlers((self.service.handler(), self.service.flaky_handler()))
+        plain = self.server.add_insecure_port(f"127.0.0.1:{plain}")
+        leaf = self.pki.issue(NAME)
+        pair = leaf.private_key_pem.bytes(), chain(leaf).encode()
+        secure = self.server.add_secure_port(f"127.0.0.1:{secure}", grpc.ssl_server_credentials([pair]))
+        self.server.start()
+        return plain, secure
+
+    def serve_again(self) -> None:
+        """Another server, on the ports of the one that was stopped."""
+        self.serve(*self._server_ports)
+
     def channel(self, way: str) -> Any:
         """Through the listener of this name, to the server in the same form; "tunnel": TLS by the forward proxy."""
         return self._channels[way]
+
+    def eager_channel(self, *options: tuple[str, int]) -> Any:
+        """One more channel in plain text, which pings."""
+        return self.grpc.insecure_channel(f"127.0.0.1:{self.ports['plain']}", [*EAGER, *options])
 
     def close(self) -> None:
         """End everything."""

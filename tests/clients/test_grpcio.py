@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,6 +193,50 @@ def test_a_backend_that_is_down_is_unavailable(calls: Calls):
     assert error.code() is calls.codes.UNAVAILABLE
     assert error.details() == "upstream_refused: the upstream refused the connection"
     assert dict(error.trailing_metadata())["x-egress-request-id"]
+
+
+def test_clients_and_servers_that_ping_every_second_keep_quiet_calls(grpc_world: GrpcWorld):
+    """Nobody is told ENHANCE_YOUR_CALM (too_many_pings), and the call is there when it has something to say."""
+    with grpc_world.eager_channel() as channel:
+        said: queue.Queue[bytes | None] = queue.Queue()
+        call = channel.stream_stream(f"/{SERVICE}/Duplex")(iter(said.get, None), timeout=WAIT_S)
+        said.put(b"before")
+        assert next(call) == b"before"
+        assert not call.done()
+        time.sleep(3.5)  # three pings, each way; grpcio tells nobody of them
+        said.put(b"after")
+        assert next(call) == b"after"
+        said.put(None)
+        assert list(call) == []
+    assert grpc_world.gateway.metric("egress_http2_connections_broken_total") == 0
+
+
+def test_a_message_that_is_too_long_for_its_client_ends_the_call_on_both_sides(grpc_world: GrpcWorld):
+    with grpc_world.eager_channel(("grpc.max_receive_message_length", 1000)) as channel:
+        mark = grpc_world.gateway.mark()
+        calls = Calls(grpc_world, "plain")
+        output = channel.unary_stream(f"/{SERVICE}/Output")
+        error = calls.error(lambda: list(output(b"10 1001 10 5000000", timeout=WAIT_S)))
+        assert error.code() is calls.codes.RESOURCE_EXHAUSTED
+        assert calls.record(mark)["reason"] == "client_gone"
+        assert len(next(output(b"1000", timeout=WAIT_S))) == 1000  # the connection serves on
+
+
+def test_a_server_that_goes_away_amid_calls_is_unavailable_and_comes_back(require: Require, tmp_path: Path):
+    require("python:grpc")
+    world = GrpcWorld(tmp_path)
+    try:
+        calls = Calls(world, "plain")
+        call = calls.wait(b"first", timeout=WAIT_S)
+        assert next(call) == b"first"
+        world.server.stop(0).wait(WAIT_S)  # cancels what runs
+        error = calls.error(lambda: next(call))
+        assert error.code() in (calls.codes.UNAVAILABLE, calls.codes.CANCELLED)
+        assert calls.error(lambda: calls.unary(b"x", timeout=WAIT_S)).code() is calls.codes.UNAVAILABLE
+        world.serve_again()
+        assert calls.unary(b"x", timeout=WAIT_S) == b"x"
+    finally:
+        world.close()
 
 
 def test_a_server_that_gives_up(calls: Calls):

@@ -20,6 +20,11 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 LENGTH = OK + b"Content-Length: 20\r\n\r\n"
 
 
+CANCELLED, DEADLINE_EXCEEDED, PERMISSION_DENIED, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = 1, 4, 7, 8, 13, 14
+#: gRPC over HTTP2, Errors; INTERNAL for every other code.
+_STATUS_OF_RESET = {7: UNAVAILABLE, 8: CANCELLED, 11: RESOURCE_EXHAUSTED, 12: PERMISSION_DENIED}
+
+
 class Seen(Enum):
     """What a client sees of a fault, where the request does not go again."""
 
@@ -48,6 +53,7 @@ class Expected:
     fault: Fault
     seen: Seen
     again: Again = Again.NEVER
+    grpc_status: int = UNAVAILABLE
     is_blamed: bool = True
     is_blamed_warm: bool = True  # on a connection that has served before
     in_tls: bool = False
@@ -70,7 +76,14 @@ def fault(
     more.setdefault("is_blamed", seen is not Seen.RIGHT)
     more.setdefault("is_blamed_warm", more["is_blamed"] and again is not Again.STALE)
     more.setdefault("stalls", Do.STALL in steps)
+    if more["stalls"] and seen is Seen.ERROR:
+        more.setdefault("grpc_status", DEADLINE_EXCEEDED)
     return Expected(Fault(name, steps, when), seen, again, **more)
+
+
+def reset(name: str, code: ErrorCodes | int, *before: Step, **more: Any) -> Expected:
+    """RST_STREAM with this code, behind these steps."""
+    return fault(name, *before, rst(code), grpc_status=_STATUS_OF_RESET.get(int(code), INTERNAL), **more)
 
 
 #: Of a connection that nobody serves.
@@ -181,15 +194,15 @@ HTTP2 = [
     fault("reset", Do.RESET, again=Again.STALE),
     fault("closed", Do.CLOSE, again=Again.STALE),
     fault("reset-before-body", Do.RESET, when=When.HEAD, again=Again.STALE),
-    fault("half-open", Do.END, Do.STALL, again=Again.STALE),
+    fault("half-open", Do.END, Do.STALL, again=Again.STALE, grpc_status=UNAVAILABLE),
     fault("stall", Do.STALL),
     fault("stall-after-interim", begins, Do.STALL, seen=CUT, is_blamed=False),
-    *(fault(f"rst-{code.name}", rst(code)) for code in _RESETS),
-    *(fault(f"rst-{code.name}-of-open-stream", rst(code), when=When.HEAD, methods=(b"POST",))
+    *(reset(f"rst-{code.name}", code) for code in _RESETS),
+    *(reset(f"rst-{code.name}-of-open-stream", code, when=When.HEAD, methods=(b"POST",))
       for code in (ErrorCodes.NO_ERROR, ErrorCodes.CANCEL, ErrorCodes.INTERNAL_ERROR)),
-    fault("rst-of-unknown-code", rst(4242)),
-    fault("rst-REFUSED_STREAM", rst(ErrorCodes.REFUSED_STREAM), again=Again.UNSEEN),
-    fault("rst-REFUSED_STREAM-of-open-stream", rst(ErrorCodes.REFUSED_STREAM), when=When.HEAD, again=Again.UNSEEN),
+    reset("rst-of-unknown-code", 4242),
+    reset("rst-REFUSED_STREAM", ErrorCodes.REFUSED_STREAM, again=Again.UNSEEN),
+    reset("rst-REFUSED_STREAM-of-open-stream", ErrorCodes.REFUSED_STREAM, when=When.HEAD, again=Again.UNSEEN),
     fault("rst-of-idle-stream", rst(ErrorCodes.CANCEL, stream=100)),
     *(fault(name, frames, when=When.HEAD if name == "push" else When.WHOLE) for name, frames in _BROKEN.items()),
     *(fault(name, frames, ends, seen=RIGHT) for name, frames in _HARMLESS.items()),
@@ -213,13 +226,13 @@ HTTP2 = [
     fault("goaway-below-with-the-head", all_at_once(begins, goaway(2))),
     fault("refused-behind-an-interim-head", all_at_once(hints, rst(ErrorCodes.REFUSED_STREAM))),
     fault("goaway-below-after-head", begins, goaway(2), seen=CUT),
-    *(fault(f"rst-{code.name}-after-head", begins, rst(code), seen=CUT) for code in _SOME),
+    *(reset(f"rst-{code.name}-after-head", code, begins, seen=CUT) for code in _SOME),
     fault("malformed-after-head", begins, _BROKEN["data-of-no-stream"], seen=CUT),
     # inside a body
     fault("reset-in-body", begins, data, Do.RESET, seen=CUT),
     fault("closed-in-body", begins, data, Do.CLOSE, seen=CUT),
     fault("stall-in-body", begins, data, Do.STALL, seen=CUT, is_blamed=False),
-    *(fault(f"rst-{code.name}-in-body", begins, data, rst(code), seen=CUT) for code in _SOME),
+    *(reset(f"rst-{code.name}-in-body", code, begins, data, seen=CUT) for code in _SOME),
     # behind the end
     *(fault(f"rst-{code.name}-after-end", ends, rst(code), seen=RIGHT)
       for code in (ErrorCodes.NO_ERROR, ErrorCodes.CANCEL, ErrorCodes.INTERNAL_ERROR)),

@@ -48,6 +48,7 @@ class Case:
     is_tls: bool
     wanted: Expected
     proxy: FaultProxy
+    grpc_status: int = 0
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -204,6 +205,7 @@ async def _ask_http2(
         return Seen.RIGHT if said == framed else f"a wrong answer with status 0: {said!r}"
     if not told:
         return f"no grpc-status: {answer}"
+    case.grpc_status = int(told)
     return Seen.ERROR if answer.trailers is None else Seen.CUT
 
 
@@ -231,6 +233,8 @@ async def play(case: Case, port: int, room: asyncio.Semaphore, blamed: Counter[s
         wanted = Seen.RIGHT if case.goes_again else case.wanted.seen
         if seen is not wanted:
             case.failures.append(f"saw {seen}, not {wanted}")
+        if case.client == "grpc" and wanted is not Seen.RIGHT and case.grpc_status != case.wanted.grpc_status:
+            case.failures.append(f"told status {case.grpc_status}, not {case.wanted.grpc_status}")
         if len(case.proxy.requests) != case.requests:
             case.failures.append(f"the provider saw {len(case.proxy.requests)} requests, not {case.requests}")
         case.proxy.script.clear()
