@@ -16,19 +16,22 @@ MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 #: The name under which a comment is told, which keeps connections open.
 COMMENT: Final = b":"
 
+#: What a line costs beside its bytes.
+_LINE_BYTES: Final = 64
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class EventStream:
     """Gives (name, data) of each event. The name is empty where the stream has none."""
 
-    __slots__ = ("_begun", "_data", "_ends_in_cr", "_name", "_pieces", "_size")
+    __slots__ = ("_begun", "_data", "_ends_in_cr", "_name", "_pieces", "_rest_size", "_size")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # of a line that has not ended
         self._data: list[bytes] = []
         self._name = b""
-        self._size = 0  # of the event, so far
+        self._size = 0  # of the lines that have ended
+        self._rest_size = 0  # of the one that has not
         self._begun = False
         self._ends_in_cr = False  # the end of a line, unless a line feed follows that belongs to it
 
@@ -48,17 +51,17 @@ class EventStream:
             if self._pieces:
                 lines[0] = b"".join(self._pieces) + lines[0]
                 self._pieces.clear()
+                self._rest_size = 0
             if not self._begun:
                 self._begun = True
                 lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
             for line in lines:
                 self._line(line, events)
-            self._size = sum(map(len, self._data))
         if rest:
             self._pieces.append(rest)
-            self._size += len(rest)
-            if self._size > MAX_EVENT_BYTES:
-                raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
+            self._rest_size += len(rest)
+        if self._size + self._rest_size > MAX_EVENT_BYTES:
+            raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
         return events
 
     def _line(self, line: bytes, events: list[tuple[bytes, bytes]]) -> None:
@@ -67,10 +70,10 @@ class EventStream:
                 events.append((self._name, self._data[0] if len(self._data) == 1 else b"\n".join(self._data)))
                 self._data = []
             self._name = b""
+            self._size = 0
         elif line.startswith(b"data:"):
             self._data.append(line[6:] if line[5:6] == b" " else line[5:])
-            if len(self._data) > 1 and sum(map(len, self._data)) > MAX_EVENT_BYTES:
-                raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
+            self._size += len(line) + _LINE_BYTES
         elif line.startswith(b"event:"):
             self._name = line[6:].strip()
         elif line.startswith(b":"):

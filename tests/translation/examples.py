@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from hypothesis import strategies as st
+
 from egressproxy.translation.apis import Api
 from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
 
@@ -16,6 +18,88 @@ SMALLEST: dict[Api, dict[str, Any]] = {
     CHAT: {"model": "asked", "messages": [{"role": "user", "content": "Hello"}]},
     RESPONSES: {"model": "asked", "input": "Hello"},
     ANTHROPIC: {"model": "asked", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]},
+}
+
+#: A request with most of what can be translated.
+LARGEST: dict[Api, dict[str, Any]] = {
+    CHAT: {
+        "model": "asked",
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "what is this"},
+                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": "a moment",
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "a cat"}]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "look"}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+        "stream_options": {"include_usage": True},
+        "prompt_cache_options": {"mode": "implicit"},
+        "stream": True,
+    },
+    RESPONSES: {
+        "model": "asked",
+        "instructions": "be brief",
+        "input": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "what is this"},
+                    {"type": "input_image", "image_url": "https://a.example/cat.png", "detail": "auto"},
+                ],
+            },
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a moment"}]},
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a cat"}]},
+        ],
+        "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}],
+        "tool_choice": {"type": "function", "name": "look"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        "reasoning": {"effort": "low"},
+        "stream_options": {"include_obfuscation": False},
+    },
+    ANTHROPIC: {
+        "model": "asked",
+        "max_tokens": 10,
+        "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "what is this"},
+                    {"type": "image", "source": {"type": "url", "url": "https://a.example/cat.png"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "a moment"},
+                    {"type": "tool_use", "id": "c1", "name": "look", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a cat"}]}
+                ],
+            },
+        ],
+        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "thinking": {"type": "adaptive"},
+        "metadata": {"user_id": "u"},
+    },
 }
 
 CHAT_USAGE = {
@@ -117,6 +201,18 @@ ANSWERS: dict[Api, dict[str, Any]] = {
         "usage": ANTHROPIC_USAGE,
     },
 }
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every object and array in a value, with each of its keys or indexes."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, one in inner for place in [(value, key), *places(one)]]
+
+
+#: Values that stand where nobody expects them.
+junk = st.sampled_from(
+    ["null", "true", "0", "-1", "1.5", '""', '"x"', "[]", "[1]", "[{}]", "{}", '{"type":"x"}', "9" * 30, '"\\ud800"']
+).map(json.loads)
 
 
 def named(*events: dict[str, Any]) -> bytes:

@@ -20,7 +20,9 @@ from tests.translation.examples import (
     STREAMS,
     chat_chunk,
     events,
+    junk,
     named,
+    places,
     request,
     streamed,
     unnamed,
@@ -190,6 +192,47 @@ def test_a_stream_of_azure_begins_with_a_chunk_about_its_filters():
     assert told[0]["message"]["id"] == "msg_1"
 
 
+def test_a_call_that_comes_whole_is_told_once():
+    item = {**ANSWERS[RESPONSES]["output"][2]}
+    for begun in ("", item["arguments"]):
+        stream = named(
+            {"type": "response.created", "response": ANSWERS[RESPONSES]},
+            {"type": "response.output_item.added", "output_index": 0, "item": {**item, "arguments": begun}},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.completed", "response": ANSWERS[RESPONSES]},
+        )
+        told = events(streamed(ANTHROPIC, RESPONSES, [stream]))
+        deltas = [event["delta"]["partial_json"] for event in told if event["type"] == "content_block_delta"]
+        assert deltas == [item["arguments"]]
+
+
+def test_a_response_repeats_what_was_asked_for():
+    asked = request(RESPONSES, CHAT, temperature=0.5, metadata={"a": "b"}, instructions="be brief")
+    _, body = ResponseTranslator(asked).whole(200, json.dumps(ANSWERS[CHAT]).encode())
+    told = json.loads(body)
+    assert (told["temperature"], told["metadata"], told["instructions"]) == (0.5, {"a": "b"}, "be brief")
+    assert (told["top_p"], told["tools"], told["store"]) == (1.0, [], False)
+
+
+def test_the_time_of_an_answer_is_the_providers_where_it_tells_one():
+    assert whole(CHAT, RESPONSES, ANSWERS[RESPONSES])[1]["created"] == 1700000000
+    assert whole(RESPONSES, CHAT, ANSWERS[CHAT])[1]["created_at"] == 1700000000
+    assert whole(CHAT, ANTHROPIC, ANSWERS[ANTHROPIC])[1]["created"] > 1700000000
+
+
+def test_half_a_surrogate_pair_at_the_edge_of_a_delta_stays_what_it_is():
+    stream = unnamed(chat_chunk({"content": "\ud83d"}), chat_chunk({"content": "\ude00"}), chat_chunk({}, "stop"))
+    told = events(streamed(ANTHROPIC, CHAT, [stream + b"data: [DONE]\n\n"]))
+    texts = [event["delta"]["text"] for event in told if event["type"] == "content_block_delta"]
+    assert texts == ["\ud83d", "\ude00"]
+
+
+def test_the_code_of_an_error_is_told_between_the_apis_of_openai():
+    error = {"error": {"message": "too long", "type": "x", "param": None, "code": "context_length_exceeded"}}
+    assert whole(CHAT, RESPONSES, error, 400)[1]["error"]["code"] == "context_length_exceeded"
+    assert whole(CHAT, ANTHROPIC, error, 400)[1]["error"]["code"] is None
+
+
 def test_a_call_without_arguments_has_an_empty_object():
     call = {"type": "tool_use", "id": "c", "name": "now", "input": {}}
     stream = named(
@@ -287,17 +330,6 @@ def test_what_keeps_a_stream_open_is_passed_on():
     assert streamed(CHAT, ANTHROPIC, [named({"type": "ping"})]).startswith(b": keep-alive\n\n")
     assert streamed(RESPONSES, CHAT, [b": OPENROUTER PROCESSING\n\n"]).startswith(b": keep-alive\n\n")
     assert streamed(ANTHROPIC, CHAT, [b": OPENROUTER PROCESSING\n\n"]).startswith(b"event: ping\n")
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every object and array in a value, with each of its keys or indexes."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, one in inner for place in [(value, key), *places(one)]]
-
-
-junk = st.sampled_from(
-    ["null", "true", "0", "-1", "1.5", '""', '"x"', "[]", "[1]", "[{}]", "{}", '{"type":"x"}', "9" * 30, '"\\ud800"']
-).map(json.loads)
 
 
 @IN_EACH_PAIR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from egressproxy.translation.openai_responses import request_reader as responses
 from egressproxy.translation.openai_responses import request_writer as responses_writer
 from egressproxy.translation.translator import translate_request
 from tests.translation.conversations import conversations, meaning
-from tests.translation.examples import ANTHROPIC, CHAT, PAIRS, RESPONSES, request, translated
+from tests.translation.examples import ANTHROPIC, CHAT, LARGEST, PAIRS, RESPONSES, junk, places, request, translated
 
 IN_EACH_PAIR = pytest.mark.parametrize(("source", "target"), PAIRS)
 READERS = {
@@ -196,6 +197,36 @@ def test_images_go_by_url_and_as_data():
     assert [part["image_url"] for part in back["input"][0]["content"]] == [data, url]
 
 
+def test_what_the_model_declined_stays_in_the_conversation():
+    messages = [USER, {"role": "assistant", "content": None, "refusal": "no, sorry"}, USER]
+    assert translated(CHAT, RESPONSES, messages=messages)["input"][1]["content"] == [
+        {"type": "refusal", "refusal": "no, sorry"}
+    ]
+    assert translated(CHAT, ANTHROPIC, messages=messages)["messages"][1]["content"] == "no, sorry"
+    items = [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no, sorry"}]}]
+    assert translated(RESPONSES, CHAT, input=items)["messages"][0] == messages[1]
+
+
+def test_who_the_user_is_has_one_field_at_anthropic():
+    for more in ({"user": "u"}, {"safety_identifier": "u"}, {"user": "u", "safety_identifier": "u"}):
+        assert translated(CHAT, ANTHROPIC, **more)["metadata"] == {"user_id": "u"}
+    assert translated(ANTHROPIC, CHAT, metadata={"user_id": "u"})["user"] == "u"
+    assert translated(CHAT, RESPONSES, safety_identifier="u")["safety_identifier"] == "u"
+    assert translated(RESPONSES, CHAT, safety_identifier="u")["safety_identifier"] == "u"
+
+
+def test_an_empty_text_beside_a_call_says_nothing():
+    messages = call("{}")
+    messages[1]["content"] = ""
+    content = translated(CHAT, ANTHROPIC, messages=messages)["messages"][1]["content"]
+    assert [block["type"] for block in content] == ["tool_use"]
+
+
+def test_the_type_of_an_image_may_be_written_in_capitals():
+    asked = translated(CHAT, ANTHROPIC, messages=image("data:Image/PNG;base64,AAAA"))
+    assert asked["messages"][0]["content"][0]["source"]["media_type"] == "image/png"
+
+
 # ---- what is refused, by name
 
 
@@ -214,6 +245,7 @@ def call(arguments: str) -> list[dict[str, Any]]:
 
 IMAGE_BLOCK = {"type": "image", "source": {"type": "url", "url": "https://a.example/x.png"}}
 CALL_BLOCK = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
 TEXT_BLOCK = {"type": "text", "text": "a"}
 
 REFUSED: list[tuple[Api, Api, dict[str, Any], str]] = [
@@ -287,6 +319,8 @@ REFUSED: list[tuple[Api, Api, dict[str, Any], str]] = [
      "input[0].content[0].type"),
     (RESPONSES, CHAT, {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
      "input[0].content[0].file_id"),
+    (RESPONSES, CHAT, {"input": [{**CALL_ITEM, "namespace": "n"}]}, "input[0].namespace"),
+    (RESPONSES, CHAT, {"input": [{**CALL_ITEM, "caller": {"type": "program", "caller_id": "p"}}]}, "input[0].caller"),
     (RESPONSES, CHAT, {"input": 1}, "input"),
     (RESPONSES, CHAT, {"input": None}, "input"),
     (RESPONSES, ANTHROPIC, {"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -313,6 +347,9 @@ REFUSED: list[tuple[Api, Api, dict[str, Any], str]] = [
     (ANTHROPIC, CHAT, {"metadata": {"other": "x"}}, "metadata.other"),
     (ANTHROPIC, CHAT, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     (ANTHROPIC, CHAT, {"tools": [{"name": "t", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
+    (ANTHROPIC, CHAT, {"tools": [{"name": "t", "input_schema": {}, "input_examples": [1]}]}, "tools[0].input_examples"),
+    (ANTHROPIC, CHAT, {"tools": [{"name": "t", "input_schema": {}, "allowed_callers": ["code_execution_20260120"]}]},
+     "tools[0].allowed_callers"),
     (ANTHROPIC, CHAT, {"messages": [USER, {"role": "assistant", "content": "The best is ("}]}, "messages[1]"),
     (ANTHROPIC, RESPONSES, {"messages": [USER, {"role": "assistant", "content": "so"}]}, "messages[1]"),
     (ANTHROPIC, CHAT, blocks({"type": "thinking", "thinking": "h", "signature": "s"}, role="assistant"),
@@ -361,3 +398,15 @@ def test_what_changes_no_meaning_is_left_out(source: Api, more: dict[str, Any]):
     for target in Api:
         if target is not source:
             assert translated(source, target, **more) == translated(source, target)
+
+
+@IN_EACH_PAIR
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_stands_in_a_request_it_is_translated_or_refused(source: Api, target: Api, data: st.DataObject):
+    body = json.loads(json.dumps(LARGEST[source]))
+    for _ in range(data.draw(st.integers(1, 2))):
+        place, key = data.draw(st.sampled_from(places(body)))
+        place[key] = data.draw(junk)
+    with suppress(Untranslatable):
+        translate_request(json.dumps(body).encode(), source, target)

@@ -18,6 +18,7 @@ from tests.translation.examples import (
     ANTHROPIC_USAGE,
     CHAT,
     ERROR_EVENTS,
+    LARGEST,
     PAIRS,
     RESPONSES,
     RESPONSES_USAGE,
@@ -316,88 +317,6 @@ def _places(value: Any, path: str = "") -> list[tuple[dict[str, Any], str]]:
         for index, inner in enumerate(value):
             found += _places(inner, f"{path}[{index}]")
     return found
-
-
-LARGEST: dict[Api, dict[str, Any]] = {
-    CHAT: {
-        "model": "asked",
-        "messages": [
-            {"role": "system", "content": "be brief"},
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "what is this"},
-                    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}},
-                ],
-            },
-            {
-                "role": "assistant",
-                "content": "a moment",
-                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
-            },
-            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "a cat"}]},
-        ],
-        "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
-        "tool_choice": {"type": "function", "function": {"name": "look"}},
-        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
-        "stream_options": {"include_usage": True},
-        "prompt_cache_options": {"mode": "implicit"},
-        "stream": True,
-    },
-    RESPONSES: {
-        "model": "asked",
-        "instructions": "be brief",
-        "input": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "input_text", "text": "what is this"},
-                    {"type": "input_image", "image_url": "https://a.example/cat.png", "detail": "auto"},
-                ],
-            },
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a moment"}]},
-            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a cat"}]},
-        ],
-        "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}],
-        "tool_choice": {"type": "function", "name": "look"},
-        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
-        "reasoning": {"effort": "low"},
-        "stream_options": {"include_obfuscation": False},
-    },
-    ANTHROPIC: {
-        "model": "asked",
-        "max_tokens": 10,
-        "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": "what is this"},
-                    {"type": "image", "source": {"type": "url", "url": "https://a.example/cat.png"}},
-                ],
-            },
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": "a moment"},
-                    {"type": "tool_use", "id": "c1", "name": "look", "input": {}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a cat"}]}
-                ],
-            },
-        ],
-        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
-        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
-        "thinking": {"type": "adaptive"},
-        "metadata": {"user_id": "u"},
-    },
-}
 
 
 @IN_EACH_PAIR

@@ -124,7 +124,7 @@ def _block(part: ContentPart, turn: Turn) -> dict[str, Any]:
         block: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.call_id}
         if part.parts:
             block["content"] = _shortest([_text(one) if type(one) is Text else _image(one) for one in part.parts])
-        return block | {"is_error": True} if part.is_error else block
+        return block
     if type(part) is ToolCall:
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(part)}
     if type(part) is RefusalText:  # it is what the model said
