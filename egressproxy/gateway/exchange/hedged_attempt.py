@@ -17,7 +17,6 @@ from typing import Final
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.mirror_copy import Copies
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
@@ -46,7 +45,7 @@ class HedgedAttempt(UpstreamCaller):
     """
 
     __slots__ = (
-        "_body", "_client", "_copies", "_handle", "_on_over", "backend", "began", "counted", "driver", "ends_at",
+        "_body", "_client", "_handle", "_on_over", "backend", "began", "counted", "driver", "ends_at",
         "error", "first_byte_s", "found", "is_cancelled", "is_first", "is_over", "resources", "target", "x",
     )  # fmt: skip
 
@@ -56,7 +55,6 @@ class HedgedAttempt(UpstreamCaller):
         """`x` is copied; its request is as the client sent it. `body`: None where it has none."""
         self._client = client
         self._body = body
-        self._copies: Copies | None = None
         self._handle: asyncio.TimerHandle | None = None
         self._on_over: Callable[[HedgedAttempt], None] | None = None
         self.backend = backend
@@ -84,9 +82,8 @@ class HedgedAttempt(UpstreamCaller):
         if backend.denied is not None:
             backend.note_denied(own)
 
-    def start(self, repeat: Repeat, copies: Copies | None, on_over: Callable[[HedgedAttempt], None]) -> None:
-        """Begin. `on_over` is called in the end, maybe before this returns. `copies` go to mirrors beside it."""
-        self._copies = copies
+    def start(self, repeat: Repeat, on_over: Callable[[HedgedAttempt], None]) -> None:
+        """Begin. `on_over` is called in the end, maybe before this returns."""
         self._on_over = on_over
         self.driver.start(self._live(repeat))
 
@@ -154,13 +151,14 @@ class HedgedAttempt(UpstreamCaller):
         self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
 
     def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
-        """See UpstreamCaller. Mirrors get their copies beside the first attempt."""
+        """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
         assert self.resources.connector is not None
         upstream.begin(self.driver, x.request)
         upstream.send_head(x.request, x.upstream_host, self.resources.connector.network.pseudonym)
         sink: BodySink = upstream
-        if self._copies is not None:
-            sink, self._copies = self._copies, None
+        resources = self._client.resources
+        if resources.copies is not None:
+            sink, resources.copies = resources.copies, None
             sink.begin(x.request, upstream)
         if isinstance(body, bytes):
             sink.send_body(body)

@@ -19,7 +19,6 @@ from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.failover import Course, FailoverGroup, status_of_answer
-from egressproxy.gateway.backends.mirror_copy import Copies
 from egressproxy.gateway.backends.retries import RetryPolicy, untried
 from egressproxy.gateway.backends.retry_hints import asked_pause_s
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -106,11 +105,10 @@ class HedgedCall:
         Raises GatewayError: the failure of the decisive attempt, or what ends the exchange.
         """
         client = self._client
-        copies, client.resources.copies = client.resources.copies, None
         client.leave_clock_to_attempts()
         try:
             self._backend = backend
-            self._begin(backend, untried(backend, self._x, self._tried, self._down), copies)
+            self._begin(backend, untried(backend, self._x, self._tried, self._down))
             while self.decisive is None:
                 await pause()
         finally:
@@ -135,9 +133,7 @@ class HedgedCall:
         return decisive.found
 
     # --- another one -----------------------------------------------------------------------------------------------
-    def _begin(
-        self, backend: RouteBackend, target: Target, copies: Copies | None = None, counted: Endpoints | None = None
-    ) -> None:
+    def _begin(self, backend: RouteBackend, target: Target, counted: Endpoints | None = None) -> None:
         is_first = self.begun == 0
         attempt = HedgedAttempt(self._client, self._x, backend, target, self._body, is_first=is_first)
         attempt.counted = counted
@@ -148,7 +144,7 @@ class HedgedCall:
         self.begun += 1
         if self.begun < self._spec.max_attempts:
             self._timer = asyncio.get_running_loop().call_later(self._spec.delay_s, self._begin_another)
-        attempt.start(self._repeat, copies, self._over)
+        attempt.start(self._repeat, self._over)
 
     def _begin_another(self) -> None:
         """The delay is over. Nothing begins where nobody else can be asked, or circuit breaker or budget allow none."""

@@ -408,6 +408,36 @@ def test_a_hedge_goes_to_the_next_backend_of_a_failover(converse: Start):
     assert slow.is_gone
 
 
+@pytest.mark.parametrize("is_dialled", [True, False])
+def test_a_mirror_gets_one_copy_beside_what_is_sent_first(converse: Start, is_dialled: bool):
+    mirror = {"backendRef": {"group": m.OURS, "kind": "Backend", "name": "c"}}
+    objects = [
+        m.gateway(m.http_listener(8080)),
+        m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}),
+        *(m.backend(name, f"{name}.example", 80) for name in ("a", "b", "c")),
+        m.failover("any", "a", "b"),
+        m.http_route("route", m.prefix_rule("/", "any", filters=[{"type": "RequestMirror", "requestMirror": mirror}])),
+    ]
+    talk = converse(objects)
+    talk.client >> GET
+    places = set()
+    if is_dialled:
+        places.add(asked(talk)[0])
+    else:
+        passes(talk, lambda: len(talk.dialer.dials) == 2)
+        held = talk.dialer.dials.pop(0)  # the first attempt still waits for its connection
+    for _ in range(2):
+        name, peer = asked(talk)
+        places.add(name)
+        if name == "b.example":
+            fast = peer
+    fast >> OK
+    talk.client << OK_PASSED
+    assert places == {"b.example", "c.example"} | ({"a.example"} if is_dialled else set())
+    assert is_dialled or held.future.cancelled()
+    talk.no_dial()
+
+
 def test_each_attempt_has_the_credential_of_its_backend_alone(converse: Start):
     objects = [
         m.gateway(m.http_listener(8080)),
@@ -552,6 +582,19 @@ def test_over_http_2_the_stream_of_the_loser_is_reset_and_no_other(converse: Sta
     slow.server.h2.send_headers(3, [(b":status", b"200")], end_stream=True)
     slow.goes_on()
     assert client.answer(other).status == 200
+
+
+def test_over_http_2_both_attempts_at_a_name_may_be_on_one_connection(converse: Start):
+    talk = converse(over_h2("a"))
+    client = speak_http2(talk)
+    stream = client.ask(b"GET", b"/", b"front.example")
+    origin = Http2Origin(talk, dialled(talk)[1])
+    origin.waits_for(1)
+    passes(talk, lambda: origin.goes_on() or len(origin.server.calls) == 2)
+    origin.server.h2.send_headers(3, [(b":status", b"200")], end_stream=True)
+    origin.goes_on()
+    assert client.answer(stream).status == 200
+    assert origin.server.calls[1].reset == ErrorCodes.CANCEL
 
 
 def test_a_client_that_resets_its_stream_resets_every_attempt(converse: Start):
