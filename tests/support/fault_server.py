@@ -156,7 +156,9 @@ class _Served(asyncio.Protocol):
             self._serve(body)
 
     def reset(self) -> None:
-        """End the connection by a reset."""
+        """End the connection by a reset, if it is still there."""
+        if self._transport.is_closing():
+            return
         sock = self._transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
