@@ -43,9 +43,17 @@ class Http2Asking:
     ) -> None:
         self._sock.close()
 
-    def ask(self, path: str = "/", host: str = "example.com", *, method: str = "GET", **fields: str) -> Answer:
-        """A request; raises ConnectionError where the connection ends before its answer."""
-        got = self._exchange(method, path, host, fields, None)
+    def ask(
+        self,
+        path: str = "/",
+        host: str = "example.com",
+        *,
+        method: str = "GET",
+        body: bytes | None = None,
+        **fields: str,
+    ) -> Answer:
+        """A request, without Content-Length; raises ConnectionError where the connection ends before its answer."""
+        got = self._exchange(method, path, host, fields, body)
         text = bytes(got.data).decode()
         pairs = tuple((name.decode(), value.decode()) for name, value in got.fields if not name.startswith(b":"))
         return Answer(got.status, pairs, text, json.loads(text) if text.startswith('{"pod"') else None)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conformance.authorization import DENIAL
 from tests.conformance.echo import HTTP_PORT
+from tests.conformance.http2_asking import Http2Asking
 from tests.conformance.objects import INFRA, filters, ref, route, rule, service, slices
 from tests.conformance.suite import Suite
 from tests.support.manifests import Manifest
@@ -84,6 +85,15 @@ class TestExternalAuth:
             assert len(self.asked(suite)[-1]["body"]) == forwarded
             assert answer.echo is not None
             assert len(answer.echo["body"]) == size
+
+    def test_a_body_of_http2_without_its_length(self, suite: Suite):
+        with Http2Asking(suite, GW) as asking:
+            asked = len(self.asked(suite))
+            assert asking.ask("/body", method="POST", body=b"x" * 200).status == 413
+            assert len(self.asked(suite)) == asked
+            assert asking.ask("/body", method="POST", body=b"x" * 100).status == 200
+            assert asking.ask("/no-body", method="POST", body=b"x" * 200).status == 200
+        assert [len(each["body"]) for each in self.asked(suite)[asked:]] == [100, 0]
 
     def test_servers_that_are_not_there_deny(self, suite: Suite):
         failures = {403, 500, 502, 503}

@@ -1,4 +1,4 @@
-"""Weights, time, retries, sessions, protocols of backends, and streams: TLSRoutes and TCPRoutes; GRPCRoutes' status."""
+"""Weights, time, retries, sessions, and streams: TLSRoutes and TCPRoutes."""
 
 from __future__ import annotations
 

@@ -223,9 +223,7 @@ class DownstreamStream(Http2Stream):
                     self._break("more content than Content-Length says")
                     return
             if 0 <= self.body_limit < self.body_size:
-                self.sink = None
-                message = f"the request body is longer than {self.body_limit} bytes"  # RFC 9110 section 15.5.14
-                self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
+                self._is_too_long()
             elif self.sink is None or self.is_reading_paused:
                 self.is_reading_paused = True
                 keep(self._pieces, data)
@@ -279,6 +277,12 @@ class DownstreamStream(Http2Stream):
             self.sink = None
             self.driver.throw(error)
 
+    def _is_too_long(self) -> None:
+        """The body is beyond its limit: nobody gets more of it (RFC 9110 section 15.5.14)."""
+        self.sink = None
+        message = f"the request body is longer than {self.body_limit} bytes"
+        self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
+
     def _break(self, message: str) -> None:
         """The request breaks a rule behind its head."""
         self.sink = None
@@ -295,10 +299,13 @@ class DownstreamStream(Http2Stream):
             if self._state is _DETACHED:
                 assert isinstance(self.transport, StreamTransport)
                 self.transport.data_came(pieces.pop(0))
-            elif self.sink is not None:
-                self._hand_on(self.sink, pieces.pop(0))
-            else:
+            elif self.sink is None:
                 return
+            elif 0 <= self.body_limit < self.body_size:  # the limit is younger than what was kept
+                self._is_too_long()
+                return
+            else:
+                self._hand_on(self.sink, pieces.pop(0))
         if pieces or not self.is_whole or self.is_reading_paused:
             return
         if self._state is _DETACHED:

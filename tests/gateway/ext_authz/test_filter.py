@@ -8,6 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from tests.gateway.conftest import Start
+from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import OK, OK_PASSED, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
@@ -467,6 +468,35 @@ def test_a_longer_body_is_refused_and_nobody_is_asked(converse_on: Start, framin
     assert (status, error["reason"]) == (413, "body_too_large")
     talk.no_dial()
     assert talk.metrics.external_auth.asked == {}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_longer_body_of_http2_is_refused_even_if_it_came_before_anybody_asked_for_it(converse: Start, ends: bool):
+    """Without a Content-Length; HEADERS and DATA in one segment."""
+    talk = converse(guarded(auth(forward=100)))
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/x", b"app.example", body=b"x" * 200, ends=ends)
+    assert client.answer(stream).status == 413
+    talk.no_dial()
+    assert talk.metrics.external_auth.asked == {}
+    client.ask(b"POST", b"/x", b"app.example", body=b"x" * 100)
+    asked(talk)
+    talk.origin.take(rb"POST /x .*Content-Length: 100\r\n\r\nx{100}")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_body_that_came_while_the_server_was_asked_has_the_same_limit(converse: Start, ends: bool):
+    talk = converse(guarded(limits={"maxBodyBytes": 5}))
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/x", b"app.example", body=b"abc", ends=False)
+    client.says(stream, b"def", ends=ends)
+    asked(talk)
+    talk.origin.take(rb"POST /x .*\r\n\r\n")
+    talk.origin >> ALLOWED
+    talk.dialled("a.example", 80)
+    assert client.answer(stream).status == 413
+    assert b"abc" not in bytes(talk.origin.received)
+    assert talk.record()["reason"] == "body_too_large"
 
 
 def test_a_size_of_zero_shows_nothing_and_refuses_nothing(converse: Start):
