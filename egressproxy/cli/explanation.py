@@ -36,6 +36,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
     yield "listener", where, ""
     if "tls" in listener:
         yield "  tls", _listener_tls(listener["tls"]), ""
+    if "identity" in listener:
+        yield "  clients", _identity(listener["identity"]), ""
     yield from _route(found["route"], found["runnerUp"])
     yield from _policy(found["policy"])
     for each in found["filters"]:
@@ -54,6 +56,15 @@ def _listener_tls(tls: Mapping[str, Any]) -> str:
     certificates = f", certificates {_listed(tls['certificates'])}" if tls["certificates"] else ""
     clients = f", client certificates {tls['clientCertificates']}" if "clientCertificates" in tls else ""
     return f"{tls['mode']}{certificates}{clients}"
+
+
+def _identity(identity: Mapping[str, Any]) -> str:
+    """How the clients of a listener are known."""
+    count = identity.get("gatewayKeys", 0)
+    ways = [f"other gateways say who they are (X-Egress-Identity, {count} key{'s' if count > 1 else ''})"] * bool(count)
+    if "trustDomains" in identity:
+        ways.append(f"their certificates say who they are (SPIFFE ids of {_listed(identity['trustDomains'])})")
+    return "; ".join(ways)
 
 
 def _error(error: Mapping[str, Any] | None) -> Iterator[Line]:

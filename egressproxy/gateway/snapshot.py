@@ -97,7 +97,7 @@ class Port:
         self.extended_connect = all(
             listener.spec.policy.extended_connect for listener in self.listeners if not listener.is_stream
         )
-        self.trust_domains = clients.trust_domains if clients is not None else ()
+        self.trust_domains = clients.trust_domains if clients is not None and not clients.takes_any else ()
         self.terms = (
             self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits,
             self.extended_connect,

@@ -51,6 +51,13 @@ def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
         made["tls"] = {"mode": spec.tls.mode.value, "certificates": [each.name for each in spec.tls.certificates]}
         if spec.tls.clients is not None:
             made["tls"]["clientCertificates"] = "asked for" if spec.tls.clients.takes_any else "required"
+    identity: dict[str, Any] = {}
+    if spec.policy.gateway_keys:
+        identity["gatewayKeys"] = len(spec.policy.gateway_keys)
+    if port.trust_domains:
+        identity["trustDomains"] = list(port.trust_domains)
+    if identity:
+        made["identity"] = identity
     return made
 
 

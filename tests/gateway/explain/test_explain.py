@@ -145,6 +145,33 @@ def test_the_parent_of_a_policy_is_shown_with_the_policy_and_the_name_of_the_sec
     assert "  address" not in labels
 
 
+def test_how_clients_are_known_is_shown():
+    pki = Pki()
+    identity = {"gateways": {"keyRefs": [{"name": "key"}]}, "certificate": {"trustDomains": ["b.test", "a.test"]}}
+    listener = m.forward_listener(3128, tls=terminate("front"))
+    validation = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]}
+
+    def objects(**more: str) -> list[Manifest]:
+        return [
+            m.gateway(listener, tls={"frontend": {"default": {"validation": {**validation, **more}}}}),
+            m.policy(["a.example"], identity=identity),
+            certificate(pki, "a.example"),
+            m.secret("key", {"key": "k" * 32}),
+            m.config_map("ca", {"ca.crt": pki.ca_pem}),
+        ]
+
+    found = ask(objects(), "CONNECT", "a.example:443", dns="false")
+    assert found["listener"]["identity"] == {"gatewayKeys": 1, "trustDomains": ["a.test", "b.test"]}
+    text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
+    assert (
+        "clients other gateways say who they are (X-Egress-Identity, 1 key); "
+        "their certificates say who they are (SPIFFE ids of a.test b.test)"
+    ) in text
+    found = ask(objects(mode="AllowInsecureFallback"), "CONNECT", "a.example:443", dns="false")
+    assert found["listener"]["identity"] == {"gatewayKeys": 1}
+    assert "identity" not in ask(open_forward("a.example"), "CONNECT", "a.example:443", dns="false")["listener"]
+
+
 def test_other_parents_and_what_goes_past_them_are_shown():
     parent = {"name": "socks", "fallbacks": [{"name": "corp"}], "noProxy": [{"hostnames": ["a.example"]}]}
     objects = [
