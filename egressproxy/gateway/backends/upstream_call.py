@@ -17,6 +17,7 @@ from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import Driver, pause
+from egressproxy.protocols.grpc.statuses import failure_status
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Claim
 
@@ -219,7 +220,10 @@ async def call_upstream(
             continue
         caller.count_attempt("ok")
         if connector.watched is not None:
-            target.watch.answered(target, upstream.address, response.status)  # type: ignore[union-attr]  # it has one
+            status = response.status
+            if status == 200 and response.body == 0:  # trailers alone, maybe
+                status = failure_status(response.fields.block)
+            target.watch.answered(target, upstream.address, status)  # type: ignore[union-attr]  # it has one
         return upstream
 
 

@@ -17,6 +17,7 @@ from egressproxy.model.grpc_status import GrpcStatus
 __all__ = [
     "MalformedTimeout",
     "encoded_message",
+    "failure_status",
     "grpc_trailers",
     "is_grpc",
     "parsed_status",
@@ -56,6 +57,15 @@ _OF_REASON: Final[Mapping[Reason, GrpcStatus]] = {
     Reason.FILTER_FAILED: GrpcStatus.INTERNAL,
     Reason.INTERNAL: GrpcStatus.INTERNAL,
     Reason.CLIENT_GONE: GrpcStatus.CANCELLED,
+}
+
+#: What a server says of itself, as the HTTP status that Envoy has for it. Not what a client can bring about: a method
+#: that is not there, or too little time.
+_FAILURES: Final[Mapping[int, int]] = {
+    GrpcStatus.UNKNOWN: 500,
+    GrpcStatus.INTERNAL: 500,
+    GrpcStatus.UNAVAILABLE: 503,
+    GrpcStatus.DATA_LOSS: 500,
 }
 
 #: gRPC over HTTP2, Errors: the codes of RST_STREAM (RFC 9113 section 7); every other code is INTERNAL.
@@ -111,6 +121,13 @@ def parsed_status(block: bytes) -> int:
         return -1
     value: bytes = found.group(1)
     return int(value) if _CODE.fullmatch(value) else GrpcStatus.UNKNOWN
+
+
+def failure_status(block: bytes) -> int:
+    """The HTTP status that says of a server what the grpc-status among these fields does; 200 where that is no failure
+    of the server, or is not there.
+    """
+    return _FAILURES.get(parsed_status(block), 200)
 
 
 def retry_pushback_s(block: bytes) -> float | None:

@@ -115,6 +115,29 @@ def test_a_pause_for_which_the_call_has_no_time_is_no_retry(converse: Start):
     assert fields_of(client.answer(stream))[b"grpc-status"] == b"14"
 
 
+# --- outlier detection -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("status", "is_out"), [(2, True), (13, True), (14, True), (15, True), (0, False), (4, False), (12, False)]
+)
+def test_a_server_that_fails_calls_is_ejected(converse: Start, status: int, is_out: bool):
+    passive = {"consecutive5XxErrors": 2, "maxEjectionPercent": 100}
+    talk = converse(routed(traffic={"healthCheck": {"passive": passive}}))
+    client = speak_http2(talk)
+    stream = call(client)
+    origin = reached(talk)
+    for number in (1, 3):
+        origin.waits_for((number + 1) // 2)
+        fails(origin, number, status)
+        assert fields_of(client.answer(stream))[b"grpc-status"] == b"%d" % status
+        stream = call(client)
+    if is_out:
+        assert b"no_healthy_endpoint" in fields_of(client.answer(stream))[b"grpc-message"]
+    else:
+        origin.waits_for(3)
+        fails(origin, 5, 0)
+        assert client.answer(stream).is_whole
+
+
 # --- configuration ---------------------------------------------------------------------------------------------------
 def test_triggers_are_those_of_envoy_gateway():
     written = "traffic: {retries: {retryOn: {triggers: [unavailable, cancelled, unavailable]}}}"

@@ -22,7 +22,7 @@ from tests.gateway.backends.test_failover import credential
 from tests.gateway.backends.test_retries import to_pods
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
-from tests.gateway.kit import OK, OK_PASSED
+from tests.gateway.kit import OK, OK_PASSED, forward
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
 from tests.support.http2 import Http2Origin
@@ -330,6 +330,28 @@ def test_a_name_may_stand_for_many_servers_and_is_asked_again(converse: Start):
     name, hedge = asked(talk)
     assert name == "a.example"
     hedge >> OK
+    talk.client << OK_PASSED
+
+
+def test_on_a_forward_proxy_what_clients_name_is_hedged_too(converse: Start):
+    talk = converse(forward(traffic={"hedging": {"hedgingDelay": "10ms"}}))
+    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    assert asked(talk)[0] == "a.example"
+    name, hedge = asked(talk)
+    assert name == "a.example"
+    hedge >> OK
+    talk.client << OK_PASSED
+
+
+def test_toward_a_parent_there_is_one_attempt(converse: Start):
+    objects = forward(
+        m.backend("corp", "corp.example", 3128), parent={"name": "corp"}, traffic={"hedging": {"hedgingDelay": "10ms"}}
+    )
+    talk = converse(objects)
+    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    assert asked(talk)[0] == "corp.example"
+    nothing_more(talk)
+    talk.origin >> OK
     talk.client << OK_PASSED
 
 
