@@ -108,7 +108,7 @@ class OverloadManager:
         """At the memory, ten times a second."""
         assert self._read is not None
         now, before, resident = self._wheel.now, self.pressure.state, self._read()
-        state = self.pressure.observe(resident, self.gate.active, now)
+        state = self.pressure.observe(resident, self.gate.active + self._conductor.clients.total, now)
         if state is not before:
             self._changed(before, state, resident)
         if state is not OverloadState.NORMAL:

@@ -288,6 +288,20 @@ def test_a_gateway_is_not_shut_by_memory_that_stays(press: Callable[..., Pressed
     exchange(talk)
 
 
+def test_connections_that_ask_for_nothing_are_load_too(press: Callable[..., Pressed]):
+    """What stays resident is theirs: it is not what the process keeps."""
+    pressed = press()
+    talk = pressed.talk
+    assert pressed.uses(96) is REFUSING
+    silent = [talk.connect(address="127.0.0.66") for _ in range(20)]
+    talk.after(CALM_S + 3)
+    assert pressed.manager.state is REFUSING
+    for peer in silent:
+        peer.leaves()
+    talk.after(CALM_S + 0.3)
+    assert pressed.manager.state is NORMAL
+
+
 # --- a limit of requests -------------------------------------------------------------------------------------------
 def test_a_limit_of_requests_holds_without_any_pressure(press: Callable[..., Pressed]):
     pressed = press(requests=1, memory=0)

@@ -2,8 +2,8 @@
 
 The hard part is to open again. What was resident in a burst is mostly not given back, however little is in use: a free
 object lies beside one that lives. But what is free within the process is used again before more is asked for. So a
-state does not depend on the limit alone: once a good part of the requests has ended and the memory stays, what stays is
-what the process keeps (`kept`), and the thresholds rise to above that. They never rise above the limit, unless the
+state does not depend on the limit alone: once a good part of the load has gone and the memory stays, what stays is what
+the process keeps (`kept`), and the thresholds rise to above that. They never rise above the limit, unless the
 process keeps more than that; then it has a twentieth more to work with, since a gateway that refuses everything for
 good serves nobody.
 """
@@ -41,10 +41,11 @@ HYSTERESIS_ABOVE_KEPT: Final = 0.15
 LEAST_ROOM: Final = 0.05
 #: Growth below this share of the limit is none.
 GROWTH: Final = 0.005
-#: Memory that does not grow for so long, in seconds, is what the process keeps: where half of the requests, or more,
-#: have ended (it is given back meanwhile, as far as that goes); and in any case.
+#: Memory that does not grow for so long, in seconds, is what the process keeps: where half of the load, or more, has
+#: gone (it is given back meanwhile, as far as that goes); up to the limit, whatever the load is; and in any case.
 CALM_S: Final = 1.5
 STEADY_S: Final = 10.0
+LONG_STEADY_S: Final = 300.0
 
 
 class MemoryPressure:
@@ -56,33 +57,33 @@ class MemoryPressure:
         self.limit = limit
         self.kept = 0
         self.state = OverloadState.NORMAL
-        self._peak = 0  # the most requests in progress since it began
+        self._peak = 0  # the highest load since it began
         self._steady_at = 0  # bytes, and since when it has not grown above
         self._steady_since = 0.0
         self._calm_since = 0.0
 
-    def observe(self, resident: int, active: int, now: float) -> OverloadState:
-        """A look: bytes that are resident, requests in progress, and the time in seconds. Returns the state."""
+    def observe(self, resident: int, load: int, now: float) -> OverloadState:
+        """A look: bytes that are resident, connections of clients and requests in progress together, and the time in
+        seconds. Returns the state.
+        """
         if not self.kept or resident < self.kept:
             self.kept = resident  # at first: what the process has before it serves anybody
         if resident > self._steady_at + self.limit * GROWTH or self.state is OverloadState.NORMAL:
             self._steady_at, self._steady_since = resident, now
-        self._peak = max(self._peak, active)
-        if active > self._peak // 2 or self._steady_since == now:
+        self._peak = max(self._peak, load)
+        if load > self._peak // 2 or self._steady_since == now:
             self._calm_since = now
-        if now - self._calm_since >= CALM_S:
-            self._keep(resident, active, now)
-        elif now - self._steady_since >= STEADY_S:
-            self._keep(min(resident, self.limit), active, now)
+        steady_s = now - self._steady_since
+        if now - self._calm_since >= CALM_S or steady_s >= LONG_STEADY_S:
+            self.kept = max(self.kept, resident)
+            self._peak = load
+            self._steady_at, self._steady_since, self._calm_since = resident, now, now
+        elif steady_s >= STEADY_S:
+            self.kept = max(self.kept, min(resident, self.limit))
         self.state = self._state(resident)
         if self.state is OverloadState.NORMAL:
-            self._peak = active
+            self._peak = load
         return self.state
-
-    def _keep(self, resident: int, active: int, now: float) -> None:
-        self.kept = max(self.kept, resident)
-        self._peak = active
-        self._steady_at, self._steady_since, self._calm_since = resident, now, now
 
     def _state(self, resident: int) -> OverloadState:
         room = max(self.limit - self.kept, int(self.kept * LEAST_ROOM))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.gateway.overload.memory_pressure import CALM_S, STEADY_S, MemoryPressure, OverloadState
+from egressproxy.gateway.overload.memory_pressure import CALM_S, LONG_STEADY_S, STEADY_S, MemoryPressure, OverloadState
 
 NORMAL, NO_KEEPALIVE, SHEDDING, REFUSING = OverloadState
 BASE = 200  # of 1,000, before anybody is served
@@ -18,10 +18,10 @@ class Process:
         self.now = 50.0
         self.looks(base)
 
-    def looks(self, resident: int, active: int = 0, *, for_s: float = 0.1) -> OverloadState:
+    def looks(self, resident: int, load: int = 0, *, for_s: float = 0.1) -> OverloadState:
         for _ in range(round(for_s * 10)):
             self.now += 0.1
-            self.pressure.observe(resident, active, self.now)
+            self.pressure.observe(resident, load, self.now)
         return self.pressure.state
 
 
@@ -43,7 +43,7 @@ def test_a_state_ends_somewhat_below_where_it_began():
     ]  # fmt: skip
 
 
-def test_memory_that_is_not_given_back_keeps_nobody_out_once_half_of_the_requests_have_ended():
+def test_memory_that_is_not_given_back_keeps_nobody_out_once_half_of_the_load_has_gone():
     process = Process()
     assert process.looks(960, 100, for_s=3) is REFUSING
     assert process.looks(960, 51, for_s=3) is REFUSING
@@ -82,9 +82,19 @@ def test_requests_that_last_for_hours_keep_nobody_out_where_memory_does_not_grow
     assert process.looks(999, 200) is REFUSING
 
 
-def test_steady_memory_above_the_limit_admits_nothing_while_requests_are_in_progress():
+def test_steady_memory_above_the_limit_admits_nothing_for_minutes_while_the_load_stays():
     process = Process()
-    assert process.looks(1100, 100, for_s=120) is REFUSING
+    assert process.looks(1100, 100, for_s=LONG_STEADY_S - 0.2) is REFUSING
+    assert process.looks(1100, 100, for_s=0.4) is NORMAL
+
+
+def test_connections_that_say_nothing_do_not_push_the_process_far_beyond_its_limit():
+    """They stay, and come as soon as any is accepted: the memory is theirs."""
+    process, resident, load = Process(), 300, 100
+    for _ in range(3000):  # five minutes
+        if process.looks(resident, load) is not REFUSING:
+            resident, load = resident + 7, load + 100
+    assert resident < 1000 * 1.05 + 7
 
 
 def test_what_is_given_back_is_kept_no_more():
