@@ -46,7 +46,7 @@ def dumps(value: Any) -> bytes:
 def loads(text: bytes | str) -> Any:
     """What a provider's JSON says. Raises Unreadable."""
     try:
-        return json.loads(text if isinstance(text, str) else text.decode(), parse_constant=_constant)
+        return _decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
         raise Unreadable("it is nested too deeply") from None
     except ValueError as error:  # the message of JSONDecodeError quotes nothing of the text
@@ -58,13 +58,7 @@ def loads_strictly(text: bytes | str) -> Any:
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
     try:
-        value = json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=_object,
-            parse_constant=_constant,
-            parse_int=_whole_number,
-            parse_float=_number,
-        )
+        value = _decode_strictly(text.decode())
     except UnicodeDecodeError as error:
         raise Unreadable(f"it is not UTF-8, at byte {error.start}") from None
     except RecursionError:
@@ -123,3 +117,10 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise Unreadable(f"it has more than {MAX_DEPTH} levels")
+
+
+# Built once: json.loads builds a decoder for each call that has hooks.
+_decode = json.JSONDecoder(parse_constant=_constant).decode
+_decode_strictly = json.JSONDecoder(
+    object_pairs_hook=_object, parse_constant=_constant, parse_int=_whole_number, parse_float=_number
+).decode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.translation.apis import Api
-from egressproxy.translation.conversation import Conversation
+from egressproxy.translation.conversation import (
+    Conversation,
+    Effort,
+    OutputFormat,
+    Role,
+    Text,
+    Tool,
+    ToolChoice,
+    Turn,
+)
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.openai_chat import request_reader as chat_reader
 from egressproxy.translation.openai_chat import request_writer as chat_writer
@@ -46,6 +56,47 @@ def test_any_conversation_means_the_same_there_and_back(source: Api, target: Api
     there = translate_request(write(source, conversation), source, target).body
     back = translate_request(there, target, source).body
     assert meaning(READERS[source](json.loads(back))) == meaning(conversation)
+
+
+#: Something to say of every attribute of a conversation.
+SAID: dict[str, Any] = {
+    "model": "other",
+    "turns": (Turn(Role.USER, (Text("other"),)),),
+    "max_tokens": 7,
+    "temperature": 0.3,
+    "top_p": 0.3,
+    "stop": ("x",),
+    "tools": (Tool("f"),),
+    "tool_choice": ToolChoice("required"),
+    "has_parallel_calls": False,
+    "effort": Effort.LOW,
+    "verbosity": "low",
+    "output_format": OutputFormat({"type": "object"}),
+    "is_prefilled": True,
+    "is_stream": True,
+    "wants_usage": False,
+    "user": "u",
+    "safety_identifier": "s",
+    "metadata": {"a": "b"},
+    "service_tier": "flex",
+    "prompt_cache_key": "k",
+    "names": {"a": "b"},
+}
+#: What a writer may keep to itself: what the translator of the answer needs, and a hint for a cache.
+UNSAID = {("wants_usage", api) for api in Api} | {("names", api) for api in Api} | {("prompt_cache_key", ANTHROPIC)}
+
+
+@pytest.mark.parametrize("target", Api)
+@pytest.mark.parametrize("attribute", [field.name for field in fields(Conversation)])
+def test_every_attribute_of_a_conversation_is_written_or_refused(target: Api, attribute: str):
+    tools = (Tool("g"),) if attribute == "has_parallel_calls" else ()
+    plain = Conversation(model="m", turns=(Turn(Role.USER, (Text("hi"),)),), tools=tools)
+    said = replace(plain, **{attribute: SAID[attribute]})
+    try:
+        is_silent = write(target, said) == write(target, plain)
+    except Untranslatable:
+        is_silent = False
+    assert is_silent is ((attribute, target) in UNSAID or (attribute, target) == ("is_prefilled", ANTHROPIC))
 
 
 # ---- one by one
