@@ -57,9 +57,16 @@ class Expected:
     is_blamed: bool = True
     is_blamed_warm: bool = True  # on a connection that has served before
     in_tls: bool = False
+    is_left_out: bool = False  # a GOAWAY says so
     stalls: bool = False
     body: bytes = BODY
     methods: tuple[bytes, ...] = (b"GET", b"POST")
+
+    @property
+    def sends_content(self) -> bool:
+        """Whether a byte of the answer's content comes before the fault."""
+        steps = self.fault.steps
+        return data in steps or any(isinstance(step, bytes) and b"half" in step for step in steps)
 
     @property
     def may_be_in_tls(self) -> bool:
@@ -85,6 +92,9 @@ def reset(name: str, code: ErrorCodes | int, *before: Step, **more: Any) -> Expe
     """RST_STREAM with this code, behind these steps."""
     return fault(name, *before, rst(code), grpc_status=_STATUS_OF_RESET.get(int(code), INTERNAL), **more)
 
+
+#: What a GOAWAY says has not been looked at.
+LEFT_OUT: dict[str, Any] = {"again": Again.UNSEEN, "is_blamed_warm": False, "is_left_out": True}
 
 #: Of a connection that nobody serves.
 HANDSHAKES = [
@@ -207,13 +217,13 @@ HTTP2 = [
     *(fault(name, frames, when=When.HEAD if name == "push" else When.WHOLE) for name, frames in _BROKEN.items()),
     *(fault(name, frames, ends, seen=RIGHT) for name, frames in _HARMLESS.items()),
     # GOAWAY
-    fault("goaway-below", goaway(2), again=Again.UNSEEN, is_blamed_warm=False),
-    fault("goaway-below-of-open-stream", goaway(2), when=When.HEAD, again=Again.UNSEEN, is_blamed_warm=False),
-    fault("goaway-below-with-an-error", goaway(2, ErrorCodes.INTERNAL_ERROR), again=Again.UNSEEN, is_blamed_warm=False),
-    fault("goaway-below-then-closed", goaway(2), Do.CLOSE, again=Again.UNSEEN, is_blamed_warm=False),
+    fault("goaway-below", goaway(2), **LEFT_OUT),
+    fault("goaway-below-of-open-stream", goaway(2), when=When.HEAD, **LEFT_OUT),
+    fault("goaway-below-with-an-error", goaway(2, ErrorCodes.INTERNAL_ERROR), **LEFT_OUT),
+    fault("goaway-below-then-closed", goaway(2), Do.CLOSE, **LEFT_OUT),
     fault("goaway-at", goaway(0), ends, seen=RIGHT),
     fault("goaway-at-twice", goaway(-(2**31)), goaway(0), ends, seen=RIGHT),
-    fault("goaway-then-below", goaway(-(2**31)), goaway(2), again=Again.UNSEEN, is_blamed_warm=False),
+    fault("goaway-then-below", goaway(-(2**31)), goaway(2), **LEFT_OUT),
     fault("goaway-at-then-closed", goaway(0), Do.CLOSE, again=Again.STALE),
     fault("goaway-at-then-reset", goaway(0), Do.RESET, again=Again.STALE),
     fault("goaway-at-within-the-answer", begins, goaway(0), ends, seen=RIGHT),

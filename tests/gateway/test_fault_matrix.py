@@ -48,12 +48,15 @@ class Case:
     is_tls: bool
     wanted: Expected
     proxy: FaultProxy
+    spare: FaultProxy | None = None  # the next of a Failover
     grpc_status: int = 0
     failures: list[str] = field(default_factory=list)
 
     @property
     def goes_again(self) -> bool:
         again, idempotent = self.wanted.again, self.method == b"GET"
+        if self.spare is not None:
+            return self.wanted.is_left_out  # to the same one
         if self.proxy.is_http2 and self.wanted.fault.name == "garbage-at-accept":
             again = Again.IDEMPOTENT  # what breaks a connection says nothing of the one request on it
         if again is Again.UNSENT:
@@ -65,16 +68,33 @@ class Case:
         return again is not Again.NEVER and self.has_retries and idempotent
 
     @property
+    def leaves(self) -> bool:
+        """Whether it goes on to the next backend of a Failover: until a byte of content has come."""
+        wanted = self.wanted
+        is_before_content = wanted.seen is Seen.ERROR or (wanted.seen is Seen.CUT and not wanted.sends_content)
+        return self.spare is not None and is_before_content and not wanted.is_left_out
+
+    @property
+    def seen(self) -> Seen:
+        """What the client has to see."""
+        return Seen.RIGHT if self.goes_again or self.leaves else self.wanted.seen
+
+    @property
     def requests(self) -> int:
         """How many the provider has to see."""
         return self.is_warm + (self.wanted.fault.when is not When.ACCEPT) + self.goes_again
+
+    @property
+    def proxies(self) -> list[FaultProxy]:
+        return [self.proxy, self.spare] if self.spare is not None else [self.proxy]
 
     @property
     def path(self) -> str:
         return f"/c{self.number}/M"
 
     def __str__(self) -> str:
-        how = "".join(
+        where = " Failover" if self.spare is not None else ""
+        how = where + "".join(
             f" {word}" for word, holds in (("retries", self.has_retries), ("warm", self.is_warm), ("tls", self.is_tls))
             if holds
         )  # fmt: skip
@@ -84,9 +104,9 @@ class Case:
 
 #: Of each client: whether the rule has retries, the connection has served before, and is in TLS.
 WAYS = {
-    "h1": ((False, False, False), (False, True, False), (True, False, False), (True, True, False), (True, False, True)),
+    "h1": ((False, False, False), (True, True, False), (True, False, True)),
     "h1.0": ((False, False, False),),
-    "h2": ((False, False, False), (True, True, False)),
+    "h2": ((False, True, False), (True, False, False)),
     "grpc": ((False, True, False), (True, False, False)),
 }
 
@@ -109,6 +129,22 @@ def cases(
             yield Case(number, client, method, has_retries, is_warm, is_tls, wanted, proxy)
 
 
+def failover_cases(contexts: dict[bool, ssl.SSLContext], numbers: Iterator[int]) -> Iterator[Case]:
+    """POSTs to a Failover whose first endpoint meets each fault."""
+    for table, is_http2 in (
+        (CONNECTIONS, False),
+        (HANDSHAKES, False),
+        (HANDSHAKES, True),
+        (HTTP1, False),
+        (HTTP2, True),
+    ):
+        for wanted, client in itertools.product(table, ("h1", "grpc") if is_http2 else ("h1", "h2")):
+            number = next(numbers)
+            proxy = FaultProxy(f"c{number}", is_http2, contexts[is_http2] if wanted.in_tls else None)
+            spare = FaultProxy(f"s{number}", is_http2)
+            yield Case(number, client, b"POST", False, False, wanted.in_tls, wanted, proxy, spare)
+
+
 def config(found: list[Case], pki: Pki) -> list[m.Manifest]:
     objects = [
         m.gateway(m.http_listener(8080)),
@@ -123,15 +159,21 @@ def config(found: list[Case], pki: Pki) -> list[m.Manifest]:
         if case.has_retries:
             rule["retry"] = {"attempts": 1, "backoff": "0s"}
         if case.wanted.stalls:
-            rule["timeouts"] = {"backendRequest": "1500ms", "request": "20s"}
+            brief = "1500ms" if case.spare is None else "2500ms"  # behind the first byte
+            rule["timeouts"] = {"backendRequest": brief, "request": "20s"}
         name, version = case.proxy.name, "HTTP2" if case.proxy.is_http2 else "HTTP11"
         secured = {"tls": True, "ca": "ca"} if case.is_tls else {}
         if case.proxy.is_http2 and not case.is_tls:
             version = "H2C"
-        objects += [
-            m.backend(name, f"{name}.faults.test", case.proxy.port, protocol=version, **secured),
-            m.http_route(name, m.prefix_rule(f"/{name}", name, **rule)),
-        ]
+        objects.append(m.backend(name, f"{name}.faults.test", case.proxy.port, protocol=version, **secured))
+        leads_to = name
+        if case.spare is not None:
+            version, leads_to = "H2C" if case.proxy.is_http2 else "HTTP11", f"f{case.number}"
+            objects += [
+                m.backend(case.spare.name, f"{name}.faults.test", case.spare.port, protocol=version),
+                m.failover(leads_to, name, case.spare.name, firstByte="1500ms" if case.wanted.stalls else "20s"),
+            ]
+        objects.append(m.http_route(name, m.prefix_rule(f"/{name}", leads_to, **rule)))
     return objects
 
 
@@ -139,7 +181,9 @@ def config(found: list[Case], pki: Pki) -> list[m.Manifest]:
 async def ask(case: Case, port: int) -> Seen | str:
     """One request on a connection of its own; what its client sees, or what it should never see."""
     body = case.wanted.body if case.method == b"POST" else b""
-    right = expected(case.proxy.name, b"\0" + len(body).to_bytes(4, "big") + body if case.client == "grpc" else body)
+    said = b"\0" + len(body).to_bytes(4, "big") + body if case.client == "grpc" else body
+    by = case.spare if case.spare is not None and case.leaves else case.proxy
+    right = expected(by.name, said)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         if case.client.startswith("h1"):
@@ -220,7 +264,8 @@ def _judged(status: int, body: bytes, right: bytes) -> Seen | str:
 # --- the drill -------------------------------------------------------------------------------------------------------
 async def play(case: Case, port: int, room: asyncio.Semaphore, blamed: Counter[str]) -> None:
     async with room:
-        case.proxy.start()
+        for proxy in case.proxies:
+            proxy.start()
         if case.is_warm:
             warmed = await ask(case, port)
             if warmed is not Seen.RIGHT:
@@ -230,13 +275,15 @@ async def play(case: Case, port: int, room: asyncio.Semaphore, blamed: Counter[s
             seen = await asyncio.wait_for(ask(case, port), WAIT_S)
         except (TimeoutError, H2Error, AssertionError) as error:
             seen = f"{error!r}"
-        wanted = Seen.RIGHT if case.goes_again else case.wanted.seen
+        wanted = case.seen
         if seen is not wanted:
             case.failures.append(f"saw {seen}, not {wanted}")
         if case.client == "grpc" and wanted is not Seen.RIGHT and case.grpc_status != case.wanted.grpc_status:
             case.failures.append(f"told status {case.grpc_status}, not {case.wanted.grpc_status}")
         if len(case.proxy.requests) != case.requests:
             case.failures.append(f"the provider saw {len(case.proxy.requests)} requests, not {case.requests}")
+        if case.spare is not None and len(case.spare.requests) != case.leaves:
+            case.failures.append(f"the next provider saw {len(case.spare.requests)} requests")
         case.proxy.script.clear()
         blames = blamed[f"127.0.0.1:{case.proxy.port}"]
         if blames != (case.wanted.is_blamed_warm if case.is_warm else case.wanted.is_blamed):
@@ -247,6 +294,7 @@ TABLES = {
     "connections": ((CONNECTIONS, False), (CONNECTIONS, True), (HANDSHAKES, False), (HANDSHAKES, True)),
     "http1": ((HTTP1, False),),
     "http2": ((HTTP2, True),),
+    "failover": (),
 }
 
 
@@ -257,6 +305,8 @@ def test_a_provider_that_fails_in_every_state(
     pki, numbers = Pki(), itertools.count()
     contexts = {False: pki.server_context("*.faults.test"), True: pki.server_context("*.faults.test")}
     found = [case for table, is_http2 in tables for case in cases(table, contexts, numbers, is_http2=is_http2)]
+    if not tables:
+        found = [*failover_cases(contexts, numbers)]
     blamed: Counter[str] = Counter()
     failed = OutlierDetection.failed
 
@@ -276,7 +326,8 @@ def test_a_provider_that_fails_in_every_state(
         room = asyncio.Semaphore(32)
         await asyncio.gather(*(play(case, port, room, blamed) for case in found))
         for case in found:
-            case.proxy.close()
+            for proxy in case.proxies:
+                proxy.close()
 
     try:
         talk.run(drill())
@@ -284,7 +335,8 @@ def test_a_provider_that_fails_in_every_state(
         assert not failures, f"{len(failures)} of {len(found)}:\n" + "\n".join(failures)
     finally:
         for case in found:
-            case.proxy.close()
+            for proxy in case.proxies:
+                proxy.close()
         talk.close()
     del talk
     gc.collect()

@@ -106,6 +106,15 @@ class HeldConnection:
             assert self.target is not None
             self.connector.release(self.target, upstream, reusable=reusable)
 
+    def fail(self, x: Exchange, error: GatewayError) -> None:
+        """Close the upstream connection, if there is one, on which this exchange has failed behind the head of its
+        response; the health of the endpoint is told.
+        """
+        target = self.target
+        if self.upstream is not None and target is not None and target.watch is not None:
+            target.watch.failed(target, error, x, self.upstream)
+        self.release(reusable=False)
+
     def give_away(self) -> Upstream:
         """Return the upstream connection and hold it no more: it belongs to a tunnel now."""
         upstream, self.upstream = self.upstream, None

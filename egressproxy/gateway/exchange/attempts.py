@@ -159,7 +159,7 @@ class Attempts:
                     break
                 discard(self._client, upstream)
             except (UpstreamFault, LimitExceeded) as error:
-                self._client.resources.release(reusable=False)  # of an answer without a first byte
+                self._client.resources.fail(x, error)  # of an answer without a first byte
                 if ai is not None and self._course is not None:
                     await ai.narrow(self._x, self._client, self._body, self._course)
                 if not self._goes_on(error):

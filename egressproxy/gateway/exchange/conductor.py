@@ -247,10 +247,7 @@ class Conductor:
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         resources = client.resources
         self.accounting.blame(x, resources, error)
-        target = resources.target
-        if resources.upstream is not None and target is not None and target.watch is not None:
-            target.watch.failed(target, error, x, resources.upstream)  # it broke after its head
-        resources.release(reusable=False)
+        resources.fail(x, error)
         if client.is_lost or isinstance(error, ClientGone) or x.status:
             resources.close = True
             client.break_off(error)

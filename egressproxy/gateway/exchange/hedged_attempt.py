@@ -126,7 +126,7 @@ class HedgedAttempt(UpstreamCaller):
         if self.counted is not None:
             self.counted.end_retry()
         if self.error is not None:
-            self.resources.release(reusable=False)  # of an answer without a first byte
+            self.resources.fail(self.x, self.error)  # of an answer without a first byte
         on_over, self._on_over = self._on_over, None
         if on_over is not None:
             on_over(self)
