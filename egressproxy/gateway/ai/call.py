@@ -64,6 +64,17 @@ class _Sent(NamedTuple):
 _AS_IT_IS: Final = _Sent()
 
 
+class _Hindrance(NamedTuple):
+    """What an Untranslatable says, without its frames, which hold the call that keeps this."""
+
+    field: str
+    why: str
+
+    @classmethod
+    def of(cls, error: Untranslatable) -> _Hindrance:
+        return cls(error.field, error.why)
+
+
 class AiCall:
     """`api` is the client's, None for a path of none; `backend_api` that of the attempt under way."""
 
@@ -74,7 +85,7 @@ class AiCall:
         self.backend_api: Api | None = None
         self._sent = _AS_IT_IS
         self._model = ""  # that the client has asked for
-        self._first: Untranslatable | None = None  # why the first endpoint cannot serve it
+        self._first: _Hindrance | None = None  # of the first endpoint that cannot serve it
         self._prefix = path_prefix
 
     @classmethod
@@ -112,7 +123,7 @@ class AiCall:
                 if backend.ai is not None:
                     self._set_head(x, backend.ai)
             except Untranslatable as error:
-                following = self._pass_over(x, backend, error, course, client.wheel.now)
+                following = self._pass_over(x, backend, _Hindrance.of(error), course, client.wheel.now)
                 if following is None:
                     raise self._refusal() from None
                 backend = following
@@ -129,7 +140,7 @@ class AiCall:
         if body is None or not body.is_kept:
             return
         whole: bytes | None = None
-        known: dict[tuple[Api | None, bool], Untranslatable | None] = {}  # other names change nothing
+        known: dict[tuple[Api | None, bool], _Hindrance | None] = {}  # other names change nothing
         for backend in course.left():
             endpoint = backend.ai
             if endpoint is None or not self._needs_body(x, endpoint):
@@ -140,15 +151,15 @@ class AiCall:
             key = endpoint.api_for(self.api), endpoint.renames
             if key not in known:
                 known[key] = self._hindrance(x, endpoint, whole)
-            error = known[key]
-            if error is not None:
-                self._pass_over(x, backend, error, course, client.wheel.now)
+            hindrance = known[key]
+            if hindrance is not None:
+                self._pass_over(x, backend, hindrance, course, client.wheel.now)
 
-    def _hindrance(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> Untranslatable | None:
+    def _hindrance(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Hindrance | None:
         try:
             self._made(x, endpoint, body)
         except Untranslatable as error:
-            return error
+            return _Hindrance.of(error)
         return None
 
     def _needs_body(self, x: Exchange, endpoint: AiEndpoint) -> bool:
@@ -196,9 +207,9 @@ class AiCall:
         return await body.collect(client.driver, MAX_REQUEST)
 
     def _pass_over(
-        self, x: Exchange, backend: RouteBackend, error: Untranslatable, course: Course | None, now: float
+        self, x: Exchange, backend: RouteBackend, hindrance: _Hindrance, course: Course | None, now: float
     ) -> RouteBackend | None:
-        self._first = self._first or error
+        self._first = self._first or hindrance
         AttemptTrail.kept_by(x).add(backend.name, _UNTRANSLATABLE, 0.0)
         return course.pass_over(backend, now) if course is not None else None
 
