@@ -48,16 +48,18 @@ class DnsServer(asyncio.DatagramProtocol):
 
     async def start(self, address: str = "127.0.0.1") -> DnsServer:
         loop = asyncio.get_running_loop()
+        last: OSError | None = None
         for _ in range(ATTEMPTS):  # a port that is free for TCP may be somebody's for UDP
             self._tcp = await asyncio.start_server(self._serve_tcp, address, 0)
             self.port = self._tcp.sockets[0].getsockname()[1]
             try:
                 self._transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(address, self.port))
-            except OSError:
+            except OSError as error:
                 self._tcp.close()
+                last = error
                 continue
             return self
-        raise AssertionError(f"no port is free for both UDP and TCP at {address}")
+        raise AssertionError(f"no port is free for both UDP and TCP at {address}") from last
 
     def stop(self) -> None:
         self._transport.close()
