@@ -158,26 +158,26 @@ class Conversation:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stop: tuple[str, ...] = ()
-    tools: tuple[Tool, ...] = ()
+    stop: tuple[str, ...] = field(default=(), repr=False)
+    tools: tuple[Tool, ...] = field(default=(), repr=False)
     tool_choice: ToolChoice | None = None
     #: Whether the model may call several tools at once; None is the default of every API, which is yes.
     has_parallel_calls: bool | None = None
     effort: Effort | None = None
     verbosity: str | None = None
-    output_format: OutputFormat | None = None
+    output_format: OutputFormat | None = field(default=None, repr=False)
     #: Whether the answer goes on where the last turn, the assistant's, ends (Anthropic's prefill).
     is_prefilled: bool = False
     is_stream: bool = False
     #: Whether the client wants the usage at the end of a stream.
     wants_usage: bool = True
     #: Who the end user is, to the client.
-    user: str | None = None
-    safety_identifier: str | None = None
-    metadata: Mapping[str, str] | None = None
+    user: str | None = field(default=None, repr=False)
+    safety_identifier: str | None = field(default=None, repr=False)
+    metadata: Mapping[str, str] | None = field(default=None, repr=False)
     #: `default` is the standard price and capacity; other words are OpenAI's.
     service_tier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: str | None = field(default=None, repr=False)
     #: What the client calls the fields above, where that is another word.
     names: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 

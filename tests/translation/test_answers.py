@@ -192,6 +192,14 @@ def test_a_stream_of_azure_begins_with_a_chunk_about_its_filters():
     assert told[0]["message"]["id"] == "msg_1"
 
 
+def test_calls_that_come_whole_with_one_index_are_several():
+    calls = [{"index": 0, "id": i, "function": {"name": "f", "arguments": "{}"}} for i in ("a", "b")]
+    chunks = [chat_chunk({"tool_calls": [call]}, "") for call in calls]
+    stream = unnamed(*chunks, chat_chunk({}, "tool_calls")) + b"data: [DONE]\n\n"
+    output = events(streamed(RESPONSES, CHAT, [stream]))[-1]["response"]["output"]
+    assert [(item["call_id"], item["arguments"]) for item in output] == [("a", "{}"), ("b", "{}")]
+
+
 def test_a_call_that_comes_whole_is_told_once():
     item = {**ANSWERS[RESPONSES]["output"][2]}
     for begun in ("", item["arguments"]):

@@ -99,6 +99,13 @@ def test_every_attribute_of_a_conversation_is_written_or_refused(target: Api, at
     assert is_silent is ((attribute, target) in UNSAID or (attribute, target) == ("is_prefilled", ANTHROPIC))
 
 
+def test_the_repr_of_a_conversation_shows_nothing_of_what_was_said():
+    secret = json.dumps(LARGEST[CHAT]).replace("be brief", "SECRET").replace("what is this", "SECRET")
+    secret = secret.replace("a cat", "SECRET").replace("a moment", "SECRET").replace('"{}"', '"SECRET"')
+    body = {**json.loads(secret), "user": "SECRET", "stop": "SECRET", "metadata": {"a": "SECRET"}}
+    assert "SECRET" not in repr(chat_reader.read_request(body))
+
+
 # ---- one by one
 
 

@@ -72,7 +72,7 @@ def stop_of(choice: dict[str, Any], has_calls: bool) -> Stop | None:
     A call of a tool that the request has named ends with `stop`, too; the other APIs have one word for all calls.
     """
     reason = text(choice, "finish_reason")
-    if reason is None:
+    if not reason:  # some servers write the empty string for none
         return None
     if reason not in _STOPS:
         raise BadAnswer(f"finish_reason {reason[:80]!r} is not known")

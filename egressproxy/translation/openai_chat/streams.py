@@ -45,12 +45,13 @@ _ENDED: Final = PartEnded()
 class ChatStreamReader:
     """Chunks of a chat completion to events. What the reader hands out raises BadAnswer where it cannot be read."""
 
-    __slots__ = ("_kind", "_started", "_stop", "_tool_index", "_usage")
+    __slots__ = ("_kind", "_started", "_stop", "_tool_id", "_tool_index", "_usage")
 
     def __init__(self) -> None:
         self._started = False
         self._kind: PartKind | None = None  # of the part that is open
         self._tool_index = -1
+        self._tool_id = ""
         self._stop: Stop | None = None
         self._usage = Usage()
 
@@ -99,13 +100,14 @@ class ChatStreamReader:
         events.append(Delta(said))
 
     def _call(self, call: dict[str, Any], events: list[StreamEvent]) -> None:
-        index, function = count(call, "index"), object_in(call, "function")
-        if index > self._tool_index:
+        index, function, ident = count(call, "index"), object_in(call, "function"), text(call, "id")
+        # Some servers send every call whole, and all with the same index.
+        if index > self._tool_index or (index == self._tool_index and ident and ident != self._tool_id):
             if text(call, "type") not in ("function", None):
                 raise BadAnswer("the stream has a call of a tool that is no function")
             events += self._close()
-            self._kind, self._tool_index = PartKind.TOOL_CALL, index
-            events.append(PartStarted(PartKind.TOOL_CALL, needed_text(call, "id"), needed_text(function, "name")))
+            self._kind, self._tool_index, self._tool_id = PartKind.TOOL_CALL, index, needed_text(call, "id")
+            events.append(PartStarted(PartKind.TOOL_CALL, self._tool_id, needed_text(function, "name")))
         elif index < self._tool_index or self._kind is not PartKind.TOOL_CALL:
             raise BadAnswer("the stream goes on with a tool call after another part has begun")
         if arguments := text(function, "arguments"):
