@@ -539,6 +539,18 @@ def test_a_body_that_stalls_behind_a_hedge_is_given_up_after_idle(converse: Star
     assert talk.record()["reason"] == "upstream_timeout"
 
 
+def test_a_drain_in_between_lets_it_end(converse: Start):
+    talk = converse(hedging())
+    talk.client >> GET
+    _, first = asked(talk)
+    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    _, hedge = asked(talk)
+    hedge >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*?Connection: close.*?hi")
+    assert first.is_gone
+    assert talk.client.is_gone
+
+
 def test_a_reload_in_between_leaves_nothing(converse: Start):
     talk = converse(hedging())
     talk.client >> GET
@@ -604,6 +616,46 @@ def test_over_http_2_the_stream_of_the_loser_is_reset_and_no_other(converse: Sta
     slow.server.h2.send_headers(3, [(b":status", b"200")], end_stream=True)
     slow.goes_on()
     assert client.answer(other).status == 200
+
+
+def test_a_client_of_http_2_and_backends_of_http_1(converse: Start):
+    talk = converse(hedging())
+    client = speak_http2(talk)
+    stream = client.ask(b"GET", b"/", b"x")
+    _, first = asked(talk)
+    _, hedge = asked(talk)
+    hedge >> OK
+    answer = client.answer(stream)
+    assert (answer.status, bytes(answer.data)) == (200, b"hi")
+    assert first.is_gone
+    assert talk.idle == 1
+
+
+def test_a_client_of_http_1_and_backends_of_http_2(converse: Start):
+    talk = converse(over_h2("a", "b"))
+    talk.client >> GET
+    slow = Http2Origin(talk, dialled(talk)[1])
+    slow.waits_for(1)
+    fast = Http2Origin(talk, dialled(talk)[1])
+    fast.waits_for(1)
+    fast.responds(1)
+    talk.client.take(rb"HTTP/1.1 200 .*?hi")
+    slow.goes_on()
+    assert slow.server.calls[1].reset == ErrorCodes.CANCEL
+
+
+def test_one_of_the_attempts_may_be_in_another_version(converse: Start):
+    objects = over_h2("a", "b")
+    objects[3] = m.backend("b", "b.example", 80)
+    talk = converse(objects)
+    talk.client >> GET
+    slow = Http2Origin(talk, dialled(talk)[1])
+    slow.waits_for(1)
+    _, fast = asked(talk)
+    fast >> OK
+    talk.client << OK_PASSED
+    slow.goes_on()
+    assert slow.server.calls[1].reset == ErrorCodes.CANCEL
 
 
 def test_over_http_2_both_attempts_at_a_name_may_be_on_one_connection(converse: Start):
