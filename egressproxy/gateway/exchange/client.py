@@ -300,6 +300,11 @@ class Client(UpstreamCaller):
 
     @property
     @abstractmethod
+    def handler_is_pressed(self) -> bool:
+        """Whether the process is short of memory: nothing is begun that may as well be left undone."""
+
+    @property
+    @abstractmethod
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for what the client says behind its request: see `listen`."""
 

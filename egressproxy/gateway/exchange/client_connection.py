@@ -9,7 +9,12 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 
-__all__ = ["ClientConnection"]
+__all__ = ["ClientConnection", "is_pressed"]
+
+
+def is_pressed(handler: RequestHandler) -> bool:
+    """Whether this handler, the conductor, ends connections for another reason than a drain."""
+    return bool(getattr(handler, "ends_connections", False) and not getattr(handler, "is_draining", False))
 
 
 class ClientConnection(DownstreamConnection, Client):
@@ -31,6 +36,11 @@ class ClientConnection(DownstreamConnection, Client):
         port, times = state.port, state.port.first.timeouts
         super().__init__(handler, wheel, port.head_limits, times.request_headers_s, times.idle_s)
         self.init_exchange(state)
+
+    @property
+    def handler_is_pressed(self) -> bool:
+        """See Client."""
+        return is_pressed(self.handler)
 
     @property
     def passes_trailers(self) -> bool:

@@ -148,7 +148,7 @@ class HedgedCall:
 
     def _begin_another(self) -> None:
         """The delay is over. Nothing begins where nobody else can be asked, or circuit breaker or budget allow none."""
-        if self.decisive is not None or not self._may_begin:
+        if self.decisive is not None or not self._may_begin or self._client.handler_is_pressed:
             return
         assert self._backend is not None
         try:

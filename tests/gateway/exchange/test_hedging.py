@@ -386,6 +386,24 @@ def test_hedges_count_in_the_parallel_retries_of_the_circuit_breaker(converse: S
     assert [each.retries for each in watched] == [0]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_gateway_that_is_short_of_memory_begins_no_further_attempt(converse: Start, version: int):
+    talk = converse(hedging())
+    talk.conductor.ends_connections = True
+    if version == 2:
+        client = speak_http2(talk)
+        stream = client.ask(b"GET", b"/", b"x")
+    else:
+        talk.client >> GET
+    _, origin = asked(talk)
+    nothing_more(talk)
+    origin >> OK
+    if version == 2:
+        assert client.answer(stream).status == 200
+    else:
+        talk.client.take(rb"HTTP/1.1 200 .*?hi")
+
+
 def test_the_loser_has_not_failed(converse: Start):
     """One failure would eject it."""
     passive = {"consecutive5XxErrors": 1, "maxEjectionPercent": 100}
