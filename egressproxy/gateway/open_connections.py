@@ -76,13 +76,22 @@ class Connection(Protocol):
         """What is held by each exchange in progress."""
 
 
+#: Clients that are told at one time that they find no room; others find their connection closed.
+MAX_REFUSED = 512
+
+
 class AllConnections(Shares):
-    """Connections of clients to all listeners of this process. `states` gives the open connections of each."""
+    """Connections of clients to all listeners of this process. `states` gives the open connections of each.
 
-    __slots__ = ("states",)
+    `refused` are those that are being told that they find no room, beside these; there may be `max_refused`.
+    """
 
-    def __init__(self, limit: int, share: int) -> None:
+    __slots__ = ("max_refused", "refused", "states")
+
+    def __init__(self, limit: int, share: int, max_refused: int = MAX_REFUSED) -> None:
         super().__init__(limit, share)
+        self.refused = 0
+        self.max_refused = max_refused
         self.states: Callable[[], Iterable[OpenConnections]] = tuple
 
     def make_way(self, client: str) -> bool:
@@ -122,7 +131,9 @@ def clients_of_process(limit: int | None) -> AllConnections:
             most,
             RESERVED_DESCRIPTORS,
         )
-    return AllConnections(min(limit or room, room), most * 3 // 8)
+    limit = min(limit or room, room)
+    spare = MAX_REFUSED if most == sys.maxsize else (most - limit) // 8
+    return AllConnections(limit, most * 3 // 8, min(MAX_REFUSED, spare))
 
 
 class OpenConnections:

@@ -37,6 +37,14 @@ def test_the_limit_goes_by_what_is_written_and_by_the_descriptors(
     assert bool(words) == bool(caplog.text)
 
 
+@pytest.mark.parametrize(("descriptors", "most"), [(200, 16), (20_000, 512), (64, 7), (sys.maxsize, 512)])
+def test_clients_that_are_told_leave_descriptors_for_the_admin_address(
+    descriptors: int, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(open_connections, "descriptors", lambda: descriptors)
+    assert clients_of_process(None).max_refused == most
+
+
 def two_ports() -> list[m.Manifest]:
     gateway = m.gateway(m.forward_listener(3128), m.forward_listener(3129, "other"))
     return [gateway, m.policy(["a.example"])]

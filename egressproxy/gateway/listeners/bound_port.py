@@ -246,7 +246,7 @@ class CountedClient(ClientConnection):
     def _refuse_connection(self, answer: LocalResponse) -> None:
         transport = self.transport
         self.detach()
-        transport.set_protocol(RefusedClient(transport, self.wheel, answer))
+        transport.set_protocol(RefusedClient(transport, self.wheel, answer, self.state.clients))
 
     def refuse(self, error: GatewayError) -> None:
         """What is no request of HTTP/1 may be the preface of HTTP/2, which begins like one (RFC 9113 section 3.4)."""

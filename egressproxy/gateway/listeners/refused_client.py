@@ -11,6 +11,7 @@ import struct
 
 from h2.errors import ErrorCodes
 
+from egressproxy.gateway.open_connections import AllConnections
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.writer import answer_bytes
@@ -19,41 +20,40 @@ __all__ = ["RefusedClient"]
 
 #: For the first bytes of the client, and then for its end; in seconds.
 WAIT_S = 0.5
-#: Clients that are waited for, and those that are told altogether; each has a descriptor. Others are told nothing.
+#: Clients that are waited for.
 MAX_WAITING = 64
-MAX_OPEN = 512
 #: How a client of HTTP/2 that knows us begins (RFC 9113 section 3.4), as far as no method of HTTP/1 does.
 PREFACE = b"PRI * HTTP/2.0"
-#: An empty SETTINGS frame, which comes first, and GOAWAY: no stream was served (RFC 9113 sections 6.5 and 6.8).
+#: An empty SETTINGS frame, which comes first, and GOAWAY: no stream was served, and the client has done nothing wrong
+#: (RFC 9113 sections 6.5 and 6.8).
 GOAWAY = (
     struct.pack(">I", 0)[1:] + bytes((4, 0)) + struct.pack(">I", 0)
-    + struct.pack(">I", 8)[1:] + bytes((7, 0)) + struct.pack(">III", 0, 0, ErrorCodes.ENHANCE_YOUR_CALM)
+    + struct.pack(">I", 8)[1:] + bytes((7, 0)) + struct.pack(">III", 0, 0, ErrorCodes.NO_ERROR)
 )  # fmt: skip
 
 
 class RefusedClient(asyncio.Protocol):
-    """In place of the connection that was not admitted. It counts nowhere."""
+    """In place of the connection that was not admitted. Each has a descriptor, so `AllConnections` bounds them."""
 
-    waiting = 0  # of all
-    open = 0
+    __slots__ = ("_answer", "_begin", "_clients", "_deadline", "_is_waiting", "_transport")
 
-    __slots__ = ("_answer", "_begin", "_deadline", "_is_waiting", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, wheel: TimerWheel, answer: LocalResponse) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, wheel: TimerWheel, answer: LocalResponse, clients: AllConnections
+    ) -> None:
+        self._clients = clients
         self._transport = transport
         self._answer = answer
         self._begin = b""
         self._deadline = Deadline(wheel, self._deadline_passed)
-        RefusedClient.open += 1
-        self._is_waiting = RefusedClient.waiting < MAX_WAITING
-        if RefusedClient.open > MAX_OPEN:
-            self._is_waiting = False
+        clients.refused += 1
+        self._is_waiting = False
+        if clients.refused > clients.max_refused:
             transport.abort()
             return
-        if not self._is_waiting:
+        if clients.refused > MAX_WAITING:
             self._tell()
             return
-        RefusedClient.waiting += 1
+        self._is_waiting = True
         self._deadline.after(WAIT_S)
 
     def data_received(self, data: bytes) -> None:
@@ -72,8 +72,8 @@ class RefusedClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
-        RefusedClient.open -= 1
-        self._wait_no_more()
+        self._clients.refused -= 1
+        self._is_waiting = False
         self._deadline.close()
 
     def _deadline_passed(self) -> None:
@@ -84,13 +84,8 @@ class RefusedClient(asyncio.Protocol):
 
     def _tell(self) -> None:
         """Answer, and end our side; the client's end is waited for, so that it reads the answer and no reset."""
-        self._wait_no_more()
+        self._is_waiting = False
         is_http2 = self._begin == PREFACE
         self._transport.write(GOAWAY if is_http2 else answer_bytes(self._answer, close=True, with_body=True))
         self._transport.write_eof()
         self._deadline.after(WAIT_S)
-
-    def _wait_no_more(self) -> None:
-        if self._is_waiting:
-            self._is_waiting = False
-            RefusedClient.waiting -= 1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from egressproxy.gateway.listeners import refused_client
-from egressproxy.gateway.listeners.refused_client import MAX_WAITING, WAIT_S, RefusedClient
+from egressproxy.gateway.listeners.refused_client import MAX_WAITING, WAIT_S
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, exchange, forward
 from tests.support.conversation import Conversation, Peer
@@ -39,7 +36,7 @@ def test_a_client_of_http2_by_goaway(converse_on: Start):
     peer >> said[3:]
     talk.until(lambda: peer.has_eof)
     client.take(bytes(peer.got))
-    assert client.goaways == [(0, 0xB, b"")]
+    assert client.goaways == [(0, 0, b"")]
     peer.received.clear()
     peer.is_closed()
 
@@ -63,14 +60,16 @@ def test_one_that_has_ended_its_side_at_once(converse_on: Start):
 def test_so_many_are_waited_for_and_the_rest_is_told_at_once(converse: Start):
     talk = full(converse)
     waiting = [talk.connect() for _ in range(MAX_WAITING)]
-    is_told(talk.connect())
+    told = talk.connect()
+    is_told(told)
     waiting[0].hears_nothing()
+    told.leaves()
     waiting[1].leaves()
     talk.connect().hears_nothing()
     for peer in waiting:
         peer.leaves()
     talk.after(2)
-    assert RefusedClient.waiting == 0
+    assert talk.conductor.clients.refused == 0
 
 
 def test_one_that_does_not_end_is_cut(converse: Start):
@@ -89,9 +88,9 @@ def test_it_takes_no_place(converse_on: Start):
     assert talk.metrics.connections_rejected == {"connection_limit": 1}
 
 
-def test_a_flood_is_told_nothing(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(refused_client, "MAX_OPEN", 3)
+def test_a_flood_is_told_nothing(converse: Start):
     talk = full(converse)
+    talk.conductor.clients.max_refused = 3
     told = [talk.connect() for _ in range(3)]
     talk.connect().is_closed()
     told[0].leaves()
@@ -99,4 +98,4 @@ def test_a_flood_is_told_nothing(converse: Start, monkeypatch: pytest.MonkeyPatc
     for peer in told:
         peer.leaves()
     talk.after(2)
-    assert RefusedClient.open == 0
+    assert talk.conductor.clients.refused == 0
