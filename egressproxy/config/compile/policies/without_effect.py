@@ -1,4 +1,4 @@
-"""Sections about endpoints that do nothing for any backend that a policy holds for: its status says so.
+"""Sections of `traffic` that do nothing for any backend that a policy holds for: its status says so.
 
 What a backend has of endpoints depends on its type: see `gateway/backends/endpoints`.
 """
@@ -46,6 +46,7 @@ def _written(traffic: Traffic) -> tuple[str, ...]:
         "loadBalancer": traffic.load_balancer is not None,
         "healthCheck.passive": health is not None and health.passive is not None,
         "healthCheck.active": health is not None and health.active is not None,
+        "hedging": traffic.hedging is not None,
     }
     return tuple(name for name, is_written in written.items() if is_written)
 
@@ -55,12 +56,15 @@ def _reason(section: str, backend: Resource | None, policy: EgressPolicy) -> str
     if backend is not _NAMED_BY_CLIENTS and not isinstance(backend, DestinationBackend):
         return ""
     kind = backend.spec.destination.type if isinstance(backend, DestinationBackend) else "Dynamic"
+    has_parent = policy.spec.parent is not None and kind in ("Fqdn", "Dynamic")
+    has_parent = has_parent or (isinstance(backend, Backend) and backend.spec.parent is not None)
+    if section == "hedging":
+        return f"{backend or 'everything'} is behind a parent, which hedges for itself" if has_parent else ""
     if kind == "Dynamic":
         return "of a destination that clients name, one endpoint is known, and nothing of its health"
     if section == "loadBalancer" and kind in ("Fqdn", "Ip"):
         return f"{backend} is one endpoint"
-    has_parent = policy.spec.parent is not None and kind == "Fqdn"
-    if section == "healthCheck.passive" and (has_parent or (isinstance(backend, Backend) and backend.spec.parent)):
+    if section == "healthCheck.passive" and has_parent:
         return (
             f"{backend} is behind a parent, whose failures those of requests may be; healthCheck.active asks through it"
         )

@@ -9,6 +9,7 @@ from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, co
 BALANCER = "traffic: {loadBalancer: {type: LeastRequest}}"
 PASSIVE = "traffic: {healthCheck: {passive: {}}}"
 ACTIVE = "traffic: {healthCheck: {active: {type: TCP}}}"
+HEDGING = "traffic: {hedging: {hedgingDelay: 1s}}"
 BREAKER = "traffic: {circuitBreaker: {maxConnections: 1}}"
 
 PARENT = PLAIN.replace("plain", "proxy").replace("a.example", "proxy.example")
@@ -61,6 +62,14 @@ NAMED = "of a destination that clients name, one endpoint is known, and nothing 
             (FORWARD, PARENT, PLAIN, ROUTE, policy(f"parent: {{name: proxy}}\n{PASSIVE}", "HTTPRoute", "route")),
             "traffic.healthCheck.passive does nothing here: Backend default/plain is behind a parent",
         ),
+        (
+            (FORWARD, PARENT, BEHIND, ROUTE, policy(HEDGING, "HTTPRoute", "route")),
+            "traffic.hedging does nothing here: Backend default/plain is behind a parent, which hedges for itself.",
+        ),
+        (
+            (FORWARD, PARENT, policy(f"parent: {{name: proxy}}\n{HEDGING}")),
+            "traffic.hedging does nothing here: everything is behind a parent, which hedges for itself.",
+        ),
     ],
 )  # fmt: skip
 def test_a_section_that_does_nothing_is_told(manifests: tuple[str, ...], sentence: str):
@@ -76,6 +85,8 @@ def test_a_section_that_does_nothing_is_told(manifests: tuple[str, ...], sentenc
         (REVERSE, PLAIN, ROUTE, policy(PASSIVE, "Backend", "plain")),
         (FORWARD, PARENT, BEHIND, ROUTE, policy(ACTIVE, "Backend", "plain")),
         (FORWARD, policy(BREAKER)),
+        (FORWARD, policy(HEDGING)),
+        (FORWARD, PARENT, BEHIND, ROUTE, policy(HEDGING)),
         (FORWARD, DYNAMIC, TO_DYNAMIC, policy(BREAKER, "Backend", "dynamic")),
     ],
 )
