@@ -239,6 +239,8 @@ class Http2Connection(FlowControl):
                 raise Flood("a head that has no end")
         if kind > HEADERS:
             check_control_frame(kind, frame)
+            if kind == CONTINUATION and not self.is_head_open:
+                raise FrameError("CONTINUATION of no head")
             if kind == GOAWAY and not self.is_head_open:
                 self.peer_goes_away(goaway_last_stream(frame))
                 return

@@ -22,6 +22,7 @@ from egressproxy.protocols.http2.usual_frames import UsualFrames
 __all__ = ["HARD_LIMIT", "MAX_STREAMS", "STREAM_WINDOW", "ConnectionStates"]
 
 _IDLE = StreamState.IDLE
+_SAID_ALL = (StreamClosedBy.SEND_END_STREAM, StreamClosedBy.RECV_END_STREAM)
 #: Streams that a peer may have open at a time.
 MAX_STREAMS = 100
 #: Bytes that a peer may send on a stream before somebody has read them.
@@ -111,9 +112,14 @@ class ConnectionStates(UsualFrames):
     def _handle_data_on_closed_stream(
         self, events: list[Event], exc: StreamClosedError, frame: DataFrame
     ) -> tuple[list[Frame], list[Event]]:
-        """What was on its way when we reset a stream is not answered by another reset (RFC 9113 section 5.1)."""
+        """DATA behind the peer's end (RFC 9113 section 5.1): the stream is reset while we have not said all, then it is
+        the connection's error. What was on its way when we reset a stream is not answered by another reset.
+        """
+        closed_by = self._stream_closed_by(frame.stream_id)
+        if closed_by in _SAID_ALL:
+            raise exc
         frames, events = super()._handle_data_on_closed_stream(events, exc, frame)
-        if self._stream_closed_by(frame.stream_id) is StreamClosedBy.SEND_RST_STREAM:
+        if closed_by is StreamClosedBy.SEND_RST_STREAM and not exc._events:  # else it was reset just now
             frames = [each for each in frames if not isinstance(each, RstStreamFrame)]
         return frames, events
 
