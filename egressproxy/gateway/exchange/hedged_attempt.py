@@ -45,9 +45,25 @@ class HedgedAttempt(UpstreamCaller):
     """
 
     __slots__ = (
-        "_body", "_client", "_handle", "_on_over", "backend", "began", "counted", "driver", "ends_at",
-        "error", "first_byte_s", "found", "is_cancelled", "is_first", "is_over", "resources", "target", "x",
-    )  # fmt: skip
+        "_body",
+        "_client",
+        "_handle",
+        "_on_over",
+        "backend",
+        "began",
+        "counted",
+        "driver",
+        "ends_at",
+        "error",
+        "first_byte_s",
+        "found",
+        "is_cancelled",
+        "is_first",
+        "is_over",
+        "resources",
+        "target",
+        "x",
+    )
 
     def __init__(
         self, client: Client, x: Exchange, backend: RouteBackend, target: Target, body: bytes | None, *, is_first: bool

@@ -253,12 +253,8 @@ class HedgedCall:
         """The client's exchange is the one of this attempt from here on."""
         x, own, resources = self._x, attempt.x, self._client.resources
         head, sent = x.request, own.request
-        head.fields.block, head.path, head.body, x.upstream_host = (
-            sent.fields.block,
-            sent.path,
-            sent.body,
-            own.upstream_host,
-        )
+        head.fields.block, head.path, head.body = sent.fields.block, sent.path, sent.body
+        x.upstream_host = own.upstream_host
         x.response, x.upstream, x.addresses = own.response, own.upstream, own.addresses
         x.backend, x.backend_is_secure, x.series = own.backend, own.backend_is_secure, own.series
         x.attempts += own.attempts
