@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from egressproxy.translation.conversation import ContentPart, Image, Text, ToolResult
 from egressproxy.translation.errors import Untranslatable
 
-__all__ = ["data_url", "image_at", "only_texts", "result_parts", "texts_of"]
+__all__ = ["data_url", "image_at", "only_texts", "result_parts"]
 
 _DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64,")
 
@@ -38,11 +38,6 @@ def only_texts(parts: Iterable[ContentPart], place: str) -> list[Text]:
             raise Untranslatable(part.where, f"cannot be translated: {place} of the other API holds text only")
         texts.append(part)
     return texts
-
-
-def texts_of(parts: Iterable[ContentPart]) -> list[str]:
-    """What the texts among these parts say."""
-    return [part.text for part in parts if type(part) is Text]
 
 
 def result_parts(result: ToolResult) -> tuple[Text | Image, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from egressproxy.translation.apis import Api
 from egressproxy.translation.strict_json import Unreadable, dumps, loads
 
-__all__ = ["BadAnswer", "Untranslatable", "error_body", "error_in", "error_object", "error_type"]
+__all__ = ["BadAnswer", "Untranslatable", "error_body", "error_in", "error_object"]
 
 _OPENAI_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -46,7 +46,7 @@ class BadAnswer(Exception):
     """A backend's answer that cannot be read, or holds what the client's API has no form for: a 502 for the client."""
 
 
-def error_type(api: Api, status: int) -> str:
+def _error_type(api: Api, status: int) -> str:
     """The word with which this API tells an error of this status."""
     if api is Api.ANTHROPIC:
         return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -66,7 +66,7 @@ def error_object(
     api: Api, status: int, message: str, field: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """What `error_body` writes, as an object: events of streams have it, too."""
-    kind = error_type(api, status)
+    kind = _error_type(api, status)
     if api is Api.ANTHROPIC:
         return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}

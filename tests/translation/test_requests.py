@@ -173,6 +173,17 @@ def test_calls_that_are_items_become_one_message_of_chat():
     assert [call["id"] for call in messages[1]["tool_calls"]] == ["c1", "c2"]
 
 
+def test_texts_of_an_assistant_are_messages_of_their_own_in_a_response():
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = translated(ANTHROPIC, RESPONSES, messages=[USER, {"role": "assistant", "content": content}, USER])
+    assert [(item["role"], item["content"]) for item in asked["input"]] == [
+        ("user", "hi"),
+        ("assistant", "a"),
+        ("assistant", "b"),
+        ("user", "hi"),
+    ]
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_system_prompts_go_where_each_api_has_them(role: str):
     messages = [{"role": role, "content": "be brief"}, USER]

@@ -89,8 +89,13 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
             items.append(
                 {"type": "function_call_output", "call_id": part.call_id, "output": _shortest(output) if output else ""}
             )
+        elif turn.role is not Role.ASSISTANT:
+            said.append(_input_part(part))
+        elif type(part) is Text:  # one by one: parts of an assistant's message have ids, which nobody knows here
+            close()
+            items.append({"type": "message", "role": "assistant", "content": part.text})
         else:
-            said.append(_output_part(part) if turn.role is Role.ASSISTANT else _input_part(part))
+            said.append(_refusal(part))
     close()
     return items or [{"type": "message", "role": turn.role.value, "content": ""}]
 
@@ -107,9 +112,7 @@ def _input_part(part: ContentPart) -> dict[str, Any]:
     raise Untranslatable(part.where, "cannot be translated: only texts and images can be here")
 
 
-def _output_part(part: ContentPart) -> dict[str, Any]:
-    if type(part) is Text:
-        return {"type": "output_text", "text": part.text, "annotations": []}
+def _refusal(part: ContentPart) -> dict[str, Any]:
     if type(part) is RefusalText:
         return {"type": "refusal", "refusal": part.text}
     raise Untranslatable(part.where, "cannot be translated: an assistant's message holds text and tool calls")
