@@ -113,6 +113,10 @@ CONNECTIONS = [
 ]
 
 HTTP1 = [
+    # delay
+    fault("slow", Do.PAUSE, Do.PAUSE, ends, seen=RIGHT),
+    fault("byte-by-byte", Do.DRIP, ends, seen=RIGHT),
+    fault("closed-right-behind-the-end", ends, Do.CLOSE, seen=RIGHT),
     # before a head
     fault("reset-before-body", Do.RESET, when=When.HEAD, again=Again.STALE),
     fault("closed-before-body", Do.CLOSE, when=When.HEAD, again=Again.STALE),
@@ -200,6 +204,9 @@ def all_at_once(*steps: Step) -> Step:
 
 
 HTTP2 = [
+    # delay
+    fault("slow", Do.PAUSE, begins, Do.PAUSE, ends, seen=RIGHT),
+    fault("byte-by-byte", Do.DRIP, ends, seen=RIGHT),
     # before a head
     fault("reset", Do.RESET, again=Again.STALE),
     fault("closed", Do.CLOSE, again=Again.STALE),

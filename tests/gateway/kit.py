@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
+from egressproxy.upstream.endpoint_health import HealthState
 from tests.e2e.world import terminate, tls_secret
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
@@ -72,6 +73,17 @@ def through_parent(port: int, protocol: str = "HTTP11") -> list[Manifest]:
         m.backend("a", "a.example", port, protocol=protocol, parent={"name": "parent"}),
         routed,
     ]
+
+
+#: Of a policy: an endpoint is out after one failure.
+STRICT = {"healthCheck": {"passive": {"consecutive5XxErrors": 1, "maxEjectionPercent": 100}}}
+
+
+def ejected(talk: Conversation) -> list[str]:
+    """The backends of endpoints that are out."""
+    watched = [each.watched for each in talk.snapshot.connectors.values() if each.watched is not None]
+    healths = [health for each in watched for health in each.healths()]
+    return [health.backend for health in healths if health.state is HealthState.EJECTED]
 
 
 # --- TLS -----------------------------------------------------------------------------------------------------------

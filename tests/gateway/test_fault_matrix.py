@@ -323,7 +323,7 @@ def test_a_provider_that_fails_in_every_state(
     port = talk.ports[0]._sock.getsockname()[1]
 
     async def drill() -> None:
-        room = asyncio.Semaphore(32)
+        room = asyncio.Semaphore(64)
         await asyncio.gather(*(play(case, port, room, blamed) for case in found))
         for case in found:
             for proxy in case.proxies:

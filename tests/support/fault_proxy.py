@@ -60,9 +60,10 @@ class Do(Enum):
     END = "FIN, and what comes is read further (half-open)"
     STALL = "nothing more is said, and nothing more is read"
     PAUSE = "a moment passes"
+    DRIP = "what is said from now on goes out byte by byte"
 
 
-Step = bytes | Do | Callable[["Http2Side", GrpcCall], None]
+Step = bytes | Do | Callable[[Any, GrpcCall], None]  # of an Http2Side; `ends` of either
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class _Side(asyncio.Protocol):
     def __init__(self, proxy: FaultProxy) -> None:
         self.proxy = proxy
         self.is_deaf = False
+        self._drips: bytearray | None = None
         self.is_gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,6 +170,23 @@ class _Side(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_gone = True
         self.proxy.open.discard(self)
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
+        if self._drips is None:
+            self.transport.write(data)
+        else:
+            self._drips += data
+
+    async def _drip(self) -> None:
+        assert self._drips is not None
+        while not self.is_gone:
+            if self._drips:
+                self.transport.write(bytes([self._drips.pop(0)]))
+            await asyncio.sleep(0.0005)
+
+    def says(self) -> None:
+        """Send what was made."""
 
     def plays(self, fault: Fault, call: GrpcCall) -> None:
         """Do the steps of this fault, each a moment after the one before."""
@@ -180,7 +199,10 @@ class _Side(asyncio.Protocol):
             if self.is_gone:
                 return
             if isinstance(step, bytes):
-                self.transport.write(step)
+                self.write(step)
+            elif step is Do.DRIP:
+                self._drips = bytearray()
+                self.proxy.begin(self._drip())
             elif step is Do.RESET:
                 _lingers_not(self.transport.get_extra_info("socket"))
                 self.transport.abort()
@@ -191,7 +213,6 @@ class _Side(asyncio.Protocol):
             elif step is Do.STALL:
                 self.is_deaf = True
             elif not isinstance(step, Do):
-                assert isinstance(self, Http2Side)
                 step(self, call)
                 self.says()
 
@@ -226,11 +247,16 @@ class _Http1Side(_Side):
                     return
                 body = self._data[end:whole]
             self._data = self._data[whole:]
+            self._call.data += body
             if self._is_spoilt(When.WHOLE):
                 return
-            answer = expected(self.proxy.name, body)
-            self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
+            self.answers(self._call)
             self._call = None
+
+    def answers(self, call: GrpcCall) -> None:
+        """All of the right answer."""
+        answer = expected(self.proxy.name, bytes(call.data))
+        self.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
 
     def _is_spoilt(self, when: When) -> bool:
         fault = self.proxy.next_fault(when)
@@ -256,11 +282,11 @@ class Http2Side(_Side):
 
     def says(self) -> None:
         """Send what h2 has made."""
-        self.transport.write(self.server.outgoing())
+        self.write(self.server.outgoing())
 
     def raw(self, frames: bytes) -> None:
         """Send frames that h2 knows nothing of, behind everything else."""
-        self.transport.write(self.server.outgoing() + frames)
+        self.write(self.server.outgoing() + frames)
 
     def data_received(self, data: bytes) -> None:
         if self.is_deaf:
@@ -327,8 +353,11 @@ def data(side: Http2Side, call: GrpcCall) -> None:
     side.server.h2.send_data(call.stream, side.body(call)[:10])
 
 
-def ends(side: Http2Side, call: GrpcCall) -> None:
-    """What is missing behind a head, or all of the right answer."""
+def ends(side: Http2Side | _Http1Side, call: GrpcCall) -> None:
+    """What is missing behind a head, or all of the right answer; in HTTP/1 that."""
+    if isinstance(side, _Http1Side):
+        side.answers(call)
+        return
     stream = side.server.h2.streams[call.stream]
     if not stream.state_machine.headers_sent:
         side.answers(call)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from egressproxy.errors import BadRequest, Reason, UpstreamFault
+from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.chain import Chain, Steps, finish, run_to_end
 from egressproxy.gateway.backends.connector import Connector
@@ -119,6 +119,9 @@ async def converse(driver: Driver, inner: Exchange, connector: Connector, chain:
             await upstream.response_end()
         caller.resources.release(reusable=upstream.is_reusable)
         return Answer(response, caller.answer.joined(), caller.trailers)
+    except GatewayError as error:
+        caller.resources.fail(inner, error)
+        raise
     finally:
         caller.resources.release(reusable=False)
 

@@ -5,8 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward, reverse
+from tests.gateway.kit import (
+    GET,
+    GET_SENT,
+    OK,
+    OK_PASSED,
+    TlsClient,
+    certificate,
+    exchange,
+    forward,
+    https,
+    reverse,
+)
 from tests.support import manifests as m
+from tests.support.pki import Pki
 
 
 def timed(**timeouts: str) -> list[m.Manifest]:
@@ -166,3 +178,21 @@ def test_a_timeout_leaves_the_connection_of_the_client_usable(converse: Start, i
     talk.after(2.2)
     assert talk.client.answer()[0] == 504
     talk.client.is_open()
+
+
+def test_in_tls_an_answer_without_a_length_that_breaks_off_has_no_close_notify(converse_on: Start):
+    """To a client of HTTP/1.0 a clean end would be that of the answer (RFC 9112 section 6.3, RFC 8446 section 6.1)."""
+    pki = Pki()
+    route = m.http_route("r", m.prefix_rule("/", "a"))
+    talk = converse_on([https(""), certificate(pki, "a.example"), m.policy(), m.backend("a", "a.example", 80), route])
+    talk.counts_octets = False
+    client = TlsClient(talk.client, pki, "a.example").shakes_hands()
+    client >> b"GET / HTTP/1.0\r\nHost: a.example\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+    assert client.reads().endswith(b"\r\n\r\nhalf")
+    talk.origin.leaves()
+    talk.until(lambda: talk.client.has_eof)
+    assert client.reads() == b""
+    assert not client.has_ended

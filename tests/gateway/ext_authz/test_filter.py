@@ -9,7 +9,7 @@ import pytest
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
-from tests.gateway.kit import OK, OK_PASSED, reverse
+from tests.gateway.kit import OK, OK_PASSED, STRICT, ejected, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 from tests.support.manifests import Manifest
@@ -285,6 +285,18 @@ def test_a_server_that_cannot_be_reached_denies(converse: Start):
     assert "10.1.2.3" not in str(error)
     assert "upstream_refused" in talk.record()["detail"]
     assert talk.metrics.external_auth.asked == {("agents/route", "agents/auth", "error"): 1}
+
+
+def test_an_answer_that_breaks_off_denies_and_counts_against_its_endpoint(converse: Start):
+    talk = converse(guarded(traffic=STRICT))
+    talk.client >> GET
+    asked(talk)
+    talk.origin << ASKED
+    talk.origin >> b"HTTP/1.1 403 Forbidden\r\nContent-Length: 9\r\n\r\nhalf"
+    assert ejected(talk) == []
+    talk.origin.leaves()
+    assert talk.client.answer()[0] == 502
+    assert ejected(talk) == ["agents/auth"]
 
 
 BY_CLIENT = {"type": "ConsistentHash", "consistentHash": {"type": "SourceIP"}}
