@@ -348,13 +348,12 @@ class Connector:
 
     def _shared(self, target: Target) -> Http2Connections:
         """The connections of HTTP/2 to this target."""
-        # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
-        from egressproxy.gateway.backends.http2_connections import Http2Connections
-
         if target.shared is None:
+            # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
+            from egressproxy.gateway.backends.http2_connections import Http2Connections
+
             target.shared = Http2Connections(self.spec, target, self.network, self.opener, UPSTREAM_LIMITS)
-        assert isinstance(target.shared, Http2Connections)
-        return target.shared
+        return target.shared  # type: ignore[return-value]  # it is of no other kind
 
     def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
         """A connection that was opened for this client is gone."""
