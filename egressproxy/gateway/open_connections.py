@@ -12,7 +12,7 @@ from egressproxy.errors import Reason
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.shares import Shares, origin_of
-from egressproxy.net.descriptors import descriptors
+from egressproxy.net.descriptors import RESERVED, descriptors
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
@@ -100,10 +100,6 @@ class AllConnections(Shares):
         return any(state.make_way(of_client, self.of) for state in self.states())
 
 
-#: For other use than that of a client, which may need one for its backend: the log, the loader, the admin address.
-RESERVED_DESCRIPTORS = 64
-
-
 #: Fewer descriptors than that are few for a gateway.
 FEW_DESCRIPTORS = 4096
 
@@ -113,7 +109,7 @@ def clients_of_process(limit: int | None) -> AllConnections:
     there are descriptors. One client has three eighths of the descriptors, where no limit says anything.
     """
     most = descriptors()
-    room = sys.maxsize if most == sys.maxsize else max(1, most - RESERVED_DESCRIPTORS)
+    room = sys.maxsize if most == sys.maxsize else max(1, most - RESERVED)
     if limit is None:
         limit = max(1, room // 2) if room < sys.maxsize else room
         if most < FEW_DESCRIPTORS:
@@ -129,7 +125,7 @@ def clients_of_process(limit: int | None) -> AllConnections:
             " raise that (`ulimit -n`, LimitNOFILE= of systemd)",
             limit,
             most,
-            RESERVED_DESCRIPTORS,
+            RESERVED,
         )
     limit = min(limit or room, room)
     spare = MAX_REFUSED if most == sys.maxsize else (most - limit) // 8

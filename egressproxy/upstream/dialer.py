@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.authority import IPAddress
+from egressproxy.net.descriptors import descriptors_for_traffic
 from egressproxy.net.inline_future import InlineFuture
 from egressproxy.net.loop import poller
 from egressproxy.net.poller import ENDED, WRITABLE, Poller
@@ -201,6 +202,8 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
         sock = Socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
+            if sock.fileno() >= descriptors_for_traffic():  # the rest is for the admin address, among others
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             place = str(address), port  # the text of an address, which is not looked up; never a name
             code = sock.connect_ex(place)

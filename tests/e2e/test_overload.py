@@ -216,3 +216,35 @@ def test_each_worker_has_the_limit_for_itself(tmp_path: Path):
                 assert text == 2 << 30
 
     asyncio.run(fill())
+
+
+def test_the_admin_address_answers_while_clients_use_all_descriptors(tmp_path: Path):
+    few = ("sh", "-c", 'ulimit -n 200; exec "$@"', "-")
+
+    async def fill() -> None:
+        async with Origin() as origin:
+            port = free_port()
+            with GatewayProcess(tmp_path / "gw", forwards(port, origin.port), within=few) as gateway:
+                assert "may have 200 files open, and so 68 connections" in gateway.stderr
+                opened = []
+                for number in range(300):
+                    local = (f"127.0.{number % 5}.{1 + number % 200}", 0)
+                    opened.append(await asyncio.open_connection("127.0.0.1", port, local_addr=local))
+
+                async def are_refused() -> bool:
+                    status, _ = await asyncio.to_thread(gateway.admin, "/readyz")
+                    assert status == 200
+                    count = await asyncio.to_thread(gateway.metric, "egress_connections_rejected_total")
+                    return count >= 300 - 68
+
+                await until(are_refused)
+                for _, writer in opened:
+                    writer.close()
+                origin.may_answer.set()
+
+                async def serves() -> bool:
+                    return await ask(port, origin.port, "127.0.0.1") == "200"
+
+                await until(serves)
+
+    asyncio.run(fill())

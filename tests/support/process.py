@@ -29,7 +29,8 @@ class GatewayProcess:
 
     With `objects` None it starts without any configuration. `start` returns when /readyz says so, and raises
     RuntimeError with the process's diagnostics when it does not. It is stopped by its own process id, with SIGTERM; a
-    process that does not end is killed. Without `must_be_ready` a configuration that serves nothing is enough.
+    process that does not end is killed. Without `must_be_ready` a configuration that serves nothing is enough. `within`
+    is a command that runs the rest of its line in its place.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class GatewayProcess:
         arguments: Iterable[str] = (),
         environment: dict[str, str] | None = None,
         must_be_ready: bool = True,
+        within: Iterable[str] = (),
     ) -> None:
         self.config = folder / "config"
         self.access_log_path = folder / "access.log"
@@ -49,6 +51,7 @@ class GatewayProcess:
         self._arguments = [*arguments]
         self._environment = environment or {}
         self._must_be_ready = must_be_ready
+        self._within = [*within]
         self._process: subprocess.Popen[bytes] | None = None
         self._read_to = 0
         self._records: list[dict[str, Any]] = []
@@ -71,7 +74,7 @@ class GatewayProcess:
         inherited = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
         with open(self.access_log_path, "ab") as log, open(self.stderr_path, "ab") as errors:
             self._process = subprocess.Popen(
-                [*command, *self._arguments],
+                [*self._within, *command, *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=errors,

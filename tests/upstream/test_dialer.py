@@ -131,6 +131,24 @@ def test_a_refusal_says_so_and_is_safe_to_retry(run: Any):
     run(main())
 
 
+def test_the_last_descriptors_are_not_for_backends(run: Any, monkeypatch: pytest.MonkeyPatch):
+    async def main() -> None:
+        port = await serve(Origin())
+        transport, _, _ = await Dialer().dial([(LOCAL, port)], asyncio.Protocol, timeout_s=5)
+        taken = transport.get_extra_info("socket").fileno()
+        monkeypatch.setattr(dialer, "descriptors_for_traffic", lambda: taken + 1)
+        with pytest.raises(UpstreamFault) as caught:
+            await Dialer().dial([(LOCAL, port)], asyncio.Protocol, timeout_s=5)
+        assert fault_of(caught).reason is Reason.CONNECT_FAILED
+        assert "Too many open files" in caught.value.detail
+        transport.abort()
+        await asyncio.sleep(0)
+        again, _, _ = await Dialer().dial([(LOCAL, port)], asyncio.Protocol, timeout_s=5)
+        again.abort()
+
+    run(main())
+
+
 def test_no_answer_is_a_timeout_within_one_budget_for_all(run: Any, stagger: Callable[[float], None]):
     stagger(0.01)
 
