@@ -16,7 +16,7 @@ from typing import Final
 from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
-from egressproxy.config.resources.destination import BackendTls, FqdnTls
+from egressproxy.config.resources.destination import BackendTls, FailoverEndpoint, FqdnTls
 from egressproxy.config.resources.x_backend import XBackendSpec
 from egressproxy.ir.backend import AiIR, McpIR, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
@@ -266,13 +266,29 @@ def destination_summary(spec: DestinationSpec) -> str:
         host = f"Service {service.namespace + '/' if service.namespace else ''}{service.name}"
     elif destination.failover is not None:
         endpoints = sorted(destination.failover.endpoints, key=lambda endpoint: endpoint.priority)
-        return f"the first that serves of {', '.join(endpoint.backend_ref.name for endpoint in endpoints)}"
+        return f"the first that serves of {', '.join(map(_asked, endpoints))}"
     else:
         is_dynamic = destination.type == "Dynamic"
         return (
             "the destination that the request names" if is_dynamic else f"type {destination.type}, which is not served"
         )
-    return ", ".join(f"{host}:{form.number} ({_spoken(form)})" for form in port_forms(spec))
+    return ", ".join(f"{host}:{form.number} ({_spoken(form)}{_served_apis(spec, form)})" for form in port_forms(spec))
+
+
+def _asked(endpoint: FailoverEndpoint) -> str:
+    """The backend of an endpoint, and for which models it is asked."""
+    models = [f"{sent} for {asked}" for asked, sent in endpoint.model_aliases.items()]
+    if endpoint.model_alias is not None:
+        models.append(f"{endpoint.model_alias} for {'every other model' if models else 'every model'}")
+    return endpoint.backend_ref.name + (f" (asked for {', '.join(models)})" if models else "")
+
+
+def _served_apis(spec: DestinationSpec, form: PortForm) -> str:
+    """The APIs that a port serves, to the first of which others are translated; "" where none is said."""
+    ai = ai_options(spec, form)
+    if ai is None:
+        return ""
+    return f", {' and '.join(ai.apis)}{f' at {ai.prefix}' if ai.prefix else ''}"
 
 
 def _spoken(form: PortForm) -> str:

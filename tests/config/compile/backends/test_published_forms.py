@@ -6,9 +6,11 @@ import base64
 
 import pytest
 
+from egressproxy.config.compile.backends.published_forms import destination_summary
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError, Severity
+from egressproxy.config.resources.backend import Backend
 from egressproxy.ir.backend import AiIR, BackendIR, BackendTlsIR, Destination, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
 from tests.config.compile.kit import REVERSE, compiled, of_object, rule
@@ -242,6 +244,8 @@ def test_the_apis_of_a_provider_and_where_they_are():
     assert served(host(form("HTTP2", "{apis: [OpenAIChat], prefix: /openai/v1/}"))).ai == AiIR(
         ("OpenAIChat",), "/openai/v1"
     )
+    told = conditions("Accepted", host(form("HTTP", "{apis: [AnthropicMessages, OpenAIChat], prefix: /x/v1}")))[2]
+    assert "a.example:443 (HTTP, TLS Simple, AnthropicMessages and OpenAIChat at /x/v1)" in told
     odd = host(form("HTTP", "{apis: [OpenAIChat], prefix: openai}"))
     assert served(odd).ai == AiIR(("OpenAIChat",))
     assert conditions("Degraded", odd)[:2] == ("True", "UnsupportedProtocolOptions")
@@ -393,3 +397,18 @@ def test_a_reference_without_the_group_of_its_backend_is_told_of_it():
     manifests = (REVERSE, bare, host(", ports: [{number: 443, protocol: TLS}]"))
     said = all_warnings(load_text("\n---\n".join(manifests), "a.yaml"), compiled(*manifests))
     assert ["write group: gateway.networking.k8s.io" in each.message + each.remedy for each in said] == [True]
+
+
+def test_a_failover_says_what_each_endpoint_is_asked_for():
+    ref = "backendRef: {{group: egressproxy.io, kind: Backend, name: {}}}".format
+    first = f"{{{ref('api')}}}"
+    second = f"{{{ref('other')}, priority: 1, modelAlias: x, modelAliases: {{a: b}}}}"
+    text = f"""
+apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {{name: any, namespace: agents}}
+spec: {{destination: {{type: Failover, failover: {{endpoints: [{first}, {second}]}}}}}}
+"""
+    (backend,) = load_text(text).of(Backend)
+    said = "the first that serves of api, other (asked for b for a, x for every other model)"
+    assert destination_summary(backend.spec) == said
