@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -74,6 +75,14 @@ def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(tmp_path: Path):
                 with client(forward) as sock:
                     assert tunnel(sock, "api.test", origin.port) == 200
             assert len(proxy.asked) == 40
+
+            def is_explained() -> bool:
+                with client(forward) as sock:
+                    assert tunnel(sock, "api.test", origin.port) == 200
+                found = json.loads(gateway.admin(f"/explain?method=CONNECT&url=api.test:{origin.port}")[1])
+                return set(found["backends"][0].get("parentsAside", ())) == {"agents/one"}
+
+            wait_until(is_explained)
             wait_until(lambda: "parent proxy agents/one): it is put aside for 1 s" in gateway.stderr)
             assert gateway.metric("egress_parent_put_aside_total", parent="agents/one", reason="upstream_refused") >= 1
             with BasicProxy("robot", PASSWORD, port=gone) as back:
