@@ -15,6 +15,8 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 #: What the other processes of a gateway have of the memory of its cgroup: a quarter, and no more than this. They read
 #: and compile the configuration, and serve the admin address.
 OTHERS_BYTES: Final = 128 << 20
+#: A worker has so much in any case: with less it could serve nobody.
+LEAST_BYTES: Final = 128 << 20
 
 
 class ResidentMemory:
@@ -63,7 +65,7 @@ _TRIM: Final = _malloc_trim()
 def memory_for_each(workers: int, root: Path = Path("/")) -> int:
     """Bytes that each worker may have where nothing says it: its part of what the cgroup allows. 0: no limit."""
     limit = cgroup_limit(root)
-    return (limit - min(limit // 4, OTHERS_BYTES)) // workers
+    return max((limit - min(limit // 4, OTHERS_BYTES)) // workers, LEAST_BYTES) if limit else 0
 
 
 def cgroup_limit(root: Path = Path("/")) -> int:

@@ -67,9 +67,11 @@ def test_without_cgroups_there_is_no_limit(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("limit", "workers", "each"), [(256, 1, 192), (256, 2, 96), (1024, 1, 1024 - 128), (1024, 4, 224)]
+    ("limit", "workers", "each"), [(256, 1, 192), (256, 2, 128), (96, 1, 128), (1024, 1, 1024 - 128), (1024, 4, 224)]
 )
-def test_workers_share_what_the_other_processes_leave(tmp_path: Path, limit: int, workers: int, each: int):
+def test_workers_share_what_the_others_leave_and_each_has_what_it_needs(
+    tmp_path: Path, limit: int, workers: int, each: int
+):
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", str(limit * MIB))
     assert memory_for_each(workers, tmp_path) == each * MIB
