@@ -667,3 +667,46 @@ def test_a_backend_of_http2_that_has_failed_is_let_go(converse: Start):
     talk.client << b"0\r\n\r\n"
     origin.goes_on()
     assert origin.server.calls[1].reset is not None
+
+
+def test_behind_a_parent(converse: Start):
+    behind = provider("a", "AnthropicMessages")
+    behind["spec"]["parent"] = {"name": "proxy"}
+    talk = converse(config(behind, m.backend("proxy", "proxy.example", 3128)))
+    talk.client >> post(CHAT, b"/v1/chat/completions", b"Authorization: Bearer mine")
+    talk.dialled("proxy.example", 3128)
+    head = talk.origin.take(rb"POST .*?\r\n\r\n")[0]
+    assert head.startswith(b"POST http://a.example/v1/messages HTTP/1.1\r\nHost: a.example\r\n")
+    assert b"mine" not in head
+    talk.origin.take(b"{.*}")
+    respond(talk, b"hi")
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n{hi}")
+
+
+def test_a_connection_that_had_died_is_replaced_for_the_same_translation(converse: Start):
+    objects = config(provider("a", "AnthropicMessages"), m.failover("any", endpoint("a", 0)), to="any")
+    talk = converse(objects)
+    talk.client >> post()
+    body_of(talk, "a")
+    respond(talk, b"hi")
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n{hi}")
+    talk.client >> post(b'{"model": "other"}')
+    talk.origin.take(rb"POST /v1/messages .*?\r\n\r\n{.*}")
+    talk.origin.resets()
+    assert b'"model": "other"' in body_of(talk, "a")
+    respond(talk, b"hi")
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n{hi}")
+
+
+def test_retries_of_the_rule_are_translated_again(converse: Start):
+    retry = {"retry": {"attempts": 2, "codes": [503], "backoff": "0s"}}
+    talk = converse(config(provider("a", "AnthropicMessages"), rule=retry))
+    talk.client >> post(CHAT, b"/v1/chat/completions", b"X-Team: red")
+    for number in range(3):
+        head = asked(talk, "a", b"POST", is_new=number == 0)
+        assert head.count(b"x-team") + head.count(b"X-Team") == 1
+        assert head.count(b"anthropic-version") == 1
+        assert json.loads(talk.origin.take(b"{.*}")[0]) == {"from": "OpenAIChat", "model": "gpt-5"}
+        respond(talk, b"no", status=503)
+    talk.client.take(rb"HTTP/1.1 503 .*?\r\n\r\n{no}")
+    assert talk.record()["attempts"] == 3
