@@ -76,7 +76,7 @@ class GatewayServer:
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
-        self.overload = OverloadManager(limits, self.conductor, self._ports, self._connectors)
+        self.overload = OverloadManager(limits, self.conductor, self._ports, self._connectors, self.network.copies)
         metrics.add_upstream_source(self._upstream_counts)
         metrics.add_downstream_source(self._downstream_counts)
         metrics.add_filter_source(self._filter_counts)

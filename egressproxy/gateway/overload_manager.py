@@ -18,6 +18,7 @@ from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.overload.memory_pressure import MemoryPressure, OverloadState
 from egressproxy.gateway.overload.request_gate import RequestGate, path_of
 from egressproxy.model.process_limits import ProcessLimits
+from egressproxy.model.shares import Shares
 from egressproxy.net.memory import ResidentMemory, give_back_memory
 from egressproxy.net.timers import Deadline
 from egressproxy.telemetry.notices import EventType, InvolvedObject
@@ -46,7 +47,9 @@ MAX_TOLD = 16
 
 
 class OverloadManager:
-    """`ports` and `connectors` give those in service. `read_memory` gives the bytes that are resident."""
+    """`ports` and `connectors` give those in service, `copies` are those for mirrors. `read_memory` gives the bytes
+    that are resident.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class OverloadManager:
         conductor: Conductor,
         ports: Callable[[], Iterable[BoundPort]],
         connectors: Callable[[], Iterable[Connector]],
+        copies: Shares,
         read_memory: Callable[[], int] | None = None,
         give_back: Callable[[], None] = give_back_memory,
     ) -> None:
@@ -63,6 +67,7 @@ class OverloadManager:
         self._wheel = conductor.wheel
         self._ports = ports
         self._connectors = connectors
+        self._copies, self._most_copies = copies, copies.limit
         self._give_back = give_back
         self._give_back_at = 0.0
         self._gives_back = 0
@@ -137,6 +142,7 @@ class OverloadManager:
             self._idle = [each for open_here in self._states() for each in open_here.connections]
             self._idle.reverse()
             self._give_back_at = 0.0
+        self._copies.limit = self._most_copies if state < OverloadState.SHEDDING else 0
         limit = self._limits.requests
         if state is OverloadState.SHEDDING:
             now = max(gate.active, LEAST_REQUESTS)

@@ -12,6 +12,7 @@ from egressproxy.gateway.overload.memory_pressure import CALM_S, OverloadState
 from egressproxy.gateway.overload_manager import CLOSED_AT_ONCE, GIVE_BACK_TIMES, OverloadManager
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.process_limits import ProcessLimits
+from tests.gateway.backends.test_mirror import mirror, results
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import (
@@ -50,6 +51,7 @@ class Pressed:
             talk.conductor,
             lambda: talk.ports,
             lambda: talk.snapshot.connectors.values(),
+            talk.network.copies,
             lambda: self.used * MIB,
             self._give_back,
         )
@@ -215,6 +217,25 @@ def test_the_priority_is_that_of_the_most_specific_policy(
         assert talk.client.answer()[0] == 503
     else:
         talk.dialled("a.example", 80)
+
+
+def test_mirrors_get_no_copies(press: Callable[..., Pressed]):
+    mirrored = m.prefix_rule("/", "a", filters=[mirror("b")])
+    pressed = press(reverse(mirrored, objects=(m.backend("b", "b.example", 80),)))
+    talk = pressed.talk
+    assert pressed.uses(93) is SHEDDING
+    talk.client = talk.connect()
+    talk.client >> b"GET / HTTP/1.1\r\nHost: x.example\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.no_dial()
+    talk.origin.take(rb"GET / .*?\r\n\r\n")
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 OK.*hi")
+    assert results(talk) == {"dropped": 1}
+    pressed.uses(40)
+    talk.client = talk.connect()
+    talk.client >> b"GET / HTTP/1.1\r\nHost: x.example\r\n\r\n"
+    talk.dialled("b.example", 80)
 
 
 def test_requests_from_before_count_for_their_clients(press: Callable[..., Pressed]):
