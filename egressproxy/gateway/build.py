@@ -18,7 +18,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.ai.filters import MARK as AI_MARK
 from egressproxy.gateway.ai.filters import REQUESTS as AI_REQUESTS
-from egressproxy.gateway.ai.filters import AiRequests
+from egressproxy.gateway.ai.filters import AiRequests, import_translation
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.failover import FailoverGroup
@@ -208,6 +208,7 @@ class SnapshotBuilder:
         is_mcp = attached.kind == "HTTPRoute" and speaks_mcp(rule)
         is_ai = any(backend.ai is not None for backend in backends)
         if is_ai:
+            yield import_translation
             of_ai = AiRequests(name, self.metrics.translations)
             told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
             extensions = (*extensions, self.parts.place_own(name, told, of_ai, self.metrics.notices, mark=AI_MARK))

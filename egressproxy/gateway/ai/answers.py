@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.exchange import Exchange
@@ -10,7 +10,9 @@ from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.translation.translator import ResponseTranslator
+
+if TYPE_CHECKING:
+    from egressproxy.translation.translator import ResponseTranslator
 
 __all__ = ["MAX_ANSWER", "MAX_ERROR", "Answer", "TranslatedAnswer", "TranslatedStream", "gathered"]
 

@@ -8,7 +8,7 @@ said there leads to the next endpoint of a Failover that can, without blame for 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.gateway.ai.answers import (
@@ -33,7 +33,9 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of
 from egressproxy.translation.errors import Untranslatable, error_body
-from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
+
+if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: the build of a rule imports it
+    from egressproxy.translation.translator import TranslatedRequest
 
 __all__ = ["MAX_REQUEST", "AiCall", "AiClient"]
 
@@ -194,6 +196,8 @@ class AiCall:
             model = endpoint.model_for(named.name) if named is not None else None
         if self.api is not None and target is not None and target is not self.api:
             check_size(body, MAX_TRANSLATED, MAX_COMMAS)
+            from egressproxy.translation.translator import translate_request
+
             request = translate_request(body, self.api, target, model)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
@@ -241,6 +245,8 @@ class AiCall:
         is_coded = (head.fields.get(b"content-encoding") or b"identity").lower() != b"identity"
         if is_success and is_coded:
             raise _bad("has a Content-Encoding, and `identity` was asked for")
+        from egressproxy.translation.translator import ResponseTranslator
+
         translator = ResponseTranslator(request)
         if is_success and request.is_stream and media_type(head.fields) == EVENT_STREAM:
             set_response_head(head, request, EVENT_STREAM)

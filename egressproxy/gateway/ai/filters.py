@@ -11,7 +11,7 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import LOGGED, Exchange
 from egressproxy.telemetry.translations import Translations
 
-__all__ = ["MARK", "REQUESTS", "AiRequests"]
+__all__ = ["MARK", "REQUESTS", "AiRequests", "import_translation"]
 
 #: Before all others: the API is told by the path as the client has sent it.
 REQUESTS: Final = ExtensionIR(
@@ -19,6 +19,11 @@ REQUESTS: Final = ExtensionIR(
 )
 #: The note that asks for `complete`.
 MARK: Final = "ai"
+
+
+def import_translation() -> None:
+    """Have what translates here before the first request that needs it. Takes 20 milliseconds, once."""
+    import egressproxy.translation.translator  # noqa: F401
 
 
 class AiRequests(Filter):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.translation.apis import REQUIRED_FIELDS, Api, belongs_to_one_api, describes_the_body
-from egressproxy.translation.translator import TranslatedRequest
+
+if TYPE_CHECKING:
+    from egressproxy.translation.translator import TranslatedRequest
 
 __all__ = ["EVENT_STREAM", "JSON", "media_type", "set_request_head", "set_response_head"]
 

@@ -13,6 +13,7 @@ import pytest
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.ai import call as ai_call
 from egressproxy.model.exchange import Exchange
+from egressproxy.translation import translator
 from egressproxy.translation.apis import Api
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import TranslatedRequest
@@ -73,8 +74,8 @@ def scripted_request(body: bytes, source: Api, target: Api, model: str | None = 
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ai_call, "translate_request", scripted_request)
-    monkeypatch.setattr(ai_call, "ResponseTranslator", ScriptedTranslator)
+    monkeypatch.setattr(translator, "translate_request", scripted_request)
+    monkeypatch.setattr(translator, "ResponseTranslator", ScriptedTranslator)
 
 
 def provider(name: str, *apis: str, prefix: str = "", extensions: list[Any] | None = None) -> m.Manifest:
