@@ -408,7 +408,6 @@ class DownstreamConnection(FlowControl):
                     if sink is not None:
                         trailers = event.trailers  # type: ignore[union-attr]
                         sink.end_body(trailers.block if trailers is not None and self.passes_trailers else b"")
-                    self.driver.resume()
             else:
                 is_unfinished = True
             if is_unfinished:  # nobody else takes from the reader until we go on

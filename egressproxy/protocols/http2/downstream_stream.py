@@ -268,7 +268,6 @@ class DownstreamStream(Http2Stream):
                 sink.end_body(self._request_trailers if self.passes_trailers else b"")
             except GatewayError as error:
                 self.driver.throw(error)
-            self.driver.resume()
 
     def _hand_on(self, sink: BodySink, data: bytes) -> None:
         try:

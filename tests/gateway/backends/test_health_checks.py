@@ -50,8 +50,9 @@ def refuse(talk: Conversation, dial: Dial) -> None:
 
 
 def dials(talk: Conversation, count: int = 1) -> list[Dial]:
-    """So many checks that are dialled now, within two intervals and a half."""
+    """So many checks that are dialled now, within two intervals and a half; those that were given up are none."""
     for _ in range(250):
+        talk.dialer.dials[:] = [each for each in talk.dialer.dials if not each.future.done()]
         if len(talk.dialer.dials) >= count:
             break
         talk.after(0.1)
