@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.clients.world import Require
-from tests.e2e.world import client
+from tests.e2e.world import client, terminate, tls_secret
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.pki import Pki
+from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -61,12 +62,17 @@ class WebSocketWorld:
             "h2c": Http2WebSockets(),
             "h2": Http2WebSockets(http2),
         }
-        self.forward, self.reverse = free_port(), free_port()
+        self.forward, self.reverse, self.https = free_port(), free_port(), free_port()
         self.stack = ExitStack()
         for server in self.servers.values():
             self.stack.callback(server.close)
         self.stack.enter_context(self.dns)
         self.ca = pki.ca_pem
+        leaf = pki.issue("front.test")
+        self.listener = tls_secret("front", chain(leaf), leaf.private_key_pem.bytes())
+        self.trust = {alpn: pki.client_context() for alpn in ("http/1.1", "h2")}
+        for alpn, trusting in self.trust.items():
+            trusting.set_alpn_protocols([alpn])
         self.gateway = self.stack.enter_context(
             GatewayProcess(folder, self.objects(), arguments=["--drain-timeout", "1"])
         )
@@ -81,7 +87,11 @@ class WebSocketWorld:
             backends.append(m.backend(name, NAME, server.port, protocol=protocol, **trust))
         rules = [m.prefix_rule(f"/{name}", name, rewrite="/") for name in self.servers]
         return [
-            m.gateway(m.forward_listener(self.forward), m.http_listener(self.reverse)),
+            m.gateway(
+                m.forward_listener(self.forward), m.http_listener(self.reverse),
+                {"name": "https", "port": self.https, "protocol": "HTTPS", "tls": terminate("front")},
+            ),
+            self.listener,
             m.policy(
                 dns=self.dns.address, cidrs=["127.0.0.0/8"], traffic={"http2": {"extendedConnect": True}},
                 destinations={"allow": [{"hostnames": [NAME], "ports": [each.port for each in self.servers.values()]}]},
@@ -89,6 +99,7 @@ class WebSocketWorld:
             m.config_map("ca", {"ca.crt": self.ca}),
             *backends,
             m.http_route("r", *rules, section="http"),
+            m.http_route("s", *rules, section="https"),
             *more,
         ]  # fmt: skip
 
@@ -96,7 +107,7 @@ class WebSocketWorld:
         return f"{NAME}:{self.servers[server].port}"
 
     def open(self, way: str, server: str, path: str = "/echo", *, deflates: bool = True) -> WsprotoClient:
-        """A WebSocket of wsproto. `way`: CONNECT, absolute-form, reverse, or HTTP/2."""
+        """A WebSocket of wsproto. `way`: one of WAYS."""
         how: dict[str, Any] = {"subprotocols": ["other", "chat"], "deflates": deflates}
         if way == "CONNECT":
             sock = client(self.forward)
@@ -114,20 +125,47 @@ class WebSocketWorld:
         if way == "reverse":
             wire = SocketWire(client(self.reverse))
             return WsprotoClient(wire, "front.test", f"/{server}{path}", **how)
+        if way == "wss":
+            return WsprotoClient(SocketWire(self.in_tls("http/1.1")), "front.test", f"/{server}{path}", **how)
+        if way == "CONNECT over HTTP/2":
+            host = self.host(server)
+            fields = [(b":method", b"CONNECT"), (b":authority", host.encode())]
+            return WsprotoClient(Http2Wire(client(self.forward), fields), host, path, **how)
+        is_tls = way == "HTTP/2 in TLS"
         fields = [
-            (b":method", b"CONNECT"), (b":protocol", b"websocket"), (b":scheme", b"http"),
+            (b":method", b"CONNECT"), (b":protocol", b"websocket"), (b":scheme", b"https" if is_tls else b"http"),
             (b":authority", b"front.test"), (b":path", f"/{server}{path}".encode()),
             (b"sec-websocket-version", b"13"), (b"sec-websocket-protocol", b"other, chat"),
         ]  # fmt: skip
         if deflates:
             fields.append((b"sec-websocket-extensions", b"permessage-deflate"))
-        return WsprotoClient(Http2Wire(client(self.reverse), fields), "", "", subprotocols=[])
+        sock = self.in_tls("h2") if is_tls else client(self.reverse)
+        return WsprotoClient(Http2Wire(sock, fields), "", "", subprotocols=[])
+
+    def in_tls(self, alpn: str) -> ssl.SSLSocket:
+        """A connection to the HTTPS listener, on which an end without close_notify is an error."""
+        return self.trust[alpn].wrap_socket(
+            client(self.https), server_hostname="front.test", suppress_ragged_eofs=False
+        )
 
     def url(self, way: str, server: str, path: str = "/echo") -> tuple[str, str | None]:
         """The URL, and the proxy, for a client of `websockets`."""
         if way == "reverse":
             return f"ws://127.0.0.1:{self.reverse}/{server}{path}", None
         return f"ws://{self.host(server)}{path}", f"http://127.0.0.1:{self.forward}"
+
+
+WAYS = [
+    *(("CONNECT", server) for server in ("websockets", "wsproto")),
+    *(("absolute", server) for server in ("websockets", "wsproto")),
+    *(("reverse", server) for server in SERVERS),
+    *(("HTTP/2", server) for server in SERVERS),
+    *(("wss", server) for server in ("websockets", "h2")),
+    *(("HTTP/2 in TLS", server) for server in ("wsproto", "h2")),
+    ("CONNECT over HTTP/2", "websockets"),
+]
+#: TLS of asyncio, and of Python's sockets, has no half of a connection.
+HALF_OPEN = [(way, server) for way, server in WAYS if way != "wss" and server != "websockets-tls"]
 
 
 @pytest.fixture(scope="module")
@@ -141,14 +179,6 @@ def sockets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebSocketWorld
 def libraries(require: Require) -> None:
     require("python:websockets")
     require("python:wsproto")
-
-
-WAYS = [
-    *(("CONNECT", server) for server in ("websockets", "wsproto")),
-    *(("absolute", server) for server in ("websockets", "wsproto")),
-    *(("reverse", server) for server in SERVERS),
-    *(("HTTP/2", server) for server in SERVERS),
-]
 
 
 @pytest.mark.parametrize("deflates", [True, False], ids=["compressed", "plain"])
@@ -212,9 +242,9 @@ def test_websockets_is_told_of_a_refusal(sockets: WebSocketWorld):
     assert refused.value.response.body == REFUSAL
 
 
-@pytest.mark.parametrize(("way", "server"), [each for each in WAYS if each[1] != "websockets-tls"])
+@pytest.mark.parametrize(("way", "server"), HALF_OPEN)
 def test_a_client_that_has_said_all_hears_the_rest(sockets: WebSocketWorld, way: str, server: str):
-    """Half of the connection is closed while an answer of 10 MB is on its way. TLS of asyncio has no half of it."""
+    """Half of the connection is closed while an answer of 10 MB is on its way."""
     one = sockets.open(way, server)
     one.send(BytesMessage(BIG))
     one.send(TextMessage("close"))
@@ -274,7 +304,8 @@ def test_they_survive_reloads_and_end_visibly_on_stop(tmp_path: Path):
         since = len(world.gateway.records)
         assert world.gateway.stop() == 0
         for one in talks:
-            with pytest.raises(ConnectionError):  # a reset, or a connection of HTTP/2 that ends amid its stream
+            # a reset, TLS without close_notify, or a connection of HTTP/2 that ends amid its stream
+            with pytest.raises((ConnectionError, ssl.SSLEOFError)):
                 one.wire.receive()
         assert [record["reason"] for record in world.gateway.records[since:]] == ["drained"] * len(WAYS)
     finally:

@@ -233,12 +233,13 @@ class SocketWire:
 
 
 class Http2Wire:
-    """Bytes over a stream of an extended CONNECT. `fields` are those of the answer."""
+    """Bytes over a stream of a CONNECT, extended (RFC 8441) or to a proxy. `fields` are those of its head."""
 
     def __init__(self, sock: socket.socket, fields: list[tuple[bytes, bytes]]) -> None:
         self.sock = sock
         self._client = Http2Client()
-        while self._client.h2.remote_settings.enable_connect_protocol != 1:
+        self.is_extended = any(name == b":protocol" for name, _ in fields)
+        while self.is_extended and self._client.h2.remote_settings.enable_connect_protocol != 1:
             self._turn()
         self.stream = self._client.request(fields, ends=False)
         while not self.answer.fields and self.answer.reset is None:
@@ -295,7 +296,7 @@ class WsprotoClient:
         self.extensions: list[str] = []
         self.refusal: tuple[int, bytes] | None = None
         self._events: list[Event] = []
-        if isinstance(wire, Http2Wire):
+        if isinstance(wire, Http2Wire) and wire.is_extended:
             self._shake_hands_over_http2(wire)
             return
         self.connection: Any = WSConnection(ConnectionType.CLIENT)
