@@ -80,20 +80,25 @@ class Fault:
 
 @dataclass
 class FaultProxy:
-    """Listens on a port of 127.0.0.1 of its own, from `start` to `close`."""
+    """Listens on a port of 127.0.0.1 of its own, from `start` to `close`.
+
+    `fault` holds for what the script has nothing for, until it is changed; `down` and `up` are the death of it.
+    """
 
     name: str
     is_http2: bool = False
     context: ssl.SSLContext | None = None
     script: list[Fault] = field(default_factory=list)
+    fault: Fault | None = None
+    harmed: int = 0  # connections and requests that have met a fault
     requests: list[bytes] = field(default_factory=list)  # the methods of those whose head has come
     resets: list[int] = field(default_factory=list)  # the codes of RST_STREAM that the gateway has sent
     accepted: int = 0
 
     def __post_init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._socket.setblocking(False)
-        self.port: int = self._socket.getsockname()[1]
+        self.port = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listen()
         self.open: set[_Side] = set()
         self._held: list[socket.socket] = []  # connections that nobody serves
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,12 +107,29 @@ class FaultProxy:
         """Accept, on the running loop."""
         if self.context is not None and self.is_http2:
             self.context.set_alpn_protocols(["h2"])
+        self._loop = asyncio.get_running_loop()
         self.begin(self._accept())
+
+    def up(self) -> None:
+        """Listen again, on the same port."""
+        self._listen()
+        self.start()
+
+    def down(self) -> None:
+        """Refuse connections, and end those that are open."""
+        self.close()
+
+    def _listen(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", self.port), backlog=64)
+        self._socket.setblocking(False)
+        self.port = self._socket.getsockname()[1]
 
     def close(self) -> None:
         """Everything ends."""
         for task in self._tasks:
             task.cancel()
+        if self._loop is not None and not self._loop.is_closed() and self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
         for side in tuple(self.open):
             side.transport.abort()
         for sock in (self._socket, *self._held):
@@ -120,8 +142,14 @@ class FaultProxy:
         task.add_done_callback(self._tasks.discard)
 
     def next_fault(self, when: When) -> Fault | None:
-        """The next of the script, if this is its moment."""
-        return self.script.pop(0) if self.script and self.script[0].when is when else None
+        """The next of the script, or that of all, if this is its moment."""
+        found = self.script[0] if self.script else self.fault
+        if found is None or found.when is not when:
+            return None
+        if self.script:
+            del self.script[0]
+        self.harmed += 1
+        return found
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

@@ -32,6 +32,8 @@ __all__ = ["Http2Upstream"]
 #: second time. Servers of gRPC take more than two pings in five minutes without data for a flood.
 SILENCE_S = 60.0
 PING_AGAIN_S = 330.0
+#: A connection on which streams were given up after so long in all, and nothing was heard meanwhile, gets no other.
+DOUBT_S = 1.0
 #: How long it may take to answer that.
 PING_ANSWER_S = 20.0
 #: No stream begins behind this one: identifiers are 31 bits (RFC 9113 section 5.1.1).
@@ -44,6 +46,8 @@ class Http2Upstream(Http2Connection):
     __slots__ = (
         "_awake",
         "_has_settings",
+        "_heard_before",
+        "_in_vain_s",
         "_loss",
         "_max_requests",
         "_pinged_at",
@@ -89,6 +93,7 @@ class Http2Upstream(Http2Connection):
         self.age = Deadline(wheel, self.retire)
         self._max_requests = max_requests
         self._has_settings = False
+        self._heard_before = self._in_vain_s = 0.0
         self._settled: asyncio.Future[None] | None = None
         self._pinged_at = 0.0  # 0: it was never asked
         self._awake: list[UpstreamStream] = []
@@ -187,6 +192,17 @@ class Http2Upstream(Http2Connection):
     def wake_later(self, stream: UpstreamStream) -> None:
         """Resume who waits for this stream when all that has come is taken."""
         self._awake.append(stream)
+
+    def given_up(self, begun_at: float) -> None:
+        """A stream is given up that had begun at this time of the wheel, and has no whole answer.
+
+        Attempts may be short, and each of them in vain: what they have waited adds up until something is heard.
+        """
+        if self._heard_before != self.heard_at:
+            self._heard_before, self._in_vain_s = self.heard_at, 0.0
+        self._in_vain_s += self.wheel.now - max(self.heard_at, begun_at)
+        if self._in_vain_s >= DOUBT_S:
+            self.retire()  # nobody may be there any more
 
     def http_1_is_required(self) -> None:
         """The upstream does not serve a request over HTTP/2, as some that ask for a client's certificate late."""

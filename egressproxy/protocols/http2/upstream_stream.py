@@ -30,8 +30,6 @@ from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 __all__ = ["CLOSED", "WEBSOCKET", "UpstreamCarrier", "UpstreamStream", "unseen"]
 
-#: A connection on which a stream was given up after this time, and nothing was heard meanwhile, gets no other.
-DOUBT_S = 1.0
 
 WEBSOCKET = b"websocket"
 _WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -45,7 +43,6 @@ class UpstreamCarrier(StreamCarrier, Protocol):
 
     address: str
     begins_nothing: bool
-    heard_at: float
     is_lost: bool
     is_secure: bool
     limits: HeadLimits
@@ -80,8 +77,8 @@ class UpstreamCarrier(StreamCarrier, Protocol):
     def forget(self, stream: Http2Stream) -> bool:
         """The stream is over. False where it was so before."""
 
-    def retire(self) -> None:
-        """Take no more exchanges, and close when those under way have ended."""
+    def given_up(self, begun_at: float) -> None:
+        """A stream is given up that had begun at this time of the wheel, and has no whole answer."""
 
     def take_place_back(self, stream: UpstreamStream) -> None:
         """The exchange is over."""
@@ -248,8 +245,8 @@ class UpstreamStream(Http2Stream):
         """End the exchange: its place is free. A stream that is not over is reset."""
         connection = self.connection
         if self.number and not self.is_over:
-            if not self._is_complete and max(connection.heard_at, self._begun_at) <= connection.wheel.now - DOUBT_S:
-                connection.retire()  # nobody may be there any more
+            if not self._is_complete:
+                connection.given_up(self._begun_at)
             if self._is_complete and self.has_said_all:
                 connection.forget(self)
             else:

@@ -16,8 +16,8 @@ from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
-from egressproxy.protocols.http2.upstream import PING_AGAIN_S, PING_ANSWER_S, SILENCE_S, Http2Upstream
-from egressproxy.protocols.http2.upstream_stream import DOUBT_S, UpstreamStream
+from egressproxy.protocols.http2.upstream import DOUBT_S, PING_AGAIN_S, PING_ANSWER_S, SILENCE_S, Http2Upstream
+from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from tests.net.test_flow_control import Transport
 from tests.support.http2 import Http2Server
 
@@ -404,6 +404,23 @@ async def test_a_connection_that_was_silent_meanwhile_gets_no_other():
     talk.wheel.advance(talk.wheel.now + DOUBT_S + 0.2)
     talk.connection.heard_at = call.stream._begun_at - 1
     call.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "late"))
+    assert talk.connection.is_leaving
+
+
+async def test_short_attempts_that_are_all_in_vain_add_up_until_something_is_heard():
+    talk = Talk()
+    await talk.settle()
+
+    async def gives_up_after(seconds: float) -> None:
+        call = await talk.ask()
+        talk.wheel.advance(talk.wheel.now + seconds)
+        call.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "late"))
+
+    await gives_up_after(DOUBT_S * 0.6)
+    talk.connection.data_received(b"")  # whatever the server says
+    for _ in range(2):
+        assert not talk.connection.is_leaving
+        await gives_up_after(DOUBT_S * 0.6)
     assert talk.connection.is_leaving
 
 
