@@ -135,6 +135,7 @@ class OverloadManager:
     def _changed(self, before: OverloadState, state: OverloadState, resident: int) -> None:
         conductor, gate = self._conductor, self.gate
         conductor.ends_connections = conductor.is_draining or state is not OverloadState.NORMAL
+        conductor.has_no_memory = state is OverloadState.REFUSING
         self._worst = max(self._worst, state)
         if before is OverloadState.NORMAL:
             if self._accounting.gate is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import pause
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
@@ -21,10 +22,9 @@ MAX_ANSWER: Final = 16 * 1024 * 1024
 MAX_ERROR: Final = 64 * 1024
 
 
-class ReadingClient(Protocol):
+class ReadingClient(HeldFor, Protocol):
     """What is asked of the client while an answer is read."""
 
-    driver: Driver
     seen_octets: int  # -1: since the clock has looked, something has moved
 
 
@@ -171,6 +171,7 @@ class _Gathering:
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)
+            end_if_no_memory(self._client, self._size)
         elif not self.is_too_long:
             self.is_too_long = True
             self._client.driver.resume()

@@ -208,7 +208,7 @@ class AiCall:
         if body is None:
             return b""
         invite_body(client, x.request)
-        return await body.collect(client.driver, MAX_REQUEST)
+        return await body.collect(client, MAX_REQUEST)
 
     def _pass_over(
         self, x: Exchange, backend: RouteBackend, hindrance: _Hindrance, course: Course | None, now: float

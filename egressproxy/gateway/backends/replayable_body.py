@@ -7,17 +7,19 @@ way is the last.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from time import monotonic
+from typing import Protocol
 
-from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.model.message import BodyLength
 from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
 
-__all__ = ["REPLAY_LIMIT", "ReplayableBody"]
+__all__ = ["REPLAY_LIMIT", "HeldFor", "ReplayableBody", "end_if_no_memory"]
 
 #: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT = 64 * 1024
@@ -25,15 +27,37 @@ REPLAY_LIMIT = 64 * 1024
 Start = Callable[[BodySink], Reads | None]
 
 
+class HeldFor(Protocol):
+    """The client whose request or answer is held."""
+
+    driver: Driver
+
+    @property
+    def handler_has_no_memory(self) -> bool:
+        """Whether the process has no memory left."""
+
+
+def end_if_no_memory(client: HeldFor, size: int) -> None:
+    """End this client's exchange (503) where a body of so many bytes is held for it, and the process refuses requests
+    since it has no memory left: those that were admitted before must not fill what is refused to others.
+    """
+    if size > REPLAY_LIMIT and client.handler_has_no_memory:
+        message = "the gateway has no memory left for a body that it has to hold"
+        after_s = random.randint(1, 3)  # noqa: S311 (no secret)
+        client.driver.throw(GatewayFault(Reason.OVERLOADED, message, status=503, retry_after_s=after_s, close=True))
+
+
 class ReplayableBody:
     """A sink that keeps the body and hands it on; for the backend it is the source.
 
     `length` is what the head says of the body. `start` is called once, when the first backend is there: it starts
-    the real source, into the sink that it is given, and returns it. `limit` is how many bytes are kept.
+    the real source, into the sink that it is given, and returns it. `limit` is how many bytes are kept; above
+    REPLAY_LIMIT nothing is kept while the process that serves `client` has no memory left.
     """
 
     __slots__ = (
         "_bytes",
+        "_client",
         "_collecting",
         "_collecting_limit",
         "_kept",
@@ -48,7 +72,10 @@ class ReplayableBody:
         "whole_at",
     )
 
-    def __init__(self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT) -> None:
+    def __init__(
+        self, length: BodyLength, start: Start, limit: int = REPLAY_LIMIT, client: HeldFor | None = None
+    ) -> None:
+        self._client = client
         self.length = length
         self.has_begun = False  # the client has sent some of it
         self.is_kept = True  # all that has come is here: it can be sent again
@@ -56,7 +83,7 @@ class ReplayableBody:
         self._start: Start | None = start
         self._source: Reads | None = None  # not started yet, or whole
         self._limit = limit
-        self._collecting: Driver | None = None  # whoever waits for all of it
+        self._collecting: HeldFor | None = None  # whoever waits for all of it
         self._collecting_limit = 0  # and no longer than this, in bytes
         self._target: Upstream | None = None
         self._kept = Pieces()
@@ -107,14 +134,14 @@ class ReplayableBody:
         if self._trailers is None:
             self.pause_reading()
 
-    async def collect(self, driver: Driver, limit: int) -> bytes:
+    async def collect(self, client: HeldFor, limit: int) -> bytes:
         """All of it, when it has come. What is short stays here for further attempts. Not while one is under way.
 
-        Raises LimitExceeded (413) where it is longer than `limit` bytes. `driver` is that of the caller.
+        Raises LimitExceeded (413) where it is longer than `limit` bytes. The caller is driven by `client.driver`.
         """
         assert self.is_kept
         if self._trailers is None:
-            self._collecting = driver
+            self._collecting = client
             self._collecting_limit = limit
             start, self._start = self._start, None
             if start is not None:
@@ -153,7 +180,9 @@ class ReplayableBody:
             self._target.send_body(data)
             self._forget_if_long()
         elif self._collecting is not None and self._bytes > self._collecting_limit:
-            self._collecting.resume()
+            self._collecting.driver.resume()
+        elif self._collecting is not None:
+            end_if_no_memory(self._collecting, self._bytes)
 
     def end_body(self, trailers: bytes) -> None:
         """BodySink: the body is whole. `trailers` are kept for further attempts."""
@@ -163,7 +192,7 @@ class ReplayableBody:
         if self._target is not None:
             self._target.end_body(trailers)
         elif self._collecting is not None:
-            self._collecting.resume()
+            self._collecting.driver.resume()
 
     def forget(self) -> None:
         """There is no further attempt: what was kept is let go."""
@@ -171,7 +200,9 @@ class ReplayableBody:
         self._kept = Pieces()
 
     def _forget_if_long(self) -> None:
-        if self._bytes > self._limit:
+        if self._bytes > self._limit or (
+            self._bytes > REPLAY_LIMIT and self._client is not None and self._client.handler_has_no_memory
+        ):
             self.forget()
 
     def __repr__(self) -> str:

@@ -443,7 +443,7 @@ def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None
         source.send_request_body_to(body_filter)
         return body_filter
 
-    return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start, limit)
+    return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start, limit, client)
 
 
 def discard(client: Client, upstream: Upstream) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.body import BodyChain
+from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
@@ -115,10 +116,11 @@ class BodyFilter:
 class Collector:
     """A sink that keeps a whole (filtered) body; the filters that asked for it bound its size."""
 
-    __slots__ = ("_driver", "_parts", "is_whole")
+    __slots__ = ("_client", "_parts", "_size", "is_whole")
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, client: HeldFor) -> None:
+        self._client = client
+        self._size = 0
         self._parts = Pieces()
         self.is_whole = False
 
@@ -130,8 +132,10 @@ class Collector:
     def send_body(self, data: bytes) -> None:
         """Take one piece."""
         self._parts.append(data)
+        self._size += len(data)
+        end_if_no_memory(self._client, self._size)
 
     def end_body(self, trailers: bytes) -> None:
         """The body is whole."""
         self.is_whole = True
-        self._driver.resume()
+        self._client.driver.resume()

@@ -305,6 +305,11 @@ class Client(UpstreamCaller):
 
     @property
     @abstractmethod
+    def handler_has_no_memory(self) -> bool:
+        """Whether the process has no memory left: no body that is held may grow."""
+
+    @property
+    @abstractmethod
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for what the client says behind its request: see `listen`."""
 

@@ -9,12 +9,17 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 
-__all__ = ["ClientConnection", "is_pressed"]
+__all__ = ["ClientConnection", "has_no_memory", "is_pressed"]
 
 
 def is_pressed(handler: RequestHandler) -> bool:
     """Whether this handler, the conductor, ends connections for another reason than a drain."""
     return bool(getattr(handler, "ends_connections", False) and not getattr(handler, "is_draining", False))
+
+
+def has_no_memory(handler: RequestHandler) -> bool:
+    """Whether this handler, the conductor, refuses every request since the process has no memory left."""
+    return bool(getattr(handler, "has_no_memory", False))
 
 
 class ClientConnection(DownstreamConnection, Client):
@@ -41,6 +46,11 @@ class ClientConnection(DownstreamConnection, Client):
     def handler_is_pressed(self) -> bool:
         """See Client."""
         return is_pressed(self.handler)
+
+    @property
+    def handler_has_no_memory(self) -> bool:
+        """See Client."""
+        return has_no_memory(self.handler)
 
     @property
     def passes_trailers(self) -> bool:

@@ -11,7 +11,7 @@ from egressproxy.errors import BadRequest, ClientGone, GatewayError, Reason, Ups
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.client_connection import ClientConnection, is_pressed
+from egressproxy.gateway.exchange.client_connection import ClientConnection, has_no_memory, is_pressed
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.open_connections import OpenConnections
@@ -75,6 +75,11 @@ class ClientStream(DownstreamStream, Client):
     def handler_is_pressed(self) -> bool:
         """See Client."""
         return is_pressed(self.connection.handler)
+
+    @property
+    def handler_has_no_memory(self) -> bool:
+        """See Client."""
+        return has_no_memory(self.connection.handler)
 
     @property
     def passes_trailers(self) -> bool:

@@ -64,6 +64,7 @@ class Conductor:
         self.clients = clients_of_process(connections)
         self.is_draining = False
         self.ends_connections = False  # each with the response under way: draining, or short of memory
+        self.has_no_memory = False  # every request is refused, and no body that is held grows
 
     # --- called by client connections ----------------------------------------------------------------------------
     def on_request(self, client: Client, head: RequestHead) -> None:
@@ -221,7 +222,7 @@ class Conductor:
         early = held.body if held is not None else None
         if plan is None:
             return early
-        collector = Collector(client.driver)
+        collector = Collector(client)
         body_filter = client.resources.request_filter = BodyFilter(x, plan.begin(x), collector, client, client.driver)
         if early is None:
             invite_body(client, head)
