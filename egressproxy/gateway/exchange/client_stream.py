@@ -22,9 +22,10 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
 from egressproxy.protocols.http1.downstream import RequestHandler
-from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.downstream import DownstreamHttp2
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
+from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.metrics import Metrics
 
@@ -70,6 +71,13 @@ class ClientStream(DownstreamStream, Client):
             self.__class__ = CallStream
             self.call = GrpcCall(fields.get_all(b"grpc-timeout"))
         super().begin(head, has_ended=has_ended)
+
+    def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
+        """What came is no request. A client of gRPC is told so in its own words."""
+        if any(name == b"content-type" and is_grpc(value) for name, value in fields):
+            self.__class__ = CallStream
+            self.call = GrpcCall([])
+        super().refuse(fault, fields, has_ended=has_ended)
 
     @property
     def handler_is_pressed(self) -> bool:

@@ -53,6 +53,7 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl, reset
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.codec import HeadLimits, RequestReader
+from egressproxy.protocols.http1.request_head import NOT_HTTP
 from egressproxy.protocols.http1.writer import (
     CONTINUE,
     TUNNEL_ESTABLISHED,
@@ -112,6 +113,7 @@ class DownstreamConnection(FlowControl):
     """The connection. Its states are those of the table above."""
 
     __slots__ = (
+        "_is_foreign",
         "_is_pumping",
         "_state",
         "body_limit",
@@ -149,6 +151,7 @@ class DownstreamConnection(FlowControl):
         self.client = "-"
         self._state = _IDLE
         self.has_ended = False  # the client has sent its FIN
+        self._is_foreign = False
         self.unsent = 0  # while lingering: what the client had left to take when we last looked
         self.body_size = 0
         self.body_limit = -1
@@ -274,7 +277,8 @@ class DownstreamConnection(FlowControl):
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """A whole response of our own. `with_body` false: its head alone, as for HEAD."""
-        self.send(answer_bytes(answer, close=close, with_body=with_body))
+        if not self._is_foreign:
+            self.send(answer_bytes(answer, close=close, with_body=with_body))
 
     def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
         """An interim response, or a 101 (RFC 9110 section 15.2); for clients of HTTP/1.1."""
@@ -449,6 +453,7 @@ class DownstreamConnection(FlowControl):
             self.driver.throw(error)
         else:
             self._state = _RECEIVING
+            self._is_foreign = error.message == NOT_HTTP  # it would not understand an answer (RFC 9113 section 3.4)
             self.handler.on_bad_request(self, error)
 
     def _deadline_passed(self) -> None:

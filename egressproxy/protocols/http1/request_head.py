@@ -36,6 +36,7 @@ from egressproxy.protocols.http1.framing import (
 )
 
 __all__ = [
+    "NOT_HTTP",
     "REQUEST_LINE",
     "plain_request_pattern",
     "read_hop_fields",
@@ -55,6 +56,8 @@ _PLAIN_NAME = rb"[!#$%&'*+\-.^`|~0-9A-Za-z]++"
 
 REQUEST_LINE = re.compile(_LINE + rb"\r\n")
 
+#: A line of three words that names no version of HTTP: of a broken preface of HTTP/2, for one.
+NOT_HTTP = "the connection does not speak HTTP"
 _VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
 _ABSOLUTE = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[0-9]{1,9}")
@@ -188,6 +191,8 @@ def request_line_fault(line: bytes, limits: HeadLimits) -> Malformed:
     if len(words) != 3 or not words[1]:
         return Malformed(Reason.BAD_REQUEST_LINE, "a request line is method, target and version, one space between")
     target, version = words[1:]
+    if version[:5].upper() != b"HTTP/":
+        return Malformed(Reason.BAD_REQUEST_LINE, NOT_HTTP)
     if not _VERSION.fullmatch(version):
         return Malformed(Reason.BAD_REQUEST_LINE, "malformed HTTP version")
     if version not in (b"HTTP/1.0", b"HTTP/1.1"):

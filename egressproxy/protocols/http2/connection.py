@@ -44,14 +44,21 @@ from egressproxy.protocols.http2.frames import (
     HEADER_SIZE,
     HEADERS,
     MAX_FRAME,
+    PADDED,
     PREFACE,
+    PRIORITY,
     RST_STREAM,
+    WINDOW_UPDATE,
+    WITH_PRIORITY,
     Frame,
     FrameError,
     FrameSplitter,
     check_control_frame,
+    depends_on,
     goaway_last_stream,
+    stream_fault,
     stream_of,
+    without_priority,
 )
 from egressproxy.protocols.http2.states import HARD_LIMIT, ConnectionStates
 from egressproxy.protocols.http2.stream import Http2Stream
@@ -72,8 +79,14 @@ MAX_UNTAKEN = 4 * HIGH_WATER
 LONG_PIECE = 1024
 #: How long a peer may take to read our last word.
 CLOSE_S = 10.0
+#: What a peer that has broken a rule still says is dropped for so long, and so many bytes of it.
+LINGER_S = 2.0
+LINGER_SIZE = 1024 * 1024
 
 _OF_HEADS = (HEADERS, CONTINUATION)
+#: Types of which a frame may be an error of its stream alone.
+_MAY_FAIL_ALONE = (PRIORITY, WINDOW_UPDATE)
+_PRIORITY_SHAPE = PADDED | WITH_PRIORITY
 _HEADS = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
 
 
@@ -129,6 +142,9 @@ class Http2Connection(FlowControl):
     def data_received(self, data: bytes) -> None:
         """Frames of the peer."""
         if self.is_lost:
+            self.head_size += len(data)
+            if self.head_size > LINGER_SIZE:
+                self.transport.abort()
             return
         try:
             frames = self._frames.feed(data)
@@ -238,6 +254,8 @@ class Http2Connection(FlowControl):
             if self.head_size > self._most_head:
                 raise Flood("a head that has no end")
         if kind > HEADERS:
+            if kind in _MAY_FAIL_ALONE and not self.is_head_open and self._stream_fails(kind, frame):
+                return
             check_control_frame(kind, frame)
             if kind == CONTINUATION and not self.is_head_open:
                 raise FrameError("CONTINUATION of no head")
@@ -247,8 +265,44 @@ class Http2Connection(FlowControl):
             if kind == RST_STREAM and not self.is_head_open:
                 self._take_reset(stream_of(frame), int.from_bytes(frame[HEADER_SIZE:], "big"))
                 return
+        elif kind == HEADERS and frame[4] & _PRIORITY_SHAPE == WITH_PRIORITY and self._take_prioritized(frame):
+            self.head_size = 0
+            return
         for event in h2.hear(kind, frame):
             self._take(event)
+
+    def _stream_fails(self, kind: int, frame: bytes) -> bool:
+        """Whether a frame is an error of its stream alone, which is reset. h2 would end the connection.
+
+        What comes for a stream that is over is nobody's error: it may have been under way (RFC 9113 section 5.1).
+        """
+        code = stream_fault(kind, frame)
+        number = stream_of(frame)
+        if code is None or number == 0 or not self._h2.has_begun(number):
+            return False
+        if number in self._h2.streams:
+            self.refuse(number, code)
+            stream = self.streams.get(number)
+            if stream is not None:
+                self.forget(stream)
+                stream.was_reset(int(code))
+        return True
+
+    def _take_prioritized(self, frame: bytes) -> bool:
+        """HEADERS with a priority: as without. Clients from before RFC 9113 send these with every request.
+
+        A stream that depends on itself is reset (RFC 7540 section 5.3.1).
+        """
+        if len(frame) < HEADER_SIZE + 5:
+            return False
+        number, plain = stream_of(frame), without_priority(frame)
+        flags = plain[4]
+        if depends_on(frame) != number:
+            return self._take_request(flags, number, plain) or self._take_fields(flags, number, plain)
+        if self._h2.new_request(flags, number, plain) is None:
+            return False
+        self.refuse(number, ErrorCodes.PROTOCOL_ERROR)
+        return True
 
     def _take_reset(self, number: int, code: int) -> None:
         """A reset; of a stream that is over already, nothing (RFC 9113 section 6.4)."""
@@ -539,22 +593,36 @@ class Http2Connection(FlowControl):
         self.was_broken_off(code, why)
         if not is_told:
             self.go_away(self._h2.highest_inbound_stream_id, code)
-        self.close()
+        self.close(lingers=code is not ErrorCodes.ENHANCE_YOUR_CALM)
 
     def was_broken_off(self, code: ErrorCodes, why: str) -> None:
         """The connection ends because of what the peer did."""
         log.debug("HTTP/2 connection with %s: %s: %s", self.peer_name(), code.name, why)
 
-    def close(self) -> None:
-        """Say what was to be said, then close, and end what is still under way."""
+    def close(self, *, lingers: bool = False) -> None:
+        """Say what was to be said, then close, and end what is still under way.
+
+        `lingers`: the peer may be speaking, and what comes is dropped for a moment: unread, it would make the kernel
+        reset the connection, and the peer might never read why it ends.
+        """
         if self.is_lost:
             return
         self.flush()
-        if self._closing is None:
-            self._closing = Deadline(self.wheel, self.transport.abort)
-            self._closing.after(CLOSE_S)
-        self.transport.close()
+        self._closing = Deadline(self.wheel, self._close_now)
+        if lingers and self.transport.can_write_eof() and not self.transport.is_closing():
+            self.head_size = 0
+            self._closing.after(LINGER_S)
+            self.transport.write_eof()
+            self.resume_reading()
+        else:
+            self._close_now()
         self._end_all()
+
+    def _close_now(self) -> None:
+        assert self._closing is not None
+        self._closing.callback = self.transport.abort
+        self._closing.after(CLOSE_S)
+        self.transport.close()
 
     def abort(self) -> None:
         """Close now; what is unsent goes nowhere."""

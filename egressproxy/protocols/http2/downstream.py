@@ -149,7 +149,7 @@ class DownstreamHttp2(Http2Connection):
         try:
             head = self.reader.read(fields, has_ended=has_ended)
         except Malformed as fault:
-            made.refuse(fault, has_ended=has_ended)
+            made.refuse(fault, fields, has_ended=has_ended)
         else:
             made.begin(head, has_ended=has_ended)
 
@@ -198,7 +198,7 @@ class DownstreamHttp2(Http2Connection):
         if self._last_served == LAST_STREAM:
             self._last_served = self.last_begun
             if not self.streams:
-                self.close()
+                self.close(lingers=True)  # a PING may be under way
 
     def _deadline_passed(self) -> None:
         if self.is_lost:

@@ -185,7 +185,7 @@ class DownstreamStream(Http2Stream):
                 self._state = _RESPONDING
         self.connection.handler.on_request(self, head)
 
-    def refuse(self, fault: Malformed, *, has_ended: bool) -> None:
+    def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
         """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
         self.is_whole = has_ended
         if has_ended:
@@ -212,6 +212,7 @@ class DownstreamStream(Http2Stream):
             else:
                 keep(self._pieces, data)  # behind a CONNECT: the tunnel's
         elif state is _FINISHING:
+            self.body_size += len(data)
             self._left -= len(data)
             if self._left <= 0:
                 self._look_whether_over()
@@ -257,6 +258,9 @@ class DownstreamStream(Http2Stream):
         elif state is _DETACHED:
             self._deliver()
         elif state is _FINISHING:
+            if self._left > 0 and 0 <= self.body_limit != self.body_size:
+                self._reset_code = ErrorCodes.PROTOCOL_ERROR  # the answer was faster than the error
+                self.connection.stream_failed()
             self._look_whether_over()
 
     def _end_request(self) -> None:
@@ -463,7 +467,11 @@ class DownstreamStream(Http2Stream):
         """
         if self._state is _DETACHED or self._state is _LOST:
             return
-        self._left = LINGER_SIZE if self._state is _RECEIVING and self._reset_code is None else 0
+        if self._state is _RECEIVING and self._reset_code is None:
+            self.body_limit = self.body_size + self._left if self._left >= 0 else -1  # from now on: what was announced
+            self._left = LINGER_SIZE
+        else:
+            self._left = 0
         self.sink = None
         self.feeder = None
         self._pieces.clear()
@@ -550,7 +558,7 @@ class DownstreamStream(Http2Stream):
             self._unsent_before = self.unsent_size
             self.deadline.after(REST_S)
         else:
-            self._over(ErrorCodes.CANCEL)
+            self._over(ErrorCodes.CANCEL if self._reset_code is None else self._reset_code)
 
     def __repr__(self) -> str:
         return f"DownstreamStream({self.number} of {self.client}, {self._state.name.lower()})"

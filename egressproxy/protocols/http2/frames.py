@@ -20,19 +20,25 @@ __all__ = [
     "MAX_FRAME",
     "PADDED",
     "PREFACE",
+    "PRIORITY",
     "RST_STREAM",
+    "WINDOW_UPDATE",
+    "WITH_PRIORITY",
     "Frame",
     "FrameError",
     "FrameSplitter",
     "check_control_frame",
+    "depends_on",
     "frame_header",
     "goaway_last_stream",
+    "stream_fault",
     "stream_of",
+    "without_priority",
 ]
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
 #: Flags (RFC 9113 sections 6.1 and 6.2).
-END_STREAM, END_HEADERS, PADDED = 0x1, 0x4, 0x8
+END_STREAM, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x4, 0x8, 0x20
 #: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
 MAX_FRAME = 16384
 HEADER_SIZE = 9
@@ -44,6 +50,8 @@ PREFACE_SIZE = 24
 _PREFACE_BYTES = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: Types whose payload has one length (RFC 9113 section 6).
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+#: The payload of a WINDOW_UPDATE that gives nothing, with and without the reserved bit.
+_NO_INCREMENT = (bytes(4), b"\x80" + bytes(3))
 
 
 #: A frame: type, flags, the number of its stream with the reserved bit, and its bytes with the header.
@@ -134,6 +142,29 @@ def check_control_frame(kind: int, frame: bytes) -> None:
         is_wrong = kind == SETTINGS and (length % 6 != 0 or (frame[4] & 1 == 1 and length != 0))
     if is_wrong:
         raise FrameError(f"a frame of type {kind} with {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
+
+
+def stream_fault(kind: int, frame: bytes) -> ErrorCodes | None:
+    """What is wrong with a PRIORITY or WINDOW_UPDATE frame of a stream, where that is the error of the stream alone;
+    None: nothing is, or h2 says it. Sources: RFC 9113 sections 6.3 and 6.9, RFC 7540 section 5.3.1.
+    """
+    payload = frame[HEADER_SIZE:]
+    if kind == WINDOW_UPDATE:
+        return ErrorCodes.PROTOCOL_ERROR if payload in _NO_INCREMENT else None
+    if len(payload) != _SIZES[PRIORITY]:
+        return ErrorCodes.FRAME_SIZE_ERROR
+    return ErrorCodes.PROTOCOL_ERROR if depends_on(frame) == stream_of(frame) else None
+
+
+def depends_on(frame: bytes) -> int:
+    """The number of the stream on which a PRIORITY frame, or a HEADERS frame with that flag, makes its own depend."""
+    return int.from_bytes(frame[HEADER_SIZE : HEADER_SIZE + 4], "big") & 0x7FFF_FFFF
+
+
+def without_priority(frame: bytes) -> bytes:
+    """A HEADERS frame, not padded, without its priority, which means nothing any more (RFC 9113 section 5.3.2)."""
+    flags = frame[4] & ~WITH_PRIORITY
+    return b"%b%c%b%b" % (frame[:4], flags, frame[5:HEADER_SIZE], frame[HEADER_SIZE + _SIZES[PRIORITY] :])
 
 
 def goaway_last_stream(frame: bytes) -> int:

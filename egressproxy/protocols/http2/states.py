@@ -7,10 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.events import Event
+from h2.connection import ConnectionState
+from h2.errors import ErrorCodes
+from h2.events import Event, StreamReset
 from h2.exceptions import StreamClosedError
 from h2.settings import SettingCodes
 from h2.stream import H2Stream, H2StreamStateMachine, StreamClosedBy, StreamState
+from h2.utilities import is_informational_response
 from h2.windows import WindowManager
 from hyperframe.frame import DataFrame, Frame, RstStreamFrame
 
@@ -42,6 +45,10 @@ class _Machine(H2StreamStateMachine):
         self.stream_id = stream_id
 
 
+#: The states in which the peer may say more on a stream.
+_MAY_SPEAK = (StreamState.OPEN, StreamState.HALF_CLOSED_LOCAL)
+
+
 class _StreamState(H2Stream):
     """h2 would end the connection where content and Content-Length differ: `Http2Stream` ends the stream."""
 
@@ -54,6 +61,19 @@ class _StreamState(H2Stream):
         self.config = config
         self.outbound_flow_control_window = outbound_window_size
         self._inbound_window_manager = WindowManager(inbound_window_size)
+
+    def receive_headers(self, headers: Any, end_stream: bool, header_encoding: Any) -> tuple[list[Frame], list[Event]]:
+        """As of H2Stream; fields at a wrong place, or with or without END_STREAM, reset the stream: the message is
+        malformed (RFC 9113 sections 8.1 and 8.1.1), and h2 would end the connection.
+        """
+        machine = self.state_machine
+        is_interim = machine.client and is_informational_response(headers)
+        is_wrong = is_interim or not end_stream if machine.headers_received else is_interim and end_stream
+        if not is_wrong or machine.state not in _MAY_SPEAK:
+            return super().receive_headers(headers, end_stream, header_encoding)
+        frames = self.reset_stream(ErrorCodes.PROTOCOL_ERROR)
+        event = StreamReset(stream_id=self.stream_id, error_code=ErrorCodes.PROTOCOL_ERROR, remote_reset=False)
+        return frames, [event]
 
     def _initialize_content_length(self, headers: Any) -> None:
         pass
@@ -78,6 +98,8 @@ class ConnectionStates(UsualFrames):
             normalize_inbound_headers=False,
         )
         super().__init__(config)
+        if not client_side:  # h2 would be idle until the first request, which is then no usual one
+            self.state_machine.state = ConnectionState.SERVER_OPEN
         size = limits.max_head_bytes + 32 * limits.max_fields
         self.decoder = FieldDecoder(HARD_LIMIT * limits.max_fields, HARD_LIMIT * size)  # type: ignore[assignment]
         self.encoder = FieldEncoder()

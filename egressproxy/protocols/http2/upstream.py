@@ -150,8 +150,8 @@ class Http2Upstream(Http2Connection):
         elif self.on_room is not None:
             self.on_room()
 
-    def close(self) -> None:
-        """Say goodbye, send what is unsent, then close."""
+    def close(self, *, lingers: bool = False) -> None:
+        """Say goodbye, send what is unsent, then close. A backend reads on, or not: we do not linger for it."""
         self.is_leaving = self.begins_nothing = True
         if not (self.is_lost or self._why):
             self.go_away(0)

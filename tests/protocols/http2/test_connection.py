@@ -29,6 +29,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written = bytearray()
         self.is_closed = self.is_paused = self.is_aborted = False
+        self.can_linger = self.has_ended = False
         self.untaken = 0
 
     def write(self, data: Any) -> None:
@@ -42,6 +43,12 @@ class Wire(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.is_closed
+
+    def can_write_eof(self) -> bool:
+        return self.can_linger
+
+    def write_eof(self) -> None:
+        self.has_ended = True
 
     def pause_reading(self) -> None:
         self.is_paused = True
