@@ -184,7 +184,7 @@ class _Gathering:
 
 async def gathered(upstream: Upstream, client: ReadingClient, limit: int) -> bytes:
     """The whole body of an answer. Raises UpstreamFault where it breaks off, or is longer than `limit` bytes."""
-    body = upstream.whole_body()
+    body = b"" if upstream.has_ended else upstream.whole_body()
     if body is None:
         gathering = _Gathering(client, limit)
         upstream.send_response_body_to(gathering)

@@ -248,7 +248,8 @@ class AiCall:
         from egressproxy.translation.translator import ResponseTranslator
 
         translator = ResponseTranslator(request)
-        if is_success and request.is_stream and media_type(head.fields) == EVENT_STREAM:
+        is_stream = request.is_stream and media_type(head.fields) == EVENT_STREAM and not upstream.has_ended
+        if is_success and is_stream:
             set_response_head(head, request, EVENT_STREAM)
             head.body = -1
             return TranslatedStream(x, upstream, translator, client)

@@ -354,6 +354,25 @@ def test_the_connection_is_used_again(converse: Start):
         talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n{hi}")
 
 
+@pytest.mark.parametrize("status", [400, 503])
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+def test_an_error_may_have_no_body(converse: Start, status: int, body: bytes):
+    talk = converse(config())
+    talk.client >> post(body)
+    body_of(talk, "a")
+    respond(talk, b"", status=status)
+    talk.client.take(rb"HTTP/1.1 %d .*?\r\n\r\n{}" % status)
+
+
+def test_a_stream_without_a_byte_is_an_error(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ScriptedTranslator, "whole", lambda _self, _status, _body: (502, b"no"))
+    talk = converse(config())
+    talk.client >> post(STREAM)
+    body_of(talk, "a")
+    respond(talk, b"", EVENTS)
+    talk.client.take(rb"HTTP/1.1 502 ")
+
+
 # --- streams ---------------------------------------------------------------------------------------------------------
 def test_a_stream_is_translated_as_it_comes(converse: Start):
     talk = converse(config())
@@ -546,6 +565,17 @@ def test_a_stream_without_a_first_byte_leads_to_the_next(converse: Start):
     stream(talk, b"stop")
     talk.origin >> b"0\r\n\r\n"
     talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n6\r\n\[stop\]\r\n5\r\n\[end\]\r\n0\r\n\r\n")
+
+
+def test_a_stream_without_a_byte_leads_to_the_next(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ScriptedTranslator, "whole", lambda _self, _status, _body: (502, b"no"))
+    talk = converse(two())
+    talk.client >> post(b'{"model": "opus", "stream": true}', b"/v1/messages")
+    body_of(talk, "a")
+    respond(talk, b"", EVENTS)
+    body_of(talk, "b")
+    respond(talk, b"hi", EVENTS)
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")
 
 
 def test_the_last_error_has_the_shape_of_the_client(converse: Start):
