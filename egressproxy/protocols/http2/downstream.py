@@ -18,6 +18,7 @@ from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.flood_guard import Flood
 from egressproxy.protocols.http2.heads import RequestFieldsReader
 from egressproxy.protocols.http2.states import MAX_STREAMS
 from egressproxy.protocols.http2.stream import Http2Stream
@@ -32,13 +33,20 @@ LAST_STREAM = 2**31 - 1
 #: Deadlines that wait for another stream.
 MAX_SPARE = 16
 
+#: Exchanges that a client may cut on a connection, and how many more in each second, before it matters how many of its
+#: requests these are: one half of them may always be cut. Servers bear 500 (Envoy) or 1000 (nghttp2) at once.
+GIVEN_UP = 200
+GIVEN_UP_PER_SECOND = 10.0
+
 
 class DownstreamHttp2(Http2Connection):
     """A client's connection. It has no clock but that of heads and of idleness: each exchange has its own."""
 
     __slots__ = (
         "_awaits_head",
+        "_begun_at",
         "_final_goaway",
+        "_given_up",
         "_last_served",
         "_spare",
         "client",
@@ -68,6 +76,8 @@ class DownstreamHttp2(Http2Connection):
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.reader = RequestFieldsReader(limits, is_forward=is_forward, extended_connect=extended_connect)
         self._awaits_head = False
+        self._begun_at = wheel.now
+        self._given_up = 0  # exchanges that the client has cut
         self._spare: list[Deadline] = []
         self._last_served = LAST_STREAM  # streams above this one are not looked at
         self._final_goaway: Deadline | None = None  # between the announcement and what it announces
@@ -163,6 +173,17 @@ class DownstreamHttp2(Http2Connection):
             elif not self._awaits_head:
                 self.deadline.after(self.idle_s)
         return True
+
+    def gave_up(self) -> None:
+        """The client has cut an exchange, and the backend's stream, if it has one, is reset with it. Raises Flood.
+
+        A backend ends a connection on which too many streams are reset, and all clients whose requests are there lose
+        them (CVE-2023-44487): who cuts more than GIVEN_UP, and most of all that it asks for, goes before that.
+        """
+        self._given_up += 1
+        most = GIVEN_UP + GIVEN_UP_PER_SECOND * (self.wheel.now - self._begun_at)
+        if self._given_up > most and 2 * self._given_up > (self.last_begun + 1) // 2:
+            raise Flood("too many requests that were given up")
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def leave(self, *, gently: bool) -> None:

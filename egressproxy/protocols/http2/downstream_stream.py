@@ -111,6 +111,9 @@ class DownstreamCarrier(StreamCarrier, Protocol):
     def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
         """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
 
+    def gave_up(self) -> None:
+        """The client has cut an exchange. Raises Flood where it does nothing else."""
+
     def stream_failed(self) -> None:
         """The client has broken a rule on a stream. Raises Flood where it does so all the time."""
 
@@ -294,6 +297,7 @@ class DownstreamStream(Http2Stream):
         self._reset_code = ErrorCodes.PROTOCOL_ERROR
         self.driver.throw(BadRequest(Reason.BAD_FRAMING, message, close=True))
         self.connection.stream_failed()
+        self.connection.gave_up()  # as good as
 
     def _deliver(self) -> None:
         """Hand on what is here, as far as it is taken, and the end behind it."""
@@ -530,8 +534,11 @@ class DownstreamStream(Http2Stream):
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def was_reset(self, code: int) -> None:
-        """The client has given the stream up, or what it sent made us."""
+        """The client has given the stream up, or what it sent made us. Raises Flood."""
+        is_cut = self.driver.is_busy and self._state is not _FINISHING
         self._lose()
+        if is_cut:
+            self.connection.gave_up()
 
     def connection_is_lost(self) -> None:
         """The connection is gone."""

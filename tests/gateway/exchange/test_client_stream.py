@@ -10,6 +10,7 @@ from h2.errors import ErrorCodes
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
+from egressproxy.protocols.http2.downstream import GIVEN_UP
 from egressproxy.protocols.http2.downstream_stream import REST_SIZE
 from egressproxy.protocols.http2.flood_guard import BURST
 from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
@@ -395,6 +396,27 @@ def test_a_stream_too_many_is_refused_and_may_be_asked_again(start: Start):
     for stream in streams[:-1]:
         client.h2.reset_stream(stream)
     client.settle()
+
+
+def test_a_client_that_cuts_most_of_what_it_asks_for_is_told_to_calm_down(start: Start):
+    talk = start()
+    talk.names.hold("a.example")
+    client = speak_http2(talk)
+    for _ in range(GIVEN_UP):
+        client.resets(client.ask())
+    assert not talk.client.is_gone
+    client.resets(client.ask())
+    talk.client.is_closed()
+    assert client.goaways[-1][1] == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+def test_a_client_that_cuts_no_more_than_one_half_goes_on(start: Start):
+    talk = start()
+    client = speak_http2(talk)
+    for _ in range(GIVEN_UP + 5):
+        assert client.answer(client.ask(b"GET", b"/", b"denied.example")).status == 403
+        client.resets(client.ask())
+    assert not talk.client.is_gone
 
 
 def test_rapid_resets_end_the_connection_and_are_counted(start: Start):
