@@ -76,7 +76,7 @@ class EventStream:
             self._size += len(line) + _LINE_BYTES
         elif line.startswith(b"event:"):
             self._name = line[6:].strip()
-        elif line.startswith(b":"):
+        elif line.startswith(b":") and (not events or events[-1][0] != COMMENT):  # several say no more than one
             events.append((COMMENT, b""))
 
 

@@ -12,12 +12,17 @@ import math
 import re
 from typing import Any, Final
 
+from egressproxy.translation.json_size import has_too_many_parts
+
 __all__ = ["MAX_DEPTH", "Unreadable", "dumps", "loads", "loads_strictly"]
 
 #: Levels of arrays and objects in a request. Schemas of tools, the deepest that conversations have, stay far below.
 MAX_DEPTH: Final = 100
 #: Digits of a number. A double needs 17, and whoever writes more than this means harm.
 _MAX_DIGITS: Final = 300
+
+#: What is longer is counted before it is read.
+_SHORT: Final = 64 * 1024
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -44,7 +49,9 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(text: bytes | str) -> Any:
-    """What a provider's JSON says. Raises Unreadable."""
+    """What a provider's JSON says. Raises Unreadable, also where it has so many parts that all others would wait."""
+    if len(text) > _SHORT and has_too_many_parts(text.encode("utf-8", "replace") if isinstance(text, str) else text):
+        raise Unreadable("it has too many parts to be read here")
     try:
         return _decode(text if isinstance(text, str) else text.decode())
     except RecursionError:

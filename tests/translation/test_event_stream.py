@@ -27,6 +27,12 @@ def test_comments_are_told():
     assert EventStream().feed(b": hello\n\n") == [(COMMENT, b"")]
 
 
+def test_comments_in_a_row_are_told_once():
+    stream = EventStream()
+    assert stream.feed(b":\n" * 9 + b"data: 1\n\n" + b":\n" * 9) == [(COMMENT, b""), (b"", b"1"), (COMMENT, b"")]
+    assert stream.feed(b":\n") == [(COMMENT, b"")]
+
+
 def test_events_are_read_as_they_are_written():
     assert EventStream().feed(event(b"a", b"{}") + event_of_data(b"[]")) == [(b"a", b"{}"), (b"", b"[]")]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from egressproxy.translation.apis import Api
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES
+from egressproxy.translation.json_size import MAX_PARTS
 from egressproxy.translation.translator import ResponseTranslator, translate_request
 from tests.translation.examples import (
     ANSWERS,
@@ -246,6 +247,41 @@ def test_a_success_that_cannot_be_read_is_a_bad_gateway(source: Api, target: Api
     told, answer = whole(source, target, body)
     assert told == 502
     assert "cannot be translated" in answer["error"]["message"]
+
+
+@IN_EACH_PAIR
+def test_an_answer_of_too_many_parts_is_not_read(source: Api, target: Api):
+    told, answer = whole(source, target, {**ANSWERS[target], "unknown": [{}] * MAX_PARTS * 2})
+    assert told == 502
+    assert "too many parts" in answer["error"]["message"]
+
+
+@IN_EACH_PAIR
+def test_an_event_of_too_many_parts_ends_the_stream(source: Api, target: Api):
+    said = streamed(source, target, [unnamed({"unknown": [{}] * MAX_PARTS * 2})])
+    assert b"too many parts" in said
+
+
+@pytest.mark.parametrize("source", [CHAT, RESPONSES])
+def test_calls_whose_arguments_have_too_many_parts_together_are_not_read(source: Api):
+    one = json.dumps({"a": [{}] * 1000})
+    message = {"role": "assistant", "tool_calls": [
+        {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": one}} for n in range(30)
+    ]}  # fmt: skip
+    calls = [{"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": one} for n in range(30)]
+    more = {"messages": [{"role": "user", "content": "hi"}, message]} if source is CHAT else {"input": calls}
+    with pytest.raises(Untranslatable, match="arguments have too many parts"):
+        request(source, ANTHROPIC, **more)
+
+
+def test_an_answer_whose_calls_have_too_many_parts_together_is_not_read():
+    one = json.dumps({"a": [{}] * 1000})
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": one}} for n in range(30)]
+    answer = json.loads(json.dumps(ANSWERS[CHAT]))
+    answer["choices"][0]["message"] = {"role": "assistant", "content": None, "tool_calls": calls}
+    told, answer = whole(ANTHROPIC, CHAT, answer)
+    assert told == 502
+    assert "too many parts" in answer["error"]["message"]
 
 
 @IN_EACH_PAIR

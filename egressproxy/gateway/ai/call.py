@@ -21,7 +21,7 @@ from egressproxy.gateway.ai.answers import (
     gathered,
 )
 from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, media_type, set_request_head, set_response_head
-from egressproxy.gateway.ai.model_field import MAX_COMMAS, MAX_TRANSLATED, check_size, named_model, with_model
+from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.failover import Course
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
@@ -195,7 +195,7 @@ class AiCall:
             named = named_model(body)
             model = endpoint.model_for(named.name) if named is not None else None
         if self.api is not None and target is not None and target is not self.api:
-            check_size(body, MAX_TRANSLATED, MAX_COMMAS)
+            check_size(body)
             from egressproxy.translation.translator import translate_request
 
             request = translate_request(body, self.api, target, model)

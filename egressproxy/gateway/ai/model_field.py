@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from typing import Final, NamedTuple
 
 from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.json_size import MAX_COMMAS, MAX_PARTS, has_too_many_parts
 
-__all__ = ["MAX_COMMAS", "MAX_TRANSLATED", "NamedModel", "check_size", "named_model", "with_model"]
+__all__ = ["NamedModel", "check_size", "named_model", "with_model"]
 
-#: Objects and arrays of a body that is read for its model, and of one that is translated: that costs ten times more.
+#: Objects and arrays of a body that is read for its model, and its commas: to translate one costs ten times more.
 MAX_READ: Final = 200_000
-MAX_TRANSLATED: Final = 20_000
-#: Strings of either, and commas of one that is translated.
-MAX_STRINGS: Final = 400_000
-MAX_COMMAS: Final = 400_000
+MAX_COMMAS_READ: Final = 500_000
 
 _FIELD: Final = "model"
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -39,18 +36,12 @@ def _refused_constant(name: str) -> object:
 _DECODER = json.JSONDecoder(parse_constant=_refused_constant)
 
 
-def check_size(body: bytes, parts: int, commas: int = sys.maxsize) -> None:
+def check_size(body: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS) -> None:
     """Raises Untranslatable for JSON of so many parts that reading it would hold up all others: of more objects and
-    arrays than `parts`, more strings than MAX_STRINGS, or more commas. What stands inside of strings does not count.
+    arrays than `parts`, or more `commas` or strings. What stands inside of strings does not count.
     """
-    if body.count(b"{") + body.count(b"[") <= parts and body.count(b'"') <= MAX_STRINGS and body.count(b",") <= commas:
-        return
-    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    if bare.count(b'"') <= 2 * MAX_STRINGS:
-        outside = b"".join(bare.split(b'"')[::2])
-        if outside.count(b"{") + outside.count(b"[") <= parts and outside.count(b",") <= commas:
-            return
-    raise Untranslatable("", "it has too many parts to be read here")
+    if has_too_many_parts(body, parts, commas):
+        raise Untranslatable("", "it has too many parts to be read here")
 
 
 def named_model(body: bytes) -> NamedModel | None:
@@ -59,7 +50,7 @@ def named_model(body: bytes) -> NamedModel | None:
     Raises Untranslatable where the body is no object of JSON, and where two readers could find two models in it: the
     name stands twice, or in another case, which some servers take for the same.
     """
-    check_size(body, MAX_READ)
+    check_size(body, MAX_READ, MAX_COMMAS_READ)
     try:
         text = body.decode()
         return _named(text)

@@ -19,6 +19,7 @@ from egressproxy.translation.answer_fields import (
 )
 from egressproxy.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
 from egressproxy.translation.errors import BadAnswer
+from egressproxy.translation.json_size import are_too_many
 from egressproxy.translation.strict_json import Unreadable, dumps, loads
 
 __all__ = [
@@ -108,7 +109,11 @@ def read_usage(usage: dict[str, Any], before: Usage = _NOTHING) -> Usage:
 
 
 def write_answer(answer: ModelAnswer) -> dict[str, Any]:
-    """The message that says this. Raises BadAnswer if the arguments of a tool call are not an object."""
+    """The message that says this. Raises BadAnswer if the arguments of a tool call are not an object, or all of them
+    have too many parts.
+    """
+    if are_too_many(part.arguments for part in answer.parts if type(part) is ToolCall):
+        raise BadAnswer("the arguments of its tool calls have too many parts to be read here")
     blocks: list[dict[str, Any]] = []
     refusals: list[str] = []
     for part in answer.parts:

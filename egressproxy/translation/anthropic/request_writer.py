@@ -23,6 +23,7 @@ from egressproxy.translation.conversation import (
     Turn,
 )
 from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.json_size import are_too_many
 from egressproxy.translation.strict_json import Unreadable, loads_strictly
 
 __all__ = ["write_request"]
@@ -56,7 +57,11 @@ def write_request(conversation: Conversation, model: str, default_max_tokens: in
 
 
 def _refuse(conversation: Conversation) -> None:
-    """Raises Untranslatable for settings that Anthropic does not have."""
+    """Raises Untranslatable for settings that Anthropic does not have, and for arguments that take too long to read."""
+    calls = [part for turn in conversation.turns for part in turn.parts if type(part) is ToolCall]
+    if are_too_many(call.arguments for call in calls):
+        longest = max(calls, key=lambda call: len(call.arguments))
+        raise Untranslatable(longest.where, "cannot be translated: the arguments have too many parts to be read here")
 
     def refuse(attribute: str, why: str = _NOTHING_LIKE_IT) -> None:
         raise Untranslatable(conversation.name_of(attribute), why)

@@ -8,17 +8,10 @@ from typing import Any
 import pytest
 
 from egressproxy.filters.base import BodyMode, Filter
-from egressproxy.gateway.ai.model_field import (
-    MAX_COMMAS,
-    MAX_READ,
-    MAX_STRINGS,
-    MAX_TRANSLATED,
-    check_size,
-    named_model,
-    with_model,
-)
+from egressproxy.gateway.ai.model_field import MAX_COMMAS_READ, MAX_READ, check_size, named_model, with_model
 from egressproxy.model.exchange import Exchange
 from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.json_size import MAX_STRINGS
 from tests.gateway.backends.test_failover import answer, asked, refuse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED
@@ -174,6 +167,7 @@ def test_a_get_passes(converse: Start):
         b"[" * 100_000,
         b'{"model": "a", "x": [' + b"[]," * MAX_READ + b"1]}",
         b'{"model": "a", "x": [' + b'"",' * (MAX_STRINGS + 1) + b"1]}",
+        b'{"model": "a", "x": [' + b"1," * MAX_COMMAS_READ + b"1, 1]}",
     ],
 )
 def test_two_meanings_and_none_are_refused(body: bytes):
@@ -351,4 +345,4 @@ def test_a_long_conversation_of_code_is_short_enough():
     found = named_model(body)
     assert found is not None
     assert found.name == "gpt-5"
-    check_size(body, MAX_TRANSLATED, MAX_COMMAS)
+    check_size(body)
