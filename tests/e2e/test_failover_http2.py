@@ -35,7 +35,7 @@ def config(listener: int, proxies: list[FaultProxy]) -> list[m.Manifest]:
         m.gateway(m.http_listener(listener)),
         m.policy(cidrs=["127.0.0.0/8"]),
         *backends,
-        m.failover("any", *(proxy.name for proxy in proxies), firstByte="250ms"),
+        m.failover("any", *(proxy.name for proxy in proxies), firstByte="700ms"),
         m.http_route("route", m.prefix_rule("/", "any")),
     ]
 
