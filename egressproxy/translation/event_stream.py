@@ -5,6 +5,7 @@ Source: HTML, section 9.2 (server-sent events).
 
 from __future__ import annotations
 
+import io
 from typing import Final
 
 from egressproxy.translation.errors import BadAnswer
@@ -24,10 +25,10 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 class EventStream:
     """Gives (name, data) of each event. The name is empty where the stream has none."""
 
-    __slots__ = ("_begun", "_data", "_ends_in_cr", "_name", "_pieces", "_rest_size", "_size")
+    __slots__ = ("_begun", "_data", "_ends_in_cr", "_name", "_rest", "_rest_size", "_size")
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []  # of a line that has not ended
+        self._rest = io.BytesIO()  # of a line that has not ended: pieces may be of two bytes
         self._data: list[bytes] = []
         self._name = b""
         self._size = 0  # of the lines that have ended
@@ -48,9 +49,9 @@ class EventStream:
         rest = lines.pop()
         events: list[tuple[bytes, bytes]] = []
         if lines:
-            if self._pieces:
-                lines[0] = b"".join(self._pieces) + lines[0]
-                self._pieces.clear()
+            if self._rest_size:
+                lines[0] = self._rest.getvalue() + lines[0]
+                self._rest = io.BytesIO()
                 self._rest_size = 0
             if not self._begun:
                 self._begun = True
@@ -58,7 +59,7 @@ class EventStream:
             for line in lines:
                 self._line(line, events)
         if rest:
-            self._pieces.append(rest)
+            self._rest.write(rest)
             self._rest_size += len(rest)
         if self._size + self._rest_size > MAX_EVENT_BYTES:
             raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")

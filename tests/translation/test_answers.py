@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.translation.apis import Api
+from egressproxy.translation.event_stream import MAX_EVENT_BYTES
 from egressproxy.translation.translator import ResponseTranslator
 from tests.translation.examples import (
     ANSWERS,
@@ -363,3 +364,17 @@ def test_whatever_stands_in_a_stream_the_client_gets_events(source: Api, target:
     heard = events(translator.feed(stream) + translator.end())
     assert all(isinstance(event, dict) for event in heard)
     assert translator.has_failed or heard
+
+
+def test_parts_without_text_are_bounded_where_they_are_kept():
+    translator = ResponseTranslator(request(RESPONSES, ANTHROPIC, stream=True))
+    block = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    translator.feed(named({"type": "message_start", "message": ANSWERS[ANTHROPIC]}))
+    one = named(
+        {"type": "content_block_start", "index": 0, "content_block": block}, {"type": "content_block_stop", "index": 0}
+    )
+    told = b""
+    for _ in range(MAX_EVENT_BYTES // 1024):
+        told = translator.feed(one) or told
+    assert translator.has_failed
+    assert b"too long to be repeated" in told

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from egressproxy.translation.errors import BadAnswer
@@ -47,3 +49,19 @@ def test_an_event_is_bounded_however_its_lines_are_cut(line: bytes):
 
     with pytest.raises(BadAnswer, match="more than"):
         feed_all()
+
+
+@pytest.mark.parametrize("piece", [b"ab", b"data: x"])
+def test_pieces_of_a_line_take_no_more_room_than_it(piece: bytes):
+    stream, count = EventStream(), 1 << 16
+    stream.feed(b"data: ")
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            stream.feed(piece[:-1] + bytes((128 + number % 64,)))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1.5 * count * len(piece)
+    ((_, data),) = stream.feed(b"\n\n")
+    assert len(data) == count * len(piece)

@@ -5,6 +5,7 @@ Source: RawMessageStreamEvent of Anthropic's SDK. A stream is complete with `mes
 
 from __future__ import annotations
 
+import io
 from typing import Any, Final
 
 from egressproxy.translation.answer_fields import (
@@ -171,7 +172,7 @@ class MessageStreamWriter:
         self._index = -1
         self._kind = PartKind.TEXT
         self._before = b""  # what stands before every delta of the open block
-        self._refusals: list[str] = []
+        self._refusals = io.StringIO()
         self._size = 0  # of them
 
     def write(self, told: StreamEvent) -> bytes:
@@ -224,7 +225,7 @@ class MessageStreamWriter:
 
     def _delta(self, told: Delta) -> bytes:
         if self._kind is PartKind.REFUSAL:
-            self._refusals.append(told.text)
+            self._refusals.write(told.text)
             self._size += len(told.text)
             if self._size > MAX_EVENT_BYTES:
                 raise BadAnswer("the refusal is too long to be told at the end")
@@ -232,6 +233,6 @@ class MessageStreamWriter:
         return self._before + dumps(told.text) + b"}}\n\n"
 
     def _finish(self, told: Finished) -> bytes:
-        delta = ending(told.stop, told.stop_sequence, "".join(self._refusals))
+        delta = ending(told.stop, told.stop_sequence, self._refusals.getvalue())
         ended = {"type": "message_delta", "delta": delta, "usage": written_usage(told.usage)}
         return event(b"message_delta", dumps(ended)) + event(b"message_stop", b'{"type":"message_stop"}')

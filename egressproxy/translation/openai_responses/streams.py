@@ -5,6 +5,7 @@ Source: ResponseStreamEvent of OpenAI's SDK. A stream is complete with `response
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -49,6 +50,8 @@ from egressproxy.translation.strict_json import dumps, loads
 __all__ = ["ResponseStreamReader", "ResponseStreamWriter"]
 
 _ENDED: Final = PartEnded()
+#: What a part that is kept takes beside its text.
+_PART_SIZE: Final = 1024
 _DELTAS: Final = {
     "response.output_text.delta": PartKind.TEXT,
     "response.refusal.delta": PartKind.REFUSAL,
@@ -196,7 +199,7 @@ class ResponseStreamWriter:
         self._content: list[dict[str, Any]] | None = None  # of the message that is open
         self._kind = PartKind.TEXT
         self._call = PartStarted(PartKind.TEXT)
-        self._said: list[str] = []  # of the part that is open
+        self._said = io.StringIO()  # of the part that is open
         self._before = b""  # what stands before the delta in its event
         self._size = 0
 
@@ -228,7 +231,8 @@ class ResponseStreamWriter:
         )
 
     def _part(self, told: PartStarted) -> bytes:
-        self._kind, self._said, written = told.kind, [], b""
+        self._keep(_PART_SIZE + len(told.id) + len(told.name))
+        self._kind, self._said, written = told.kind, io.StringIO(), b""
         index = len(self._output)
         if told.kind is PartKind.TOOL_CALL:
             written = self._close_message("completed")
@@ -257,16 +261,19 @@ class ResponseStreamWriter:
         return {"item_id": f"msg_{self._ident}_{index}", "output_index": index, "content_index": len(self._content)}
 
     def _delta(self, told: Delta) -> bytes:
-        self._said.append(told.text)
-        self._size += len(told.text)
-        if self._size > MAX_EVENT_BYTES:
-            raise BadAnswer("the answer is too long to be repeated at the end of a response")
+        self._said.write(told.text)
+        self._keep(len(told.text))
         sequence = self._sequence
         self._sequence = sequence + 1
         return self._before + dumps(told.text) + b',"sequence_number":%d}\n\n' % sequence
 
+    def _keep(self, size: int) -> None:
+        self._size += size
+        if self._size > MAX_EVENT_BYTES:
+            raise BadAnswer("the answer is too long to be repeated at the end of a response")
+
     def _end(self) -> bytes:
-        said, index = "".join(self._said), len(self._output)
+        said, index = self._said.getvalue(), len(self._output)
         if self._content is None:
             call, said = self._call, said or "{}"
             item = call_item(self._ident, index, call.id, call.name, said, "completed")
