@@ -17,7 +17,8 @@ from hypothesis import settings
 from egressproxy.net import sockets, tls
 from egressproxy.net.loop import loop_name, new_loop
 from egressproxy.protocols.http1 import downstream
-from egressproxy.protocols.http2 import downstream_stream as downstream2
+from egressproxy.protocols.http2 import downstream_states
+from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.tunnel import tunnel
 from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
@@ -74,7 +75,7 @@ def pytest_configure() -> None:
     states.check(sockets.SocketTransport, states.tables(sockets)[0])
     states.check(tls.TlsStream, states.tables(tls)[0])
     states.check(downstream.DownstreamConnection, states.tables(downstream)[0])
-    states.check(downstream2.DownstreamStream, states.tables(downstream2)[0])
+    states.check(DownstreamStream, states.tables(downstream_states)[0])
     of_tunnels, of_ends = states.tables(tunnel)
     states.check(tunnel.Tunnel, of_tunnels)
     states.check(SocketEnd, of_ends)

@@ -3,32 +3,12 @@
 It has what `DownstreamConnection` has for the handler, which is told of each request head and runs the exchange. What
 breaks a rule of messages is answered where HTTP/1 would answer it, and its stream is reset; the others go on.
 
-States of a stream, and what leads from one to the next; nothing else may happen:
-
-    state       event    next        the event
-    ----------  -------  ----------  --------------------------------------------------------------------------
-    RECEIVING   whole    RESPONDING  the end of the request's body; at once where it has none
-    RESPONDING  listen   LISTENING   the exchange waits for what the client says in a tunnel
-    LISTENING   heard    RESPONDING  that is here, or the client's end
-    RESPONDING  detach   DETACHED    what is said belongs to a tunnel
-    LISTENING   detach   DETACHED
-    RECEIVING   finish   FINISHING   the exchange is over: what is left to say goes out, as the windows allow
-    RESPONDING  finish   FINISHING
-    RECEIVING   loss     LOST        reset by either side, or the connection is gone
-    RESPONDING  loss     LOST
-    LISTENING   loss     LOST
-    DETACHED    loss     LOST        so it is, too, when the tunnel has ended
-    FINISHING   loss     LOST        so it is, too, when all is said
-
 Sources: RFC 9113 sections 5.1 and 8.1, RFC 8441.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from enum import Enum, auto
-from typing import Protocol
 
 from h2.errors import ErrorCodes
 
@@ -38,9 +18,11 @@ from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import keep
-from egressproxy.net.timers import NEVER, Deadline, TimerWheel
-from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE, RequestHandler
-from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.net.timers import NEVER
+from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE
+from egressproxy.protocols.http1.framing import Malformed
+from egressproxy.protocols.http2.downstream_carrier import NO_DEADLINE, DownstreamCarrier
+from egressproxy.protocols.http2.downstream_states import StreamState
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import read_trailers
 from egressproxy.protocols.http2.response_fields import (
@@ -50,11 +32,11 @@ from egressproxy.protocols.http2.response_fields import (
     interim_fields,
     response_code,
 )
-from egressproxy.protocols.http2.stream import Http2Stream, StreamCarrier
+from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.websocket import Handshake
 
-__all__ = ["DownstreamCarrier", "DownstreamStream", "StreamState"]
+__all__ = ["DownstreamStream"]
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
 #: would keep a hundred responses here for days.
@@ -62,67 +44,11 @@ REST_S = 10.0
 REST_SIZE = 4096
 
 
-class _NoDeadline(Deadline):
-    """That of a stream which is over: whoever moves it moves nothing."""
-
-    __slots__ = ()
-
-    def set(self, at: float) -> None:
-        """Nothing."""
-
-    def after(self, seconds: float) -> None:
-        """Nothing."""
-
-
-NO_DEADLINE = _NoDeadline(TimerWheel(), lambda: None)
-
-
-class StreamState(Enum):
-    """See the table above."""
-
-    RECEIVING = auto()
-    RESPONDING = auto()
-    LISTENING = auto()
-    DETACHED = auto()
-    FINISHING = auto()
-    LOST = auto()
-
-
 _RECEIVING, _RESPONDING, _LISTENING, _DETACHED, _FINISHING, _LOST = StreamState
 
 
-class DownstreamCarrier(StreamCarrier, Protocol):
-    """What a client's stream needs of its connection, beside what every stream needs."""
-
-    client: str
-    handler: RequestHandler
-    idle_s: float
-    limits: HeadLimits
-    request_headers_s: float
-    transport: asyncio.Transport
-    wheel: TimerWheel
-
-    def new_deadline(self, callback: Callable[[], None]) -> Deadline:
-        """One for a stream."""
-
-    def spare(self, deadline: Deadline) -> None:
-        """The stream of this one is over."""
-
-    def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
-        """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
-
-    def gave_up(self) -> None:
-        """The client has cut an exchange. Raises Flood where it does nothing else."""
-
-    def stream_failed(self) -> None:
-        """The client has broken a rule on a stream. Raises Flood where it does so all the time."""
-
-    def forget(self, stream: Http2Stream) -> bool:
-        """The stream is over. False where it was so before."""
-
-
 class DownstreamStream(Http2Stream):
-    """One request and its answer. Its states are those of the table above."""
+    """One request and its answer. Its states are those of `downstream_states`."""
 
     __slots__ = (
         "_handshake",
