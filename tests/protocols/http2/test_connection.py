@@ -12,7 +12,13 @@ from h2.events import Event
 
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.connection import CONNECTION_WINDOW, MAX_AT_ONCE, MAX_FRAMES_AT_ONCE, Http2Connection
+from egressproxy.protocols.http2.connection import (
+    CONNECTION_WINDOW,
+    LINGER_SIZE,
+    MAX_AT_ONCE,
+    MAX_FRAMES_AT_ONCE,
+    Http2Connection,
+)
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.flood_guard import BURST
 from egressproxy.protocols.http2.states import STREAM_WINDOW
@@ -460,3 +466,19 @@ def test_a_million_streams_leave_nothing_behind(talk: Talk):
     assert not talk.server._h2.streams
     assert len(talk.server._h2._closed_streams) <= 256
     talk.server.began.clear()
+
+
+def test_what_is_said_behind_our_last_word_is_dropped_and_bounded(talk: Talk):
+    talk.wire.can_linger = True
+    talk.server.data_received(raw_frame(6, bytes(8), 3))
+    assert (talk.wire.has_ended, talk.wire.is_closed) == (True, False), "the client reads our GOAWAY, and ends"
+    talk.server.data_received(bytes(LINGER_SIZE))
+    assert not talk.wire.is_closed
+    talk.server.data_received(b"x")
+    assert talk.wire.is_aborted
+
+
+def test_a_flood_is_not_listened_to_behind_our_last_word(talk: Talk):
+    talk.wire.can_linger = True
+    talk.server.data_received(raw_frame(6, bytes(8)) * (int(BURST) + 1))
+    assert (talk.wire.has_ended, talk.wire.is_closed) == (False, True)
