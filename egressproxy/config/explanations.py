@@ -49,17 +49,33 @@ _TEXTS = {
 }
 #: The first that fits: a truth value is a number, too.
 _TYPE_NAMES = {"a truth value": bool, "a number": int | float, "a mapping": dict, "a list": list, "text": str}
+_IN_EXTENSIONS = (
+    "credentials for a backend are extensions of that Backend, of type egressproxy.io/CredentialInjector:v1"
+)
+_IN_BACKENDS = "write a Backend of group egressproxy.io, with protocolOptions.ai.apis, and an HTTPRoute"
+#: Where kinds of other gateways (Envoy Gateway, Envoy AI Gateway, Istio) have their like.
+_ELSEWHERE = {
+    "BackendTrafficPolicy": "write its settings into spec.traffic of an EgressPolicy, where most have the same names",
+    "ClientTrafficPolicy": "write an EgressPolicy for the Gateway: limits, traffic.timeouts",
+    "BackendSecurityPolicy": _IN_EXTENSIONS,
+    "AIGatewayRoute": _IN_BACKENDS,
+    "AIServiceBackend": _IN_BACKENDS,
+    "ServiceEntry": "write a Backend of type Fqdn, and a route to it or destinations.allow of an EgressPolicy",
+    "DestinationRule": "write spec.traffic of an EgressPolicy, and tls into the port of the Backend",
+}
 #: The types of such an error, in a model and in a dataclass.
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
     """The field to blame, message and remedy for an apiVersion and kind that no model reads."""
+    group = api_version.rpartition("/")[0]
     versions = [version for version, known in BY_API_VERSION if known == kind]
+    versions = [version for version in versions if version.rpartition("/")[0] == group] or versions
     if versions:
         return "apiVersion", f"{kind} is not known in {_cut(api_version)}", f"use {' or '.join(versions)}"
     kinds = sorted({known for _, known in BY_API_VERSION})
-    remedy = did_you_mean(kind, kinds, f"known kinds are {', '.join(kinds)}", 0.5)
+    remedy = _ELSEWHERE.get(kind) or did_you_mean(kind, kinds, f"known kinds are {', '.join(kinds)}", 0.5)
     return "kind", f"unknown kind {_cut(kind)}", remedy
 
 
@@ -106,7 +122,10 @@ def explain(
             return prefix + str(refused), ""
         case "string_type":
             if value is None:
-                return "nothing is written where text is expected", "write a value, or remove the field"
+                return (
+                    "nothing is written where text is expected",
+                    'write a value ("" for an empty one), or remove the field',
+                )
             quoted = f'quote it: "{shown}"' if show and not isinstance(value, dict | list) else "quote the value"
             return f"{shown} is {_type_name(value)}, not text", quoted
         case "int_type" | "int_from_float" | "int_parsing":
@@ -114,7 +133,7 @@ def explain(
         case "model_type" | "dataclass_type" | "dict_type" | "model_attributes_type" | "mapping_type":
             if field in _OF_SECRETS:
                 shown = _type_name(value)  # a credential may be written where its reference belongs
-            return f"{shown} stands where a mapping is expected", "write its fields as key: value"
+            return f"{shown} stands where a mapping is expected", _mapping_remedy(kind, path)
         case "literal_error" | "enum":
             return _not_one_of(shown, value, kind, path, str(context.get("expected", "")))
     if error not in _TEXTS:
@@ -128,7 +147,27 @@ def _unknown_field(name: str, model: type[Any] | None) -> tuple[str, str]:
     known = sorted(spelling for spelling, _ in _fields(model)) if model is not None else []
     listed = f"known fields here are {', '.join(known)}" if known else ""
     otherwise = f"the only field here is {known[0]}" if len(known) == 1 else listed
+    below = [f"{field}.{name}" for field, inner in _models_below(model) if name in dict(_fields(inner))]
+    if below:
+        otherwise = f"did you mean {' or '.join(below)}?"
     return f"unknown field {_cut(name)}", did_you_mean(name, known, otherwise)
+
+
+def _models_below(model: type[Any] | None) -> Iterator[tuple[str, type[Any]]]:
+    """The models that fields of a model hold, with the field's path below it: `name`, or `name[]` for a list."""
+    for spelling, annotation in _fields(model) if model is not None else ():
+        for each in _unwrap(annotation):
+            if _is_model(each):
+                yield spelling, each
+            elif get_origin(each) in (tuple, list):
+                items = (inner for item in get_args(each)[:1] for inner in _unwrap(item))
+                yield from ((f"{spelling}[]", inner) for inner in items if _is_model(inner))
+
+
+def _mapping_remedy(kind: type[Any], path: tuple[str | int, ...]) -> str:
+    model = _model_at(kind, path)
+    known = ", ".join(spelling for spelling, _ in _fields(model)) if model is not None else ""
+    return f"write its fields as key: value; known are {known}" if known else "write its fields as key: value"
 
 
 def _fields(model: type[Any]) -> Iterator[tuple[str, Any]]:

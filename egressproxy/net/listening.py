@@ -11,7 +11,7 @@ __all__ = ["BACKLOG", "BindError", "bind", "bind_error", "why_unusable"]
 #: Connections that the kernel has accepted, and that wait to be taken.
 BACKLOG = 1024
 REMEDIES = {
-    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",
+    errno.EADDRINUSE: " (`ss -tanp` shows who has it: end that, or give the listener another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
     errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
 }

@@ -36,7 +36,14 @@ def first_of(kind: type[Resource], manifest: dict[str, Any], written: str | None
         ({"mode": "x"}, "x", "x is not possible here", "possible are Enforce, Report, Open"),
         ({"mode": False}, "off", "off is a truth value, not text", "quote it; possible are Enforce, Report, Open"),
         ({"tls": {"minVersion": 1.2}}, "1.2", "1.2 is a number, not text", "quote it; possible are 1.2, 1.3"),
-        ({"dns": []}, None, "a list stands where a mapping is expected", "write its fields as key: value"),
+        ({"dns": []}, None, "a list stands where a mapping is expected", "as key: value; known are servers, transport"),
+        ({"loadBalancer": {}}, None, "unknown field loadBalancer", "did you mean traffic.loadBalancer?"),
+        (
+            {"destinations": {"hostnames": []}},
+            None,
+            "unknown field hostnames",
+            "did you mean allow[].hostnames or deny[].hostnames?",
+        ),
         (
             {"dns": {"servers": "192.0.2.1"}},
             "192.0.2.1",

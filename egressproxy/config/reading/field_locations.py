@@ -19,6 +19,8 @@ _FIELDS = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef",
 _MATCHES = ("spec", "rules", None, "matches", None)
 #: Where rules of routes refer to backends, or have filters, which may.
 _RULES = (("spec", "rules", None, "backendRefs", None), ("spec", "rules", None, "filters", None))
+#: Where a Backend of type Failover refers to others.
+_ENDPOINTS = ("spec", "destination", "failover", "endpoints", None, "backendRef")
 #: Where Backends refer to certificates.
 _CERTIFICATES = tuple(
     (*place, "tls", field, *item)
@@ -41,7 +43,7 @@ def field_locations(document: Document) -> dict[str, Spot]:
     whole += [path for path, match in _found(value, _MATCHES) if _has_expression(match)]
     alone = [path for pattern in _RULES for path, _ in _found(value, pattern)]
     if _found(value, ("spec", "destination")):
-        alone += [path for pattern in _CERTIFICATES for path, _ in _found(value, pattern)]
+        alone += [path for pattern in (_ENDPOINTS, *_CERTIFICATES) for path, _ in _found(value, pattern)]
     places: dict[str, Spot] = {
         path_text(path): (*place, *of_key) for field in whole for path, place, of_key in document.places(field)
     }

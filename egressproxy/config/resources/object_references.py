@@ -69,7 +69,8 @@ class BackendObjectReference(ObjectReference):
     def _service_has_a_port(cls, port: int | None, info: Any) -> int | None:
         if port is None and info.data.get("group") == "" and info.data.get("kind") == "Service":
             raise RefusedValue(
-                "a reference to a Service has to name a port", "add port, or group and kind if it is no Service"
+                "a reference to a Service has to name a port",
+                "add port; or, if a Backend is meant, group: egressproxy.io and kind: Backend",
             )
         return port
 

@@ -181,7 +181,7 @@ class BackendCompiler:
         found = self._resolve_grpc(failover, ref) if for_grpc else self.resolve(failover, ref)
         if found.spec.destination is Destination.DYNAMIC:
             message = f"{found.spec.name} is Dynamic: an endpoint of {failover} has to be a fixed place"
-            raise UnresolvedRef("UnsupportedValue", message)
+            raise UnresolvedRef("UnsupportedValue", message, "name a Backend of type Fqdn, Ip or Service")
         return found
 
     def endpoint_problems(self, failover: DestinationBackend, *, for_grpc: bool = False) -> list[UnresolvedRef]:
@@ -273,7 +273,7 @@ class BackendCompiler:
             raise UnresolvedRef("UnsupportedValue", f"filters of {backend} cannot be run: write extensions")
         if destination.type == "Failover":
             message = f"{backend} is of type Failover, which only backendRefs of HTTPRoutes and GRPCRoutes may name"
-            remedy = "no other Failover, mirror, authorization server, parent or stream leads there"
+            remedy = "name its endpoints: no other Failover, mirror, authorization server, parent or stream leads there"
             raise UnresolvedRef("UnsupportedValue", message, remedy)
         if destination.type == "EndpointSelector":
             message = f"{backend}: a destination of type {destination.type} is not supported yet"

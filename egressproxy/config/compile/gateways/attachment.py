@@ -96,7 +96,7 @@ class Parents:
         """Why this listener does not admit the route, "" if it does."""
         if route.KIND not in plan.kinds:
             kinds = ", ".join(plan.kinds) or "none"
-            return f"listener {plan.name} does not take a {route.KIND} (it takes: {kinds})"
+            return f"listener {plan.name} does not take routes of kind {route.KIND} (it takes: {kinds})"
         allowed = plan.listener.allowed_routes.namespaces
         if not self._references.is_allowed(allowed, route.namespace, plan.owner.namespace):
             return (

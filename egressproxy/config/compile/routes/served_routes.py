@@ -41,7 +41,8 @@ class ServedRoutes:
         owner = self._claims[other].conflicting_owner(attachment.hostnames) if other is not None else ""
         if not owner:
             return ""
-        return f"{other} {owner} is older and has hosts in common with it on {attachment.listener.name}"
+        message = f"{other} {owner} is older and has hosts in common with it on {attachment.listener.name}"
+        return f"{message}: give this {route.KIND} hostnames that the other does not have, or another listener"
 
     def claim_hostnames(self, route: AnyRoute, attachment: Attachment, conditions: Conditions) -> None:
         """Give the route its hosts. A TLSRoute or TCPRoute is told which of them an older one has already."""

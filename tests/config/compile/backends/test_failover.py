@@ -113,7 +113,7 @@ def test_endpoints_of_weight_0_serve_nothing():
             failover(ref("plain"), name="other"),
             "of type Failover, which only backendRefs of HTTPRoutes and GRPCRoutes may name",
         ),
-        (DYNAMIC.replace("name: dynamic", "name: other"), "has to be a fixed place"),
+        (DYNAMIC.replace("name: dynamic", "name: other"), "has to be a fixed place (name a Backend of type Fqdn, Ip"),
     ],
 )
 def test_a_failover_does_not_lead_to_another_nor_round_nor_anywhere(other: str, message: str):

@@ -226,6 +226,7 @@ def test_of_an_http_route_and_a_grpc_route_with_hosts_in_common_the_older_one_is
     verdict = of_route(made, "Accepted", "default/young")
     assert verdict[:2] == ("False", "HostnameConflict")
     assert "GRPCRoute default/old is older" in verdict[2]
+    assert verdict[2].endswith("give this HTTPRoute hostnames that the other does not have, or another listener")
     assert status(made, "Gateway", "default/gw")["listeners"][0]["attachedRoutes"] == 1
     assert [one.name for one in listener(made).http_routes] == ["default/old"]
 

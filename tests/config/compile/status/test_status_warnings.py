@@ -57,6 +57,19 @@ def test_a_target_and_a_parent_are_placed_at_their_reference():
     assert parent.field_path == "spec.parentRefs[1]"
 
 
+def test_an_endpoint_of_a_failover_is_placed_at_its_reference():
+    refs = "".join(
+        f"      - backendRef: {{group: egressproxy.io, kind: Backend, name: {name}}}\n" for name in ("plain", "none")
+    )
+    failover = (
+        "apiVersion: egressproxy.io/v1alpha1\nkind: Backend\nmetadata: {name: both}\nspec:\n  destination:\n"
+        f"    type: Failover\n    failover:\n      endpoints:\n{refs}"
+    )
+    first = found(failover, PLAIN)[0]
+    assert (first.line, first.field_path) == (10, "spec.destination.failover.endpoints[1].backendRef")
+    assert "Backend default/none does not exist" in first.message
+
+
 def test_the_listeners_of_a_set_do_not_repeat_that_its_gateway_is_not_accepted():
     text = FORWARD.replace("spec:", "spec:\n  addresses: [{type: Hostname, value: a.example}]")
     text = text.replace("  listeners:", "  allowedListeners: {namespaces: {from: Same}}\n  listeners:")
