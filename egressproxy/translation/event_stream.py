@@ -56,8 +56,7 @@ class EventStream:
             if not self._begun:
                 self._begun = True
                 lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-            for line in lines:
-                self._line(line, events)
+            self._read(lines, events)
         if rest:
             self._rest.write(rest)
             self._rest_size += len(rest)
@@ -65,20 +64,22 @@ class EventStream:
             raise BadAnswer(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
         return events
 
-    def _line(self, line: bytes, events: list[tuple[bytes, bytes]]) -> None:
-        if not line:
-            if self._data:
-                events.append((self._name, self._data[0] if len(self._data) == 1 else b"\n".join(self._data)))
-                self._data = []
-            self._name = b""
-            self._size = 0
-        elif line.startswith(b"data:"):
-            self._data.append(line[6:] if line[5:6] == b" " else line[5:])
-            self._size += len(line) + _LINE_BYTES
-        elif line.startswith(b"event:"):
-            self._name = line[6:].strip()
-        elif line.startswith(b":") and (not events or events[-1][0] != COMMENT):  # several say no more than one
-            events.append((COMMENT, b""))
+    def _read(self, lines: list[bytes], events: list[tuple[bytes, bytes]]) -> None:
+        data = self._data
+        for line in lines:
+            if not line:
+                if data:
+                    events.append((self._name, data[0] if len(data) == 1 else b"\n".join(data)))
+                    data.clear()
+                self._name = b""
+                self._size = 0
+            elif line.startswith(b"data:"):
+                data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+                self._size += len(line) + _LINE_BYTES
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip()
+            elif line.startswith(b":") and (not events or events[-1][0] != COMMENT):  # several say no more than one
+                events.append((COMMENT, b""))
 
 
 def event(name: bytes, data: bytes) -> bytes:

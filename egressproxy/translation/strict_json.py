@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 from egressproxy.translation.json_size import has_too_many_parts
 
-__all__ = ["MAX_DEPTH", "Unreadable", "dumps", "loads", "loads_strictly"]
+__all__ = ["MAX_DEPTH", "Unreadable", "dumps", "dumps_text", "loads", "loads_strictly"]
 
 #: Levels of arrays and objects in a request. Schemas of tools, the deepest that conversations have, stay far below.
 MAX_DEPTH: Final = 100
@@ -48,12 +49,28 @@ def dumps(value: Any) -> bytes:
         raise Unreadable("it has a number that is too large") from None
 
 
+def dumps_text(text: str) -> bytes:
+    """`dumps` of a string, which every delta of a stream is, in half the time."""
+    try:
+        return encode_basestring(text).encode()
+    except UnicodeEncodeError:
+        return _encode_ascii(text).encode()
+
+
 def loads(text: bytes | str) -> Any:
     """What a provider's JSON says. Raises Unreadable, also where it has so many parts that all others would wait."""
     if len(text) > _SHORT and has_too_many_parts(text.encode("utf-8", "replace") if isinstance(text, str) else text):
         raise Unreadable("it has too many parts to be read here")
     try:
-        return _decode(text if isinstance(text, str) else text.decode())
+        decoded = text if isinstance(text, str) else text.decode()
+        if len(decoded) <= _SHORT:  # an event of a stream, mostly
+            try:
+                value, end = _scan(decoded, 0)
+            except StopIteration:
+                end = -1
+            if end == len(decoded):
+                return value
+        return _decode(decoded)
     except RecursionError:
         raise Unreadable("it is nested too deeply") from None
     except ValueError as error:  # the message of JSONDecodeError quotes nothing of the text
@@ -127,7 +144,9 @@ def _check_depth(value: Any) -> None:
 
 
 # Built once: json.loads builds a decoder for each call that has hooks.
-_decode = json.JSONDecoder(parse_constant=_constant).decode
+_decoder = json.JSONDecoder(parse_constant=_constant)
+_decode = _decoder.decode
+_scan = _decoder.scan_once  # type: ignore[attr-defined]  # without blanks around it
 _decode_strictly = json.JSONDecoder(
     object_pairs_hook=_object, parse_constant=_constant, parse_int=_whole_number, parse_float=_number
 ).decode

@@ -46,6 +46,7 @@ _STREAM_READERS: Final[Mapping[Api, type[ChatStreamReader | ResponseStreamReader
     Api.ANTHROPIC: MessageStreamReader,
 }
 _KEEP_ALIVE: Final = KeepAlive()
+_ENDINGS: Final = (Finished, Failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ class ResponseTranslator:
                     continue
                 for told in self._reader.read(name, content):
                     written.append(self._writer.write(told))
-                    if isinstance(told, Finished | Failed):
+                    if isinstance(told, _ENDINGS):
                         self._is_over = True
                         self.has_failed = isinstance(told, Failed)
                         return b"".join(written)

@@ -41,7 +41,7 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import BadAnswer, error_object
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES, event
-from egressproxy.translation.strict_json import dumps, loads
+from egressproxy.translation.strict_json import dumps, dumps_text, loads
 
 __all__ = ["MessageStreamReader", "MessageStreamWriter"]
 
@@ -230,7 +230,7 @@ class MessageStreamWriter:
             if self._size > MAX_EVENT_BYTES:
                 raise BadAnswer("the refusal is too long to be told at the end")
             return b""
-        return self._before + dumps(told.text) + b"}}\n\n"
+        return self._before + dumps_text(told.text) + b"}}\n\n"
 
     def _finish(self, told: Finished) -> bytes:
         delta = ending(told.stop, told.stop_sequence, self._refusals.getvalue())

@@ -34,7 +34,7 @@ from egressproxy.translation.conversation import (
 from egressproxy.translation.errors import BadAnswer, error_object
 from egressproxy.translation.event_stream import event_of_data
 from egressproxy.translation.openai_chat.answers import FINISH_REASONS, read_usage, stop_of, written_usage
-from egressproxy.translation.strict_json import dumps, loads
+from egressproxy.translation.strict_json import dumps, dumps_text, loads
 
 __all__ = ["ChatStreamReader", "ChatStreamWriter"]
 
@@ -84,6 +84,8 @@ class ChatStreamReader:
     def _read_delta(self, delta: dict[str, Any], events: list[StreamEvent]) -> None:
         if said := text(delta, "content"):
             self._say(PartKind.TEXT, said, events)
+            if len(delta) == 1:
+                return
         if refused := text(delta, "refusal"):
             self._say(PartKind.REFUSAL, refused, events)
         for call in objects_in(delta, "tool_calls"):
@@ -181,11 +183,11 @@ class ChatStreamWriter:
 
     def _delta(self, told: Delta) -> bytes:
         if self._kind is PartKind.TEXT:
-            return self._before + b'"content":' + dumps(told.text) + self._after
+            return self._before + b'"content":' + dumps_text(told.text) + self._after
         if self._kind is PartKind.REFUSAL:
-            return self._before + b'"refusal":' + dumps(told.text) + self._after
+            return self._before + b'"refusal":' + dumps_text(told.text) + self._after
         call = b'"tool_calls":[{"index":%d,"function":{"arguments":' % self._tool_index
-        return self._before + call + dumps(told.text) + b"}}]" + self._after
+        return self._before + call + dumps_text(told.text) + b"}}]" + self._after
 
     def _finish(self, told: Finished) -> bytes:
         choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": FINISH_REASONS[told.stop]}

@@ -45,7 +45,7 @@ from egressproxy.translation.openai_responses.answers import (
     stop_of,
     text_part,
 )
-from egressproxy.translation.strict_json import dumps, loads
+from egressproxy.translation.strict_json import dumps, dumps_text, loads
 
 __all__ = ["ResponseStreamReader", "ResponseStreamWriter"]
 
@@ -265,7 +265,7 @@ class ResponseStreamWriter:
         self._keep(len(told.text))
         sequence = self._sequence
         self._sequence = sequence + 1
-        return self._before + dumps(told.text) + b',"sequence_number":%d}\n\n' % sequence
+        return self._before + dumps_text(told.text) + b',"sequence_number":%d}\n\n' % sequence
 
     def _keep(self, size: int) -> None:
         self._size += size
