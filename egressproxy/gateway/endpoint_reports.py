@@ -1,14 +1,14 @@
-"""Endpoints and parents that are taken out of service are counted, and told of, as are those that return."""
+"""Endpoints, parents and backends of Failovers that leave service or return: what is counted, and told of them."""
 
 from __future__ import annotations
 
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendIR
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import EventType, InvolvedObject
+from egressproxy.telemetry.notices import EventType, InvolvedObject, Notices
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, Why
 
-__all__ = ["EndpointReporter", "ParentReporter"]
+__all__ = ["EndpointReporter", "FailoverReporter", "ParentReporter"]
 
 
 OWN = ".egressproxy.io"
@@ -57,3 +57,26 @@ class ParentReporter:
 
     def __repr__(self) -> str:
         return "ParentReporter()"
+
+
+class FailoverReporter:
+    """Called with each change (`Network.on_failover_change`)."""
+
+    __slots__ = ("_notices",)
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+
+    def __call__(self, backend: BackendIR, why: str, aside: float) -> None:
+        """An Event at the backend's object. `aside`: the seconds for which it is put aside; 0.0 where it returns."""
+        regarding = InvolvedObject.of(backend.kind.removesuffix(OWN), backend.name)
+        if aside:
+            message = f"{why}: a Failover asks others for {aside:.0f} s, and then tries it"
+            self._notices.endpoint_changed(regarding, "BackendPutAside", message)
+            return
+        self._notices.endpoint_changed(
+            regarding, "BackendReturned", f"{why}: it takes requests again", EventType.NORMAL
+        )
+
+    def __repr__(self) -> str:
+        return "FailoverReporter()"

@@ -16,7 +16,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
-from egressproxy.gateway.endpoint_reports import EndpointReporter, ParentReporter
+from egressproxy.gateway.endpoint_reports import EndpointReporter, FailoverReporter, ParentReporter
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
@@ -84,6 +84,7 @@ class GatewayServer:
         metrics.add_parent_source(self._parents_aside)
         self.network.health.on_change = EndpointReporter(metrics)
         self.network.on_parent_change = ParentReporter(metrics)
+        self.network.on_failover_change = FailoverReporter(metrics.notices)
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:

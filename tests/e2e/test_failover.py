@@ -103,6 +103,11 @@ def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_i
         first.up()
         wait_until(lambda: ask(port, b"x")[2] == expected("first", b"x"), "the first provider serves again")
         assert second.requests >= 200
+        wait_until(lambda: "BackendReturned on Backend agents/first" in gateway.stderr, "its return is told")
+        assert (
+            "BackendPutAside on Backend agents/first: upstream_refused: a Failover asks others for 1 s"
+            in gateway.stderr
+        )
 
 
 @pytest.mark.parametrize(

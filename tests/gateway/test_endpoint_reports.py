@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egressproxy.errors import Reason
-from egressproxy.gateway.endpoint_reports import EndpointReporter, ParentReporter
+from egressproxy.gateway.endpoint_reports import EndpointReporter, FailoverReporter, ParentReporter
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 from egressproxy.telemetry.exposition import Exposition
@@ -92,3 +92,19 @@ def test_parents_that_are_put_aside_and_return_are_events_of_their_backend_and_c
         assert line in text
     total.forget_gauges()
     assert "egress_parent_aside{" not in Exposition("0").render(total)[0].decode()
+
+
+def test_backends_of_failovers_that_are_put_aside_and_return_are_events_of_their_object():
+    metrics = Metrics("0")
+    tell = FailoverReporter(metrics.notices)
+    tell(BackendIR("agents/openai", Destination.FQDN, kind="Backend.egressproxy.io"), "it answers 429", 20.4)
+    tell(BackendIR("agents/local", Destination.SERVICE, kind="Service"), "an attempt has ended well", 0.0)
+    assert [(str(n.regarding), n.severity, n.reason, n.message) for n in metrics.notices.take()] == [
+        (
+            "Backend agents/openai",
+            "Warning",
+            "BackendPutAside",
+            "it answers 429: a Failover asks others for 20 s, and then tries it",
+        ),
+        ("Service agents/local", "Normal", "BackendReturned", "an attempt has ended well: it takes requests again"),
+    ]

@@ -77,6 +77,12 @@ def _health(backend: RouteBackend) -> PassiveHealth:
     return backend.connector.health
 
 
+def _tell(backend: RouteBackend, why: str, aside: float) -> None:
+    """That this backend is put aside for so many seconds, or (0.0) returns."""
+    assert backend.connector is not None
+    backend.connector.network.on_failover_change(backend.connector.spec.backend, why, aside)
+
+
 class FailoverGroup:
     """The endpoints that can be used, by priority. Keeps nothing of a request."""
 
@@ -153,16 +159,21 @@ class Course:
 
     def succeeded(self, backend: RouteBackend) -> None:
         """The backend has answered, as well as was asked for."""
-        _health(backend).succeeded()
+        if _health(backend).succeeded():
+            _tell(backend, "an attempt has ended well", 0.0)
 
     def answered(self, backend: RouteBackend, head: ResponseHead, now: float) -> None:
         """The backend has answered with one of the codes."""
-        _health(backend).failed(now, is_certain=False, asked_s=asked_pause_s(head.fields, time()))
+        aside = _health(backend).failed(now, is_certain=False, asked_s=asked_pause_s(head.fields, time()))
+        if aside:
+            _tell(backend, f"it answers {head.status}", aside)
 
     def failed(self, backend: RouteBackend, error: GatewayError, now: float) -> None:
         """An attempt at the backend has failed, unless the error says nothing of it."""
         if not (error.reason in _NEUTRAL or is_over(error)):
-            _health(backend).failed(now, is_certain=error.reason not in _UNCERTAIN)
+            aside = _health(backend).failed(now, is_certain=error.reason not in _UNCERTAIN)
+            if aside:
+                _tell(backend, error.reason.value, aside)
 
     def beside(self, now: float) -> RouteBackend | None:
         """Another backend to ask, while those that were asked have not answered yet; None: nobody that serves."""

@@ -52,6 +52,8 @@ class Network:
         self.health = HealthRegistry()
         #: Called with a parent, why it is put aside (None: it can be connected to again), and a sentence.
         self.on_parent_change: Callable[[BackendIR, Reason | None, str], None] = lambda parent, reason, message: None
+        #: Called with a backend of a Failover, why, and the seconds for which it is put aside (0.0: it returns).
+        self.on_failover_change: Callable[[BackendIR, str, float], None] = lambda backend, why, aside: None
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS

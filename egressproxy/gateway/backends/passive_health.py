@@ -43,34 +43,41 @@ class PassiveHealth:
             self._is_on_trial = True
             self.aside_until = now + self._hold_off_s
 
-    def succeeded(self) -> None:
-        """An attempt has ended well: the backend is as good as any, after the pause that it may have asked for."""
-        if self._failures:
-            self._failures = 0
-            self._hold_off_s = 0.0
-            self.aside_until = self._asked_until
-            self._is_on_trial = False
+    def succeeded(self) -> bool:
+        """An attempt has ended well: the backend is as good as any, after the pause that it may have asked for.
 
-    def failed(self, now: float, *, is_certain: bool, asked_s: float = 0.0) -> None:
+        Returns whether this has ended a hold-off, or was the trial after one.
+        """
+        if not self._failures:
+            return False
+        is_back = self.aside_until > self._asked_until
+        self._failures = 0
+        self._hold_off_s = 0.0
+        self.aside_until = self._asked_until
+        self._is_on_trial = False
+        return is_back
+
+    def failed(self, now: float, *, is_certain: bool, asked_s: float = 0.0) -> float:
         """An attempt has failed. `is_certain`: the next one would fail as well, as far as one can know.
 
         `asked_s`: the pause that the backend asks for, 0.0 for none. Of failures that end together, one counts.
+        Returns the seconds for which this puts the backend aside; 0.0 where it is not, or was before.
         """
         self._failures += 1
+        was_aside = now < self.aside_until and not self._is_on_trial
         if asked_s > 0:
             self._failures = max(self._failures, FAILURES)
             self._hold_off_s = max(self._hold_off_s, MIN_HOLD_OFF_S)
             self._is_on_trial = False
             self._asked_until = max(self._asked_until, now + min(asked_s, MAX_ASIDE_S))
             self.aside_until = max(self.aside_until, self._asked_until)
-            return
-        if not (is_certain or self._failures >= FAILURES or self._hold_off_s):
-            return
-        if now < self.aside_until and not self._is_on_trial:
-            return
+            return 0.0 if was_aside else self.aside_until - now
+        if was_aside or not (is_certain or self._failures >= FAILURES or self._hold_off_s):
+            return 0.0
         self._is_on_trial = False
         self._hold_off_s = min(max(self._hold_off_s * 2, MIN_HOLD_OFF_S), MAX_HOLD_OFF_S)
         self.aside_until = now + self._hold_off_s
+        return self._hold_off_s
 
     def __repr__(self) -> str:
         return f"PassiveHealth({self._failures} failures in a row, hold-off {self._hold_off_s:g} s)"

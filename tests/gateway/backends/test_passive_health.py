@@ -85,3 +85,31 @@ def test_an_older_request_that_ends_well_does_not_shorten_the_pause():
     health.succeeded()
     assert health.is_aside(29.0)
     assert not health.is_aside(30.0)
+
+
+def test_what_puts_a_backend_aside_and_what_brings_it_back_says_so_once():
+    health = PassiveHealth()
+    assert not health.succeeded()
+    assert health.failed(0.0, is_certain=False) == 0.0
+    assert not health.succeeded()
+    assert health.failed(0.0, is_certain=True) == MIN_HOLD_OFF_S
+    assert health.failed(0.0, is_certain=True) == 0.0  # one that was under way at the same time
+    health.begin(MIN_HOLD_OFF_S)
+    assert health.failed(MIN_HOLD_OFF_S, is_certain=True) == 2 * MIN_HOLD_OFF_S
+    assert health.succeeded()
+    assert not health.succeeded()
+
+
+def test_a_pause_that_is_asked_for_is_told_once_and_a_success_does_not_end_it():
+    health = PassiveHealth()
+    assert health.failed(0.0, is_certain=False, asked_s=20.0) == 20.0
+    assert health.failed(1.0, is_certain=False, asked_s=20.0) == 0.0
+    assert not health.succeeded()  # of a request that was under way
+    assert health.is_aside(10.0)
+
+
+def test_a_trial_after_a_pause_that_was_asked_for_brings_the_backend_back():
+    health = PassiveHealth()
+    health.failed(0.0, is_certain=False, asked_s=20.0)
+    health.begin(20.0)
+    assert health.succeeded()
