@@ -8,7 +8,9 @@ how much there may be, it is counted always. Source of the idea and of most name
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from time import perf_counter
 
 from egressproxy.gateway.backends.connector import Connector
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: Idle connections that are closed at each look: their clients come back, and not all at once.
 CLOSED_AT_ONCE = 64
+#: Of what is in progress, what is ended at each look at which the process has more than it may have.
+ENDED_SHARE = 0.25
 #: So many requests in progress there may be while memory is short, however few there were when that began.
 LEAST_REQUESTS = 8
 #: Memory is given back so often, in seconds; more rarely where that takes long: for this part of the time.
@@ -117,6 +121,9 @@ class OverloadManager:
         if state is not before:
             self._changed(before, state, resident)
         if state is not OverloadState.NORMAL:
+            if resident > self.pressure.most:
+                self._end_exchanges(resident)
+                self._give_back_at = now
             self._relieve(now, is_new=state is not before)
             self._gives_back = GIVE_BACK_TIMES
         elif self._gives_back:
@@ -184,6 +191,30 @@ class OverloadManager:
             for connector in self._connectors():
                 connector.close_idle()
             self._give_memory_back(now)
+
+    def _end_exchanges(self, resident: int) -> None:
+        """Memory grows although nothing is admitted: what is in progress fills its buffers. A quarter of it ends, with
+        the connections of those clients that have most in progress.
+        """
+        of_client: defaultdict[str, list[tuple[int, Connection]]] = defaultdict(list)
+        for open_here in self._states():
+            for connection, origin in open_here.connections.items():
+                count = len(tuple(connection.serving()))
+                if count:
+                    of_client[origin].append((count, connection))
+        totals = {origin: sum(count for count, _ in each) for origin, each in of_client.items()}
+        wanted, ended = max(1, int(sum(totals.values()) * ENDED_SHARE)), 0
+        for origin in sorted(totals, key=totals.__getitem__, reverse=True):
+            for count, connection in sorted(of_client[origin], key=itemgetter(0), reverse=True):
+                if ended >= wanted:
+                    break
+                connection.abort()
+                ended += count
+        if ended:
+            log.warning(
+                "%s of %s are resident, and nothing is admitted: %d requests in progress are ended, of the clients that"
+                " have most", _size(resident), _size(self._limits.memory_bytes), ended,
+            )  # fmt: skip
 
     def _give_memory_back(self, now: float) -> None:
         began = perf_counter()

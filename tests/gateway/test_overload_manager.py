@@ -189,6 +189,32 @@ def test_nothing_is_admitted_nor_accepted_while_there_is_no_memory(press: Callab
     assert talk.conductor.accounting.gate is None
 
 
+def test_what_is_in_progress_ends_where_memory_grows_all_the_same_with_the_clients_that_have_most(
+    press: Callable[..., Pressed],
+):
+    pressed = press()
+    talk = pressed.talk
+    few, many = [talk.client, talk.connect()], [talk.connect(address="10.0.1.7") for _ in range(10)]
+    for each in (*few, *many):
+        each >> GET
+
+    def gone() -> tuple[int, int]:
+        return sum(each.is_gone for each in few), sum(each.is_gone for each in many)
+
+    assert pressed.uses(99) is REFUSING
+    assert gone() == (0, 0)
+    pressed.used = 101
+    talk.after(0.1)
+    assert gone() == (0, 3)
+    talk.after(0.1)
+    assert gone() == (0, 5)
+    assert pressed.uses(96) is REFUSING
+    assert gone() == (0, 5)
+    pressed.used = 101
+    talk.after(2)
+    assert gone() == (2, 10)
+
+
 def test_low_priority_is_shed_before_the_rest(press: Callable[..., Pressed]):
     pressed = press(forward(traffic={"priority": "Low"}))
     talk = pressed.talk

@@ -85,8 +85,17 @@ class MemoryPressure:
             self._peak = load
         return self.state
 
+    @property
+    def most(self) -> int:
+        """What the process may have, in bytes: the limit, or a little more than it keeps."""
+        return self.kept + self._room
+
+    @property
+    def _room(self) -> int:
+        return max(self.limit - self.kept, int(self.kept * LEAST_ROOM))
+
     def _state(self, resident: int) -> OverloadState:
-        room = max(self.limit - self.kept, int(self.kept * LEAST_ROOM))
+        room = self._room
         found = OverloadState.NORMAL
         for state in (OverloadState.NO_KEEPALIVE, OverloadState.SHEDDING, OverloadState.REFUSING):
             share, above = ENTER[state - 1], ENTER_ABOVE_KEPT[state - 1]
