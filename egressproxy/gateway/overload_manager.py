@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from time import perf_counter
+from typing import Protocol
 
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.exchange.conductor import Conductor
@@ -40,6 +41,8 @@ GIVE_BACK_S = 1.0
 GIVE_BACK_SHARE = 0.05
 #: And so often after the state is normal again.
 GIVE_BACK_TIMES = 3
+#: Meanwhile what is in circles is collected no more often than this, in seconds: that looks at every object.
+COLLECT_S = 30.0
 #: What Events say of it.
 DONE = {
     OverloadState.NO_KEEPALIVE: "connections end with their response",
@@ -48,6 +51,12 @@ DONE = {
 }
 #: Gateways that an Event is told of at each change.
 MAX_TOLD = 16
+
+
+class GiveBack(Protocol):
+    """See `give_back_memory`."""
+
+    def __call__(self, *, collects: bool) -> None: ...
 
 
 class OverloadManager:
@@ -63,7 +72,7 @@ class OverloadManager:
         connectors: Callable[[], Iterable[Connector]],
         copies: Shares,
         read_memory: Callable[[], int] | None = None,
-        give_back: Callable[[], None] = give_back_memory,
+        give_back: GiveBack = give_back_memory,
     ) -> None:
         self._limits = limits
         self._conductor = conductor
@@ -74,6 +83,7 @@ class OverloadManager:
         self._copies, self._most_copies = copies, copies.limit
         self._give_back = give_back
         self._give_back_at = 0.0
+        self._collect_at = 0.0
         self._gives_back = 0
         self._idle: list[Connection] = []  # those from before the state began, the oldest last
         self._worst = OverloadState.NORMAL  # since the last scrape
@@ -217,8 +227,11 @@ class OverloadManager:
             )  # fmt: skip
 
     def _give_memory_back(self, now: float) -> None:
+        collects = now >= self._collect_at or not self._gives_back  # and at last, after all
+        if collects:
+            self._collect_at = now + COLLECT_S
         began = perf_counter()
-        self._give_back()
+        self._give_back(collects=collects)
         took_s = perf_counter() - began
         self._give_back_at = now + max(GIVE_BACK_S, took_s / GIVE_BACK_SHARE)
         log.debug("memory was given back in %.1f ms", took_s * 1000)

@@ -9,7 +9,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.gateway.overload.memory_pressure import CALM_S, OverloadState
-from egressproxy.gateway.overload_manager import CLOSED_AT_ONCE, GIVE_BACK_TIMES, OverloadManager
+from egressproxy.gateway.overload_manager import CLOSED_AT_ONCE, COLLECT_S, GIVE_BACK_TIMES, OverloadManager
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.process_limits import ProcessLimits
 from tests.gateway.backends.test_mirror import mirror, results
@@ -44,7 +44,7 @@ class Pressed:
         self.talk = talk
         talk.counts_octets = False
         self.used = 30
-        self.given_back = 0
+        self.given_back = self.collected = 0
         limits = ProcessLimits(requests=requests, memory_bytes=memory * MIB)
         self.manager = OverloadManager(
             limits,
@@ -57,8 +57,9 @@ class Pressed:
         )
         self.manager.start()
 
-    def _give_back(self) -> None:
+    def _give_back(self, *, collects: bool) -> None:
         self.given_back += 1
+        self.collected += collects
 
     def uses(self, percent: int) -> OverloadState:
         self.used = percent
@@ -167,9 +168,11 @@ def test_memory_is_given_back_while_it_is_short_and_a_little_longer(press: Calla
     assert pressed.given_back == 1
     pressed.talk.after(1)
     assert pressed.given_back == 2
+    assert pressed.collected == 1  # which holds up everybody
     pressed.uses(40)
-    pressed.talk.after(60)
+    pressed.talk.after(COLLECT_S)
     assert pressed.given_back == 2 + GIVE_BACK_TIMES
+    assert pressed.collected == 2
 
 
 # --- shedding ----------------------------------------------------------------------------------------------------
