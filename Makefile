@@ -10,9 +10,11 @@ ifndef VENV
 VENV        := .venv-$(or $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null),none)
 endif
 SHARED_CASES ?= ../shared/cases
-# What says the most about a Python in the shortest time: a real process, the codec, and what goes between processes.
+# What says the most about a Python in the shortest time: a real process, the codec, what goes between processes, and what
+# frames and tracebacks keep alive.
 SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
-               tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py
+               tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
+               tests/gateway/test_cycles.py tests/gateway/test_cycles_of_failures.py tests/gateway/test_cycles_of_http2.py tests/gateway/test_cycles_of_questions.py
 # One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
 AT_ONCE     := --numprocesses auto --dist worksteal
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"

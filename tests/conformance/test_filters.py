@@ -203,7 +203,7 @@ class TestMirrors:
         suite.apply(
             route("mirrors", GW, rule("/mirror", filters=[mirror("infra-backend-v2")]),
                   rule("/mirror-and-modify", filters=[*changed, mirror("infra-backend-v2")]),
-                  rule("/two", filters=[mirror("infra-backend-v2"), mirror("infra-backend-v3")]),
+                  rule("/two-mirrors", filters=[mirror("infra-backend-v2"), mirror("infra-backend-v3")]),
                   rule("/20-percent", filters=[mirror("infra-backend-v2", percent=20)]),
                   rule("/half", filters=[mirror("infra-backend-v2", **half)]),
                   rule("/35-percent", filters=[*changed, mirror("infra-backend-v2", percent=35)]),
@@ -221,7 +221,7 @@ class TestMirrors:
 
     @pytest.mark.parametrize(
         ("path", "mirrors"),
-        [("/mirror", (2,)), ("/mirror-and-modify", (2,)), ("/two", (2, 3))],
+        [("/mirror", (2,)), ("/mirror-and-modify", (2,)), ("/two-mirrors", (2, 3))],
     )
     def test_mirrors_see_the_request(self, suite: Suite, path: str, mirrors: tuple[int, ...]):
         answer = suite.ask(GW, path, X_Header_Add="first")

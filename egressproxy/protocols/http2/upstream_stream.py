@@ -371,6 +371,7 @@ class UpstreamStream(Http2Stream):
             fault = UpstreamFault(Reason.UPSTREAM_RESET, message, retry=RetrySafety.IF_IDEMPOTENT)
         fault.reset_code = code
         self._fail(fault)
+        del fault  # see `_fail`
 
     def connection_is_lost(self) -> None:
         """The connection is gone, and what is missing with it."""
@@ -379,6 +380,7 @@ class UpstreamStream(Http2Stream):
             if self._is_answered and fault.reason is Reason.UPSTREAM_CLOSED:
                 fault = UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF)
             self._fail(fault)
+            del fault  # see `_fail`
 
     def was_not_seen(self) -> None:
         """A GOAWAY says that the upstream has not looked at this stream. What it has answered, it has looked at."""
@@ -392,6 +394,7 @@ class UpstreamStream(Http2Stream):
             fault = unseen("the upstream closes its connection")
             fault.is_left_out = True
             self._fail(fault)
+            del fault  # see `_fail`
 
     def was_sent(self) -> None:
         """END_STREAM of ours is on its way."""
@@ -426,12 +429,13 @@ class UpstreamStream(Http2Stream):
 
     def _fail(self, error: GatewayError) -> None:
         self.error = error
+        del error  # its traceback may lead to this frame, and to those that have called it: see Driver.throw
         self.sink = None
         self._heads.clear()
         if self.transport is not None:
-            self.transport.lost(error)
+            self.transport.lost(self.error)
         elif self.driver is not None:
-            self.driver.throw(error)
+            self.driver.throw(self.error)
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "ended" if self.has_ended else "busy"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,8 @@ def memory_of(pid: int) -> bytes:
             if rights.startswith("rw"):
                 start, end = (int(edge, 16) for edge in region.split("-"))
                 memory.seek(start)
-                found.append(memory.read(end - start))
+                with suppress(OSError):  # it has gone meanwhile
+                    found.append(memory.read(end - start))
     return b"".join(found)
 
 
