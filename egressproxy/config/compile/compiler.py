@@ -115,8 +115,8 @@ class _Run:
         self._extensions = ExtensionCompiler(catalog, self.references)
         self._policies = PolicyAttachments(resources, self.references)
         self._policy_filters = PolicyFilters(self._extensions)
-        services = Services(resources, self._tls_policies)
-        self._backends = BackendCompiler(resources, self.references, services, self._extensions)
+        self._services = Services(resources, self._tls_policies)
+        self._backends = BackendCompiler(resources, self.references, self._services, self._extensions)
         self._certificates = ClientCertificates(resources, self.references)
         backend_refs = BackendRefCompiler(
             self._backends, self._policies, self._policy_filters, self._certificates, CredentialDns(self._policies)
@@ -181,6 +181,16 @@ class _Run:
             if code and validity.use is not CertificateUse.LISTENER:
                 sentence = validity.sentence(now_s)
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
+
+    def _warn_of_slices(self, services: Iterable[tuple[str, str]]) -> None:
+        """Warn of Services (namespace, name) without written endpoints: without a cluster nobody else writes them."""
+        for namespace, name in sorted(services):
+            service = self._resources.find(Service, namespace, name)
+            if service is not None and service.spec.type != "ExternalName" and not self._services.has_slices(service):
+                message = "no EndpointSlice belongs to it, so that requests to it get 503"
+                remedy = f"add one in this namespace with the label kubernetes.io/service-name: {name}"
+                code = "NoEndpointSlice"
+                self.warnings.append(problem_at(service, "", message, remedy, severity=Severity.WARNING, code=code))
 
     def _note_same_names(self, source: Resource) -> None:
         for where, sentence in same_name_notes(source, self._backends):
@@ -258,7 +268,8 @@ class _Run:
         for index in of_mesh:
             where = f"spec.parentRefs[{index}]"
             self.warnings.append(problem_at(route, where, _MESH, severity=Severity.NOTE, code="MeshParent"))
-        services = self._backends.services(route) if found else ()
+        services = self._backends.services(route) if found else set()
+        self._warn_of_slices(services)
         for listener, (attachment, conditions) in found.items():
             served = self._served[listener]
             self._tls_policies.note_use(listener.gateway.key, services)

@@ -79,6 +79,10 @@ class Services:
             kind="Service",
         )
 
+    def has_slices(self, service: Service) -> bool:
+        """Whether an EndpointSlice belongs to it, be it without an address."""
+        return (service.namespace, service.name) in self._by_service
+
     def refuses_plain_text(self, namespace: str, name: str, port: int) -> bool:
         """Whether this port speaks TLS, and no policy says how to verify it."""
         service = self._resources.find(Service, namespace, name)

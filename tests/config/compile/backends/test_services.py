@@ -4,7 +4,11 @@ from ipaddress import ip_address
 
 import pytest
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.status.status_warnings import all_warnings
+from egressproxy.config.reading.load import load_text
+from egressproxy.config.reading.problems import Severity
+from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.backend import BackendIR, EndpointAddress, Protocol
 from tests.config.compile.kit import REVERSE, compiled, of_route, rule
 
@@ -66,6 +70,22 @@ def test_a_service_without_endpoints_is_a_valid_reference():
     made = compiled(REVERSE, ROUTE, SERVICE)
     assert service_of(made).endpoints == ()
     assert of_route(made, "ResolvedRefs")[0] == "True"
+
+
+def test_a_service_that_no_slice_belongs_to_is_warned_of_once_and_one_with_an_empty_slice_is_not():
+    def warned(*manifests: str) -> list[tuple[Severity, str, str, str]]:
+        resources = load_text("\n---\n".join(manifests), "config.yaml")
+        found = all_warnings(resources, compile_config(resources, Catalog(), Defaults()))
+        return [(each.severity, each.code, each.object, each.remedy) for each in found if each.code != "Insecure"]
+
+    second = ROUTE.replace("{name: route}", "{name: second}")
+    remedy = "add one in this namespace with the label kubernetes.io/service-name: svc"
+    assert warned(REVERSE, ROUTE, second, SERVICE) == [
+        (Severity.WARNING, "NoEndpointSlice", "Service default/svc", remedy)
+    ]
+    none_ready = SLICE[: SLICE.index("endpoints:")] + "endpoints: []\nports: [{name: web, port: 8080}]\n"
+    assert warned(REVERSE, ROUTE, SERVICE, none_ready) == []
+    assert warned(REVERSE, SERVICE) == []  # nothing leads to it
 
 
 def test_slices_of_other_namespaces_do_not_count():
