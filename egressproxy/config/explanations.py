@@ -63,6 +63,13 @@ _ELSEWHERE = {
     "ServiceEntry": "write a Backend of type Fqdn, and a route to it or destinations.allow of an EgressPolicy",
     "DestinationRule": "write spec.traffic of an EgressPolicy, and tls into the port of the Backend",
 }
+#: The same for fields of Envoy Gateway's BackendTrafficPolicy that have another name here.
+_OTHER_FIELDS = {
+    "numRetries": "write attempts",
+    "numAttemptsPerPriority": "write attempts",
+    "httpStatusCodes": "write codes, beside retryOn",
+    "perRetry": "write backoff and maxBackoff; timeouts.backendRequest is the time for an attempt",
+}
 #: The types of such an error, in a model and in a dataclass.
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
@@ -150,7 +157,7 @@ def _unknown_field(name: str, model: type[Any] | None) -> tuple[str, str]:
     below = [f"{field}.{name}" for field, inner in _models_below(model) if name in dict(_fields(inner))]
     if below:
         otherwise = f"did you mean {' or '.join(below)}?"
-    return f"unknown field {_cut(name)}", did_you_mean(name, known, otherwise)
+    return f"unknown field {_cut(name)}", _OTHER_FIELDS.get(name) or did_you_mean(name, known, otherwise)
 
 
 def _models_below(model: type[Any] | None) -> Iterator[tuple[str, type[Any]]]:

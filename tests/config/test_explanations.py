@@ -38,6 +38,13 @@ def first_of(kind: type[Resource], manifest: dict[str, Any], written: str | None
         ({"tls": {"minVersion": 1.2}}, "1.2", "1.2 is a number, not text", "quote it; possible are 1.2, 1.3"),
         ({"dns": []}, None, "a list stands where a mapping is expected", "as key: value; known are servers, transport"),
         ({"loadBalancer": {}}, None, "unknown field loadBalancer", "did you mean traffic.loadBalancer?"),
+        ({"traffic": {"retries": {"numRetries": 3}}}, None, "unknown field numRetries", "write attempts"),
+        (
+            {"traffic": {"retries": {"retryOn": {"httpStatusCodes": [503]}}}},
+            None,
+            "unknown field httpStatusCodes",
+            "write codes, beside retryOn",
+        ),
         (
             {"destinations": {"hostnames": []}},
             None,
