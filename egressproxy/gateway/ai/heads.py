@@ -17,7 +17,10 @@ __all__ = ["EVENT_STREAM", "JSON", "media_type", "set_request_head", "set_respon
 EVENT_STREAM: Final = b"text/event-stream"
 JSON: Final = b"application/json"
 #: Fields that are meant for one place, or may hold what only that may know: whatever a client sends under such a name.
-_SECRET = re.compile(rb"auth|cookie|credential|key|password|secret|session|token", re.IGNORECASE)
+_SECRET = re.compile(
+    rb"auth|assertion|bearer|cookie|credential|dpop|jwt|key|passphrase|passw|secret|session|signature|token",
+    re.IGNORECASE,
+)
 #: In which field an API tells the number of a request.
 _REQUEST_ID: Final = {
     Api.OPENAI_CHAT: b"x-request-id",
