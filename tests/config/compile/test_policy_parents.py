@@ -144,7 +144,7 @@ def test_of_two_on_one_level_the_older_wins():
         ("", "InvalidParent", "Backend default/corp does not exist"),
         (proxy("corp", tls="mode: Simple").replace(", tls: {mode: Simple}", ""), "InvalidParent", "tls.mode"),
         (DYNAMIC.replace("name: dynamic", "name: corp"), "InvalidParent", "name a fixed gateway"),
-        (proxy("corp", "parent: {name: corp}"), "InvalidParent", "its own parent"),
+        (proxy("corp", "parent: {name: corp}"), "InvalidParent", "by way of others (take the parent out"),
     ],
 )
 def test_a_parent_that_cannot_be_used_closes_everything_that_is_for_it(parent: str, reason: str, named_: str):

@@ -88,7 +88,8 @@ class ParentCompiler:
         if self._has_too_many(source, ref):
             raise UnresolvedRef("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
         if source.key in self._busy:
-            raise UnresolvedRef("InvalidParent", f"{source} is its own parent, by way of others")
+            message = f"{source} is its own parent, by way of others"
+            raise UnresolvedRef("InvalidParent", message, "take the parent out of the one that is asked last")
         self._busy.append(source.key)
         try:
             parent = self._resolve(source, ref, supported_features.PARENT_PROTOCOLS)
