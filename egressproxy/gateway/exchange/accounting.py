@@ -70,7 +70,8 @@ class Accounting:
                 if place is not None:
                     finish(place.chain.complete, x)
         if resources.on_complete is not None:
-            resources.on_complete()
+            on_complete, resources.on_complete = resources.on_complete, None
+            on_complete()
         if resources.tenant is not None:
             resources.tenant.leave()
             resources.tenant = None

@@ -36,25 +36,28 @@ class HeldResources(HeldConnection):
 
     def __init__(self) -> None:
         super().__init__()
+        self.upstream = None
+        # None again as soon as each is given back (`Accounting.account`), which few exchanges have:
+        self.request_filter: BodyFilter | None = None
+        self.response_filter: BodyFilter | None = None
+        self.on_complete: Callable[[], None] | None = None
         self.tenant: Tenant | None = None
 
     def reset(self) -> None:
-        """Forget everything, without giving it back."""
+        """Forget the rest, when what is held was given back."""
         self.connector = None
         self.target = None
-        self.upstream = None
         self.route: Route | None = None
         self.backend: RouteBackend | None = None
-        self.request_filter: BodyFilter | None = None
-        self.response_filter: BodyFilter | None = None
         self.copies: Copies | None = None
-        self.on_complete: Callable[[], None] | None = None
         self.close = False
         self.is_handed_over = False
 
     def end_filters(self) -> None:
         """Cancel the body filters that are at work."""
-        for body_filter in (self.request_filter, self.response_filter):
+        filters = self.request_filter, self.response_filter
+        self.request_filter = self.response_filter = None
+        for body_filter in filters:
             if body_filter is not None:
                 body_filter.cancel()
 
