@@ -8,7 +8,6 @@ how much there may be, it is counted always. Source of the idea and of most name
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from time import perf_counter
@@ -204,22 +203,21 @@ class OverloadManager:
 
     def _end_exchanges(self, resident: int) -> None:
         """Memory grows although nothing is admitted: what is in progress fills its buffers. A quarter of it ends, with
-        the connections of those clients that have most in progress.
+        the connections of those clients that would be refused first: they, or their networks, have most in progress.
         """
-        of_client: defaultdict[str, list[tuple[int, Connection]]] = defaultdict(list)
+        found: list[tuple[int, int, Connection]] = []
         for open_here in self._states():
-            for connection, origin in open_here.connections.items():
-                count = len(tuple(connection.serving()))
-                if count:
-                    of_client[origin].append((count, connection))
-        totals = {origin: sum(count for count, _ in each) for origin, each in of_client.items()}
-        wanted, ended = max(1, int(sum(totals.values()) * ENDED_SHARE)), 0
-        for origin in sorted(totals, key=totals.__getitem__, reverse=True):
-            for count, connection in sorted(of_client[origin], key=itemgetter(0), reverse=True):
-                if ended >= wanted:
-                    break
-                connection.abort()
-                ended += count
+            for connection in open_here.connections:
+                tenants = [holder.tenant for holder in connection.serving()]
+                if tenants:
+                    found.append((max(map(self.gate.price_of, tenants)), len(tenants), connection))
+        found.sort(key=itemgetter(0, 1), reverse=True)
+        wanted, ended = max(1, int(sum(count for _, count, _ in found) * ENDED_SHARE)), 0
+        for _, count, connection in found:
+            if ended >= wanted:
+                break
+            connection.abort()
+            ended += count
         if ended:
             log.warning(
                 "%s of %s are resident, and nothing is admitted: %d requests in progress are ended, of the clients that"

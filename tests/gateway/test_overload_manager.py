@@ -218,6 +218,22 @@ def test_what_is_in_progress_ends_where_memory_grows_all_the_same_with_the_clien
     assert gone() == (2, 10)
 
 
+def test_many_clients_of_one_network_end_before_one_that_has_more_than_each(press: Callable[..., Pressed]):
+    pressed = press()
+    talk = pressed.talk
+    several, crowd = (
+        [talk.client, *(talk.connect() for _ in range(2))],
+        [talk.connect(address=f"10.0.1.{number}") for number in range(10)],
+    )
+    for each in (*several, *crowd):
+        each >> GET
+    assert pressed.uses(99) is REFUSING
+    pressed.used = 101
+    talk.after(0.1)
+    assert sum(each.is_gone for each in crowd) == 3
+    assert not any(each.is_gone for each in several)
+
+
 def test_low_priority_is_shed_before_the_rest(press: Callable[..., Pressed]):
     pressed = press(forward(traffic={"priority": "Low"}))
     talk = pressed.talk

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from ipaddress import ip_network
 from typing import Final
@@ -114,6 +114,15 @@ class RequestGate:
         assert parent is not None
         return parent
 
+    def price_of(self, tenant: Tenant | None) -> int:
+        """How much it has in progress, with its share of what it is a part of: the dearest are refused first."""
+        path: list[Tenant] = []
+        while tenant is not None:
+            path.append(tenant)
+            tenant = tenant.parent
+        path.reverse()
+        return sum(each.held * weight for each, weight in zip(path, _weights([each.key for each in path]), strict=True))
+
     def _price(self, key: tuple[str, ...], weight: int) -> int:
         tenant = self.tenants.get(key)
         return tenant.held * weight if tenant is not None else 0
@@ -137,7 +146,7 @@ class RequestGate:
         return f"RequestGate({self.active} of {self.limit or 'any number'}, {len(self.tenants)} tenants)"
 
 
-def _weights(path: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:
+def _weights(path: Sequence[tuple[str, ...]]) -> tuple[int, ...]:
     return WEIGHTS if len(path) == len(WEIGHTS) else WEIGHTS_OF_KNOWN
 
 
