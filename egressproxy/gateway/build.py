@@ -92,6 +92,7 @@ class SnapshotBuilder:
         self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
+        self.has_translation = False
 
     def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
         """Build the snapshot, a rule at a time, on the event loop. Raises as `build`.
@@ -208,7 +209,9 @@ class SnapshotBuilder:
         is_mcp = attached.kind == "HTTPRoute" and speaks_mcp(rule)
         is_ai = any(backend.ai is not None for backend in backends)
         if is_ai:
-            yield import_translation
+            if not self.has_translation:  # a turn in a thread for each rule would make reloads long
+                self.has_translation = True
+                yield import_translation
             of_ai = AiRequests(name, self.metrics.translations)
             told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
             extensions = (*extensions, self.parts.place_own(name, told, of_ai, self.metrics.notices, mark=AI_MARK))

@@ -12,6 +12,7 @@ import pytest
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterBuildError
+from egressproxy.gateway.ai.filters import import_translation
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
@@ -63,6 +64,15 @@ def steps(gateway: GatewayServer, config: ConfigIR) -> Cooperative[Snapshot]:
 
 async def test_it_pauses_at_least_once_for_every_rule(gateway: GatewayServer, config: ConfigIR):
     assert len(list(steps(gateway, config))) >= ROUTES
+
+
+async def test_what_translates_is_imported_in_one_step_however_many_rules_need_it(gateway: GatewayServer):
+    provider = m.backend("a", "a.test", 80)
+    provider["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": {"apis": ["OpenAIChat"]}}
+    rule = m.prefix_rule("/", "a")
+    routes = (m.http_route(f"r{n}", rule, hostnames=[f"h{n}.test"]) for n in range(ROUTES))
+    config = compiled_spec([m.gateway(m.http_listener(8080)), m.policy(), provider, *routes])
+    assert [step for step in steps(gateway, config) if step is not None] == [import_translation]
 
 
 async def test_a_listener_keeps_what_was_said_of_it_but_not_the_routes_which_are_in_its_tables(
