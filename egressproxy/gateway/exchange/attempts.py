@@ -102,7 +102,7 @@ class Attempts:
         head, sessions = x.request, policy.sessions
         self._policy = policy
         self._x = x
-        self._ai = AiCall.of(x)
+        self._ai = AiCall.of(x) if x.notes is not None else None
         self._client = client
         self._route = route
         self._origin = head.fields.block, head.path, x.upstream_host, head.body  # what each attempt starts from
@@ -136,7 +136,8 @@ class Attempts:
         """See `reach_with_retries`. `collected` is the body, where it is here already."""
         x, policy, failover = self._x, self._policy, self._failover
         ai = self._ai
-        if self._course is not None or policy.attempts or policy.sessions is not None or ai is not None:
+        has_body = x.request.body != 0 or collected is not None
+        if has_body and (self._course is not None or policy.attempts or policy.sessions is not None or ai is not None):
             limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
             self._body = kept_body(x, self._client, self._route, collected, limit)
         policy.count_request()
@@ -210,14 +211,10 @@ class Attempts:
         self._tried.add(target)
         connector = backend.connector
         assert connector is not None  # the target is of it
-        return await call_upstream(
-            self._client, x, connector, target, backend.chain, self._body_to_send or collected, self._repeat
-        )
-
-    @property
-    def _body_to_send(self) -> bytes | ReplayableBody | None:
-        """What this attempt sends: what was made of the body for its provider, or the client's own."""
-        return self._body if self._ai is None or self._ai.body is None else self._ai.body
+        ai, body = self._ai, self._body or collected
+        if ai is not None and ai.body is not None:  # what was made of it for its provider
+            body = ai.body or collected
+        return await call_upstream(self._client, x, connector, target, backend.chain, body, self._repeat)
 
     async def _is_final(self, upstream: Upstream) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
@@ -381,7 +378,7 @@ class Attempts:
     def _answered(self) -> None:
         """The client gets the answer of the attempt that was under way."""
         x, sessions = self._x, self._policy.sessions
-        trail = AttemptTrail.of(x)
+        trail = AttemptTrail.of(x) if x.notes is not None else None
         if trail is not None:
             note_attempt(x, self._backend, self._outcome, self._began)
             if trail.is_shown:
