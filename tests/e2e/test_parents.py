@@ -102,7 +102,7 @@ def test_a_route_of_another_namespace_does_not_say_where_the_password_goes(tmp_p
     with (
         NameServer({"proxy.corp.test": ["127.0.0.1"], "api.test": ["127.0.0.1"]}) as dns,
         Origin() as origin,
-        BasicProxy("robot", PASSWORD) as proxy,
+        BasicProxy("robot", PASSWORD, free_port("127.0.0.66")) as proxy,
         socket.create_server(("127.0.0.66", proxy.port)) as other,
     ):
         other.settimeout(0)
