@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from egressproxy.translation.conversation import ContentPart, Image, Text, ToolResult
 from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.json_object import JsonObject, objects
 
-__all__ = ["data_url", "image_at", "only_texts", "result_parts"]
+__all__ = ["data_url", "image_at", "only_texts", "result_parts", "text_or_parts"]
 
 _DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64,")
+
+
+def text_or_parts(value: Any, where: str, read: Callable[[JsonObject], ContentPart]) -> list[ContentPart]:
+    """Content as all three APIs write it: a string, or an array of parts, each of which is `read`. `where` is its path.
+
+    Raises Untranslatable.
+    """
+    if type(value) is str:
+        return [Text(value, where)]
+    if type(value) is not list:
+        raise Untranslatable(where, "is missing" if value is None else "must be a string or an array")
+    return [read(part) for part in objects(value, where)]
 
 
 def image_at(url: str, detail: str | None, where: str) -> Image:

@@ -12,6 +12,7 @@ from h2.errors import ErrorCodes
 from egressproxy.net.flow_control import HIGH_WATER, Reads
 from egressproxy.net.pieces import keep
 from egressproxy.protocols.http2.field_coding import FieldList, block_code, encoded
+from egressproxy.protocols.http2.frames import FrameError
 
 __all__ = ["Http2Stream", "StreamCarrier"]
 
@@ -184,8 +185,8 @@ class Http2Stream:
         """A piece of the peer's message."""
 
     def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
-        """The head of the peer's answer: of streams that we have begun."""
-        raise NotImplementedError
+        """The head of the peer's answer: of streams that we have begun. Raises FrameError where the peer has."""
+        raise FrameError("an answer to no request")
 
     @abstractmethod
     def take_trailers(self, fields: FieldList) -> None:

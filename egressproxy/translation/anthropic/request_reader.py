@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.translation.content import text_or_parts
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -22,7 +23,6 @@ from egressproxy.translation.conversation import (
     ToolResult,
     Turn,
 )
-from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject, objects
 from egressproxy.translation.strict_json import dumps
 
@@ -132,11 +132,7 @@ def _turn(message: JsonObject) -> Turn:
 
 
 def _blocks(value: Any, where: str, kinds: tuple[str, ...]) -> list[ContentPart]:
-    if type(value) is str:
-        return [Text(value, where)]
-    if type(value) is not list:
-        raise Untranslatable(where, "is missing" if value is None else "must be a string or an array")
-    return [_block(block, kinds) for block in objects(value, where)]
+    return text_or_parts(value, where, lambda block: _block(block, kinds))
 
 
 def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart:

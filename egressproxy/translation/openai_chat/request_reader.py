@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.translation.content import image_at
+from egressproxy.translation.content import image_at, text_or_parts
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -22,7 +22,6 @@ from egressproxy.translation.conversation import (
     ToolResult,
     Turn,
 )
-from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject, objects
 from egressproxy.translation.openai_fields import EFFORTS, leave_out_cache_options, metadata_of, service_tier_of
 
@@ -142,27 +141,26 @@ def _assistant_parts(message: JsonObject) -> tuple[ContentPart, ...]:
 def _content(
     message: JsonObject, may_have_images: bool = False, may_refuse: bool = False, is_optional: bool = False
 ) -> list[ContentPart]:
-    where, value = message.where("content"), message.any("content")
-    if type(value) is str:
-        return [Text(value, where)]
+    value = message.any("content")
     if value is None and is_optional:
         return []
-    if type(value) is not list:
-        raise Untranslatable(where, "is missing" if value is None else "must be a string or an array")
-    parts: list[ContentPart] = []
-    for part in objects(value, where):
-        kind = part.needed_text("type")
-        if kind == "text":
-            parts.append(Text(part.needed_text("text"), part.path))
-        elif kind == "image_url" and may_have_images:
-            parts.append(_image(part))
-        elif kind == "refusal" and may_refuse:
-            parts.append(RefusalText(part.needed_text("refusal"), part.path))
-        else:
-            part.refuse(kind[:80], "cannot be translated: only text, and images of the user, are")
-        part.without_meaning("prompt_cache_breakpoint")
-        part.end()
-    return parts
+    return text_or_parts(value, message.where("content"), lambda part: _part(part, may_have_images, may_refuse))
+
+
+def _part(part: JsonObject, may_have_images: bool, may_refuse: bool) -> ContentPart:
+    kind = part.needed_text("type")
+    read: ContentPart
+    if kind == "text":
+        read = Text(part.needed_text("text"), part.path)
+    elif kind == "image_url" and may_have_images:
+        read = _image(part)
+    elif kind == "refusal" and may_refuse:
+        read = RefusalText(part.needed_text("refusal"), part.path)
+    else:
+        part.refuse(kind[:80], "cannot be translated: only text, and images of the user, are")
+    part.without_meaning("prompt_cache_breakpoint")
+    part.end()
+    return read
 
 
 def _image(part: JsonObject) -> ContentPart:

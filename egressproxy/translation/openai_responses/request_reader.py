@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.translation.content import image_at
+from egressproxy.translation.content import image_at, text_or_parts
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -171,12 +171,7 @@ def _output(item: JsonObject) -> tuple[Text | Image, ...]:
 
 
 def _content(item: JsonObject, name: str, kinds: tuple[str, ...]) -> list[ContentPart]:
-    where, value = item.where(name), item.any(name)
-    if type(value) is str:
-        return [Text(value, where)]
-    if type(value) is not list:
-        raise Untranslatable(where, "is missing" if value is None else "must be a string or an array")
-    return [_part(part, kinds) for part in objects(value, where)]
+    return text_or_parts(item.any(name), item.where(name), lambda part: _part(part, kinds))
 
 
 def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
