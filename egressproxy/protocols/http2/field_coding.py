@@ -6,6 +6,7 @@ table, so that no credential stays there, and a field costs one look-up. Sources
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain
@@ -49,9 +50,10 @@ MAX_NAME, MAX_NAMES = 32, 2048
 SENSITIVE = frozenset(
     b"authorization proxy-authorization cookie set-cookie x-api-key api-key x-goog-api-key x-amz-security-token".split()
 )
-
-#: Nor lines that are others each time: they would take the places of those that come again.
-_NOT_REMEMBERED = SENSITIVE | {b"grpc-timeout"}
+#: So are fields with one of these words in their names, but for :authority: any field may carry a key.
+_SENSITIVE_WORD = re.compile(rb"(?<!\A:)(?:auth|cookie|credential|key|passw|secret|token)")
+#: Not remembered either: it is another one each time, and would take the place of one that comes again.
+_TIMEOUT = b"grpc-timeout"
 
 _STATIC = HeaderTable.STATIC_TABLE
 _STATIC_LENGTH = len(_STATIC)
@@ -224,7 +226,7 @@ class FieldEncoder:
     def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:
         """The block of these fields. The first one says that our table is empty, and stays so."""
         block = b"".join([
-            _remembered(name, value) if len(name) + len(value) <= MAX_REMEMBERED and name not in SENSITIVE
+            _remembered(name, value) if len(name) + len(value) <= MAX_REMEMBERED and not is_sensitive(name)
             else encoded(name, value)
             for name, value in headers
         ])  # fmt: skip
@@ -255,11 +257,21 @@ class EncodedLines(dict[bytes, bytes]):
         name, _, value = line.partition(b":")
         name = name.lower()
         code = b"" if name in self._never else encoded(name, value.strip(b" \t"))
-        if len(line) <= MAX_REMEMBERED and name not in _NOT_REMEMBERED:
+        if len(line) <= MAX_REMEMBERED and name != _TIMEOUT and not is_sensitive(name):
             if len(self) >= MAX_LINES:
                 self.clear()
             self[line] = code
         return code
+
+
+def is_sensitive(name: bytes) -> bool:
+    """Whether a field of this (lower-case) name may carry a credential: see SENSITIVE."""
+    return _is_sensitive(name) if len(name) <= MAX_REMEMBERED else _SENSITIVE_WORD.search(name) is not None
+
+
+@lru_cache(maxsize=1024)
+def _is_sensitive(name: bytes) -> bool:
+    return name in SENSITIVE or _SENSITIVE_WORD.search(name) is not None
 
 
 def encoded(name: bytes, value: bytes) -> bytes:
@@ -274,9 +286,10 @@ def encoded(name: bytes, value: bytes) -> bytes:
 def _made_start(name: bytes) -> tuple[bytes, dict[bytes, int]]:
     """What stands before the length of a value, and the indexes of those values that the static table has."""
     index, exact = _INDEX.get(name, (0, {}))
-    if name in SENSITIVE:
+    sensitive = is_sensitive(name)
+    if sensitive:
         exact = {}
-    flags = 0x10 if name in SENSITIVE else 0x00
+    flags = 0x10 if sensitive else 0x00
     start = _prefixed(index, 0x0F, flags) if index else bytes((flags,)) + _prefixed(len(name), 0x7F, 0) + name
     return start, exact
 
@@ -286,7 +299,7 @@ _remembered = lru_cache(maxsize=4096)(encoded)
 
 
 def encoded_once(name: bytes, value: bytes) -> bytes:
-    """As `encoded`, of a field that comes again: it is remembered, unless it is long. Its name is not SENSITIVE."""
+    """As `encoded`, of a field that comes again: it is remembered, unless it is long. Its name is not sensitive."""
     return _remembered(name, value) if len(value) <= MAX_REMEMBERED else encoded(name, value)
 
 

@@ -22,6 +22,8 @@ from egressproxy.protocols.http2.field_coding import (
     FieldEncoder,
     _remembered,
     _start,
+    encoded,
+    is_sensitive,
 )
 
 NAMES = st.sampled_from([b":method", b":path", b":status", b"accept", b"cookie", b"authorization", b"x-a", b"x" * 130])
@@ -136,10 +138,25 @@ def test_nothing_is_remembered_of_long_names(value: bytes):
     assert (_remembered.cache_info().misses, _start.cache_info().misses) == kept
 
 
-@pytest.mark.parametrize("name", [b"authorization", b"cookie", b"set-cookie", b"x-api-key"])
+@pytest.mark.parametrize(
+    "name", [b"authorization", b"cookie", b"set-cookie", b"x-api-key", b"x-vendor-token", b"t" * 300 + b"key"]
+)
 def test_credentials_are_never_indexed_by_any_hop(name: bytes):
     (field,) = Decoder().decode(FieldEncoder().encode([(name, b"secret")]), raw=True)
     assert isinstance(field, NeverIndexedHeaderTuple)
+
+
+def test_the_authority_is_no_credential():
+    assert not is_sensitive(b":authority")
+    assert is_sensitive(b"x-auth")
+
+
+@pytest.mark.parametrize(("name", "is_kept"), [(b"X-Vendor-Token", False), (b"Cookie", False), (b"X-Vendor", True)])
+def test_a_credential_is_remembered_by_nobody(name: bytes, is_kept: bool):
+    lines = EncodedLines(frozenset())
+    line = name + b": s3cret"
+    assert lines[line] == encoded(name.lower(), b"s3cret")
+    assert (line in lines) is is_kept
 
 
 def test_a_table_that_has_to_shrink_and_does_not_is_refused():
