@@ -1,19 +1,60 @@
-"""The built-in filter types."""
+"""The built-in filter types: the name of each, and where it is.
+
+A module is imported when a configuration names its type, so that a process that serves holds what it runs and no more.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final
+
 from egressproxy.filters.base import FilterType
-from egressproxy.filters.cors import CORS
-from egressproxy.filters.credential_injector import CREDENTIAL_INJECTOR
-from egressproxy.filters.header_policy import HEADER_POLICY
-from egressproxy.filters.limits import BODY_LIMIT, CONCURRENCY_LIMIT, QOS_CONTROLLER, REQUEST_RATE_LIMIT
-from egressproxy.filters.python_filter import PYTHON
-from egressproxy.filters.request_redirect import REQUEST_REDIRECT
-from egressproxy.filters.url_rewrite import URL_REWRITE
 
-__all__ = ["BUILTIN_TYPES"]
+__all__ = ["BUILTIN", "FULL_NAMES", "builtin_type"]
 
-BUILTIN_TYPES: tuple[FilterType, ...] = (
-    BODY_LIMIT, CONCURRENCY_LIMIT, CORS, CREDENTIAL_INJECTOR, HEADER_POLICY, PYTHON, QOS_CONTROLLER,
-    REQUEST_RATE_LIMIT, REQUEST_REDIRECT, URL_REWRITE,
-)  # fmt: skip
+_OURS: Final = "egressproxy.io/"
+_GATEWAY_API: Final = "gateway.networking.k8s.io/"
+
+#: Full name -> module and constant, below `egressproxy.filters`.
+BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
+    f"{_OURS}{kind}:v1": place
+    for kind, place in {
+        "BodyLimit": "limits:BODY_LIMIT",
+        "ConcurrencyLimit": "limits:CONCURRENCY_LIMIT",
+        "Cors": "cors:CORS",
+        "CredentialInjector": "credential_injector:CREDENTIAL_INJECTOR",
+        "HeaderPolicy": "header_policy:HEADER_POLICY",
+        "Python": "python_filter:PYTHON",
+        "QoSController": "limits:QOS_CONTROLLER",
+        "RequestRateLimit": "limits:REQUEST_RATE_LIMIT",
+        "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
+        "UrlRewrite": "url_rewrite:URL_REWRITE",
+    }.items()
+})  # fmt: skip
+
+#: Types that run the operator's code. Nobody asks for that by a name of Gateway API.
+_OWN_NAME_ONLY: Final = frozenset({f"{_OURS}Python:v1"})
+
+
+def _published(name: str) -> tuple[str, ...]:
+    kind = name.removeprefix(_OURS)
+    return () if name in _OWN_NAME_ONLY else (kind.partition(":")[0], f"{_GATEWAY_API}{kind}")
+
+
+#: Every name of a built-in type -> its full name. The others are `Kind` and `gateway.networking.k8s.io/Kind:version`,
+#: as the egress proposals of Kubernetes' AI Gateway working group write them.
+FULL_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {other: name for name in BUILTIN for other in (name, *_published(name))}
+)
+
+
+def builtin_type(name: str) -> FilterType | None:
+    """The built-in type of this name or published name, imported at its first use; None for any other name."""
+    full_name = FULL_NAMES.get(name)
+    if full_name is None:
+        return None
+    module, _, constant = BUILTIN[full_name].partition(":")
+    found: FilterType = getattr(import_module(f"egressproxy.filters.{module}"), constant)
+    return found

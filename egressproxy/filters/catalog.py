@@ -3,49 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from egressproxy.filters.base import FilterType, Phase
-from egressproxy.filters.builtin import BUILTIN_TYPES
+from egressproxy.filters.builtin import BUILTIN, FULL_NAMES, builtin_type
 from egressproxy.filters.shared_counters import SharedCounters
 
-__all__ = ["Catalog", "published_names"]
-
-_OURS: Final = "egressproxy.io/"
-_PUBLISHED: Final = "gateway.networking.k8s.io/"
-
-
-def published_names(kind: FilterType) -> tuple[str, ...]:
-    """The other names of a built-in type: its kind alone, and in the group of Gateway API. `Python` has none."""
-    if kind.runs_code or not kind.name.startswith(_OURS):
-        return ()
-    name = kind.name.removeprefix(_OURS)
-    return (name.partition(":")[0], f"{_PUBLISHED}{name}")
+__all__ = ["Catalog"]
 
 
 class Catalog:
-    """Filter types by name (`domain/Kind:version`).
+    """Filter types by name (`domain/Kind:version`): the built-in ones, also by their published names, and `others`.
 
-    Built-in types are also found by their published names, `Kind` and `gateway.networking.k8s.io/Kind:version`, as the
-    egress proposals of Kubernetes' AI Gateway working group write them. `counters` are the numbers of limits that
-    several processes share; None in a process that serves alone.
+    `counters` are the numbers of limits that several processes share; None in a process that serves alone.
     """
 
-    __slots__ = ("_by_any_name", "_types", "counters")
+    __slots__ = ("_others", "counters")
 
-    def __init__(self, types: Iterable[FilterType] = BUILTIN_TYPES, counters: SharedCounters | None = None) -> None:
-        self._types = {kind.name: kind for kind in types}
-        self._by_any_name = {name: kind for kind in self._types.values() for name in published_names(kind)}
-        self._by_any_name.update(self._types)
+    def __init__(self, others: Iterable[FilterType] = (), counters: SharedCounters | None = None) -> None:
+        self._others = {kind.name: kind for kind in others}
         self.counters = counters
 
     def get(self, name: str) -> FilterType | None:
-        """The type of this name or published name."""
-        return self._by_any_name.get(name)
+        """The type of this name or published name. A built-in one is imported at its first use."""
+        return builtin_type(name) or self._others.get(name)
 
     def names(self) -> tuple[str, ...]:
         """The full names, sorted."""
-        return tuple(sorted(self._types))
+        return tuple(sorted((*BUILTIN, *self._others)))
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """By name: `summary`, `phases` in order, `also` (phases in which it runs besides), `published` (its other
@@ -58,8 +43,9 @@ class Catalog:
                 "summary": kind.summary,
                 "phases": [phase.value for phase in Phase if phase in kind.phases],
                 "also": [phase.value for phase in Phase if phase in kind.also],
-                "published": list(published_names(kind)),
+                "published": [other for other, full_name in FULL_NAMES.items() if full_name == name != other],
                 "config": schema(kind.config_model),
             }
-            for name, kind in sorted(self._types.items())
+            for name in self.names()
+            if (kind := self.get(name)) is not None
         }

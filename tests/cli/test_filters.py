@@ -5,12 +5,12 @@ import json
 from click.testing import CliRunner
 
 from egressproxy.cli import main
-from egressproxy.filters.builtin import BUILTIN_TYPES
+from egressproxy.filters.builtin import BUILTIN
 
 
 def test_every_type_is_listed_with_its_phases():
     lines = CliRunner().invoke(main, ["filters"]).output.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == sorted(kind.name for kind in BUILTIN_TYPES)
+    assert [line for line in lines if not line.startswith(" ")] == sorted(BUILTIN)
     assert "    phases: backend-request" in lines
 
 

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -6,7 +8,7 @@ from pydantic import TypeAdapter
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import Exchange
-from egressproxy.filters.builtin import BUILTIN_TYPES
+from egressproxy.filters.builtin import BUILTIN
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
@@ -27,7 +29,7 @@ def ask(instances, spec=RATE):
 
 def test_the_catalogue_describes_every_type_with_its_schema():
     catalog = Catalog()
-    assert catalog.names() == tuple(sorted(kind.name for kind in BUILTIN_TYPES))
+    assert catalog.names() == tuple(sorted(BUILTIN))
     described = json.loads(json.dumps(catalog.describe()))
     for name in catalog.names():
         assert described[name]["summary"]
@@ -40,13 +42,19 @@ def test_the_catalogue_describes_every_type_with_its_schema():
     assert "secretRef" in described["egressproxy.io/CredentialInjector:v1"]["config"]["properties"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILTIN_TYPES if not kind.runs_code], ids=lambda kind: kind.name)
-def test_a_type_of_ours_is_known_by_its_published_names_too(kind):
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_type_of_ours_is_known_by_its_published_names_too(name):
     catalog = Catalog()
-    bare, of_gateway_api = catalog.describe()[kind.name]["published"]
-    assert kind.name == f"egressproxy.io/{bare}:v1"
+    kind = catalog.get(name)
+    assert kind is not None
+    assert kind.name == name
+    if kind.runs_code:
+        assert catalog.describe()[name]["published"] == []
+        return
+    bare, of_gateway_api = catalog.describe()[name]["published"]
+    assert name == f"egressproxy.io/{bare}:v1"
     assert of_gateway_api == f"gateway.networking.k8s.io/{bare}:v1"
-    assert catalog.get(bare) is catalog.get(of_gateway_api) is catalog.get(kind.name) is kind
+    assert catalog.get(bare) is catalog.get(of_gateway_api) is kind
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,14 @@ def test_a_type_of_ours_is_known_by_its_published_names_too(kind):
 )  # fmt: skip
 def test_names_are_compared_exactly_and_what_runs_code_has_one_name_alone(name):
     assert Catalog().get(name) is None
+
+
+def test_a_type_is_imported_when_it_is_named_and_not_before():
+    asked = (
+        "import sys; from egressproxy.filters.catalog import Catalog; there = lambda: 'egressproxy.filters.cors' in"
+        " sys.modules; catalog = Catalog(); before = there(); catalog.get('Cors'); print(before, there())"
+    )
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout == "False True\n"
 
 
 def test_phases_are_listed_in_the_order_in_which_a_request_meets_them():

@@ -41,7 +41,6 @@ from egressproxy.config.compile import Defaults, compile_config
 from egressproxy.config.reading.load import load_text
 from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.builtin import BUILTIN_TYPES
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.gateway.backends.connector import Network
@@ -501,7 +500,7 @@ class Conversation:
         self.is_memory = is_memory
         # In memory nothing is waited for but what the loop itself has yet to do, which asyncio's own loop shows.
         self.loop = asyncio.SelectorEventLoop() if is_memory else new_loop()
-        self.catalog = Catalog((*BUILTIN_TYPES, scripted_type(filters)))
+        self.catalog = Catalog((scripted_type(filters),))
         self.log = Records()
         self.names = Names()
         self.metrics = Metrics("0")

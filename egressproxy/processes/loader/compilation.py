@@ -11,7 +11,7 @@ from egressproxy.config.compile import Compiled, Defaults, compile_config
 from egressproxy.config.compile.extensions.extension_compiler import settings_adapter
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS
-from egressproxy.filters.builtin import BUILTIN_TYPES
+from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
 from egressproxy.model.secret_source import ConfigSource
 from egressproxy.net.any_certificate import can_take_any_certificate
@@ -59,7 +59,9 @@ def preparations() -> Iterator[None]:
     for kind in KINDS:
         kind.model_rebuild()
         yield
-    for each in BUILTIN_TYPES:
-        settings_adapter(each.config_model)
+    for name in BUILTIN:
+        found = builtin_type(name)
+        if found is not None:
+            settings_adapter(found.config_model)
         yield
     gc.collect()
