@@ -21,14 +21,14 @@ _GATEWAY_API: Final = "gateway.networking.k8s.io/"
 BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
     f"{_OURS}{kind}:v1": place
     for kind, place in {
-        "BodyLimit": "limits:BODY_LIMIT",
-        "ConcurrencyLimit": "limits:CONCURRENCY_LIMIT",
+        "BodyLimit": "limits.body_limit:BODY_LIMIT",
+        "ConcurrencyLimit": "limits.concurrency:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",
         "CredentialInjector": "credential_injector:CREDENTIAL_INJECTOR",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
         "Python": "python_filter:PYTHON",
-        "QoSController": "limits:QOS_CONTROLLER",
-        "RequestRateLimit": "limits:REQUEST_RATE_LIMIT",
+        "QoSController": "limits.qos_controller:QOS_CONTROLLER",
+        "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
         "UrlRewrite": "url_rewrite:URL_REWRITE",
     }.items()

@@ -1,0 +1,91 @@
+"""RequestRateLimit: requests per time of everybody together, as a token bucket of one number.
+
+The state is in the filter instance, which all places with an equal spec share (`scope` is part of it) and which a
+reload keeps; with several workers it is in a row of `shared_counters`. A bucket is refilled when it is used, not by a
+timer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
+from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.filters.shared_counters import Row
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["REQUEST_RATE_LIMIT", "RequestRateLimit", "RequestRateLimitConfig", "requests_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRateLimitConfig(FilterConfig):
+    """`limit` requests in `window` seconds; at most `burst` of them at once (0: `limit`)."""
+
+    limit: Annotated[int, Within(ge=1)]
+    window: Annotated[float, Within(gt=0, allow_inf_nan=False)] = 1.0
+    burst: Annotated[int, Within(ge=0)] = 0
+
+
+class RequestRateLimit(Filter):
+    """A token bucket, kept as one number: the moment when it is full again (monotonic seconds).
+
+    A refused request takes no token.
+    """
+
+    def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
+        config: RequestRateLimitConfig = context.config
+        self._source = context.source
+        self._clock = clock
+        self._interval = config.window / config.limit
+        #: How far ahead of now that moment may be, in seconds; the last part covers rounding in sums of intervals.
+        self._ahead = self._interval * ((config.burst or config.limit) - 1) + self._interval * 1e-6
+        self._full_at = (context.row or Row()).full_at
+        self._message = _rate(config)
+
+    def request_headers(self, x: Exchange) -> None:
+        """Takes a token. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next one."""
+        now = self._clock()
+        full_at = self._full_at[0]
+        if full_at < now:
+            full_at = now
+        wait = full_at - now - self._ahead
+        if wait > 0.0:
+            raise LimitExceeded(
+                Reason.REQUEST_RATE, self._message, rule=self._source, retry_after_s=max(1, math.ceil(wait))
+            )
+        self._full_at[0] = full_at + self._interval
+
+    backend_request = request_headers
+
+    def __repr__(self) -> str:
+        return f"RequestRateLimit(drawn {max(0.0, self._full_at[0] - self._clock()):.3f} s ahead of {self._ahead:.3f})"
+
+
+def _rate(config: RequestRateLimitConfig) -> str:
+    """What was exceeded; with the burst if it is another number, because a fast client reaches it first."""
+    rate = f"more than {requests_text(config.limit)} in {config.window:g} s"
+    if config.burst in (0, config.limit):
+        return rate
+    if config.burst < config.limit:
+        return f"{rate}, or more than {config.burst} at once"
+    return f"{rate}, after {config.burst} at once"
+
+
+def requests_text(number: int) -> str:
+    """ "1 request" or "N requests", for messages."""
+    return "1 request" if number == 1 else f"{number} requests"
+
+
+REQUEST_RATE_LIMIT = FilterType(
+    name="egressproxy.io/RequestRateLimit:v1",
+    phases=REQUEST_HEADS,
+    config_model=RequestRateLimitConfig,
+    build=RequestRateLimit,
+    is_shared=True,
+    summary="Limits requests per time; others get 429.",
+)

@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters import Exchange, FilterContext
+from egressproxy.filters.limits.request_rate import RequestRateLimit, RequestRateLimitConfig
+from egressproxy.filters.validation import validated
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def context(config):
+    return FilterContext(config, {}, "limit", "gateway a/gw", "EgressPolicy a/p")
+
+
+def exchange():
+    x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
+    x.request = RequestHead(b"POST", b"/", Fields())
+    return x
+
+
+def rate(**config):
+    clock = Clock()
+    return RequestRateLimit(context(RequestRateLimitConfig(**config)), clock), clock
+
+
+def passed(limit, tries):
+    count = 0
+    for _ in range(tries):
+        try:
+            limit.request_headers(exchange())
+            count += 1
+        except LimitExceeded:
+            pass
+    return count
+
+
+def test_a_bucket_holds_its_burst_and_fills_with_time():
+    limit, clock = rate(limit=10, window=5, burst=4)
+    assert passed(limit, 9) == 4
+    clock.now += 0.5
+    assert passed(limit, 9) == 1
+    clock.now += 1000
+    assert passed(limit, 9) == 4
+
+
+def test_without_a_burst_as_many_as_the_limit_pass_at_once():
+    assert passed(rate(limit=3, window=60)[0], 9) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"limit": 6, "window": 10, "burst": 3}, "more than 6 requests in 10 s, or more than 3 at once"),
+        ({"limit": 6, "window": 10, "burst": 9}, "more than 6 requests in 10 s, after 9 at once"),
+        ({"limit": 6, "window": 10}, "more than 6 requests in 10 s"),
+        ({"limit": 1, "window": 0.5}, "more than 1 request in 0.5 s"),
+    ],
+)
+def test_a_refusal_says_what_was_exceeded(config, message):
+    limit, _ = rate(**config)
+    passed(limit, 10)
+    with pytest.raises(LimitExceeded) as caught:
+        limit.request_headers(exchange())
+    assert caught.value.message == message
+
+
+def test_a_refusal_says_when_to_come_back():
+    limit, clock = rate(limit=1, window=30)
+    limit.request_headers(exchange())
+    clock.now += 10
+    with pytest.raises(LimitExceeded) as caught:
+        limit.request_headers(exchange())
+    error = caught.value
+    assert (error.status, error.reason, error.retry_after_s) == (429, Reason.REQUEST_RATE, 20)
+    assert error.rule == "EgressPolicy a/p"
+    clock.now += error.retry_after_s
+    limit.request_headers(exchange())
+
+
+def test_attempts_at_a_backend_count_as_requests_do():
+    limit, _ = rate(limit=1, window=60)
+    limit.backend_request(exchange())
+    with pytest.raises(LimitExceeded):
+        limit.backend_request(exchange())
+
+
+def test_refused_requests_do_not_use_the_bucket_up():
+    limit, clock = rate(limit=1, window=1)
+    assert passed(limit, 100) == 1
+    clock.now += 1.0
+    assert passed(limit, 1) == 1
+
+
+def test_configs_that_limit_nothing_or_everything_are_refused():
+    for config in ({"limit": 0}, {"limit": 1, "window": 0}, {"limit": 1, "window": float("inf")}):
+        with pytest.raises(ValueError):
+            validated(RequestRateLimitConfig, json.dumps(config))
