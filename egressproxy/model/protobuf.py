@@ -20,6 +20,7 @@ _SCALARS: Final = {
     "string": FieldDescriptorProto.TYPE_STRING,
     "bytes": FieldDescriptorProto.TYPE_BYTES,
     "uint64": FieldDescriptorProto.TYPE_UINT64,
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
 }
 
 
