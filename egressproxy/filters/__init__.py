@@ -4,8 +4,9 @@ The interface is in `base`, one file each holds the built-in filters, and `chain
 """
 
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, HeaderResult, Phase, Rejected
-from egressproxy.filters.settings import SecretRef
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, HeaderResult, Phase, Rejected
+from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
+from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
@@ -15,11 +16,17 @@ from egressproxy.model.secret import SecretBytes
 __all__ = [
     "Authority",
     "BodyMode",
+    "CallAnswer",
+    "CallFailed",
+    "CalledBackendRef",
     "CallerIdentity",
     "Exchange",
     "Fields",
     "Filter",
+    "FilterCall",
+    "FilterConfig",
     "FilterContext",
+    "FilterType",
     "HeaderResult",
     "LocalResponse",
     "Phase",

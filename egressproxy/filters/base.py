@@ -8,12 +8,13 @@ exception means that the filter failed: the client gets 502 with the filter's na
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
 from egressproxy.errors import GatewayError, Reason
-from egressproxy.filters.settings import SecretRef
+from egressproxy.filters.calls import FilterCall
+from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.secret import SecretBytes
@@ -156,6 +157,8 @@ class FilterContext:
         folder: the folder of that object's file, where relative paths start; "" if it is from no file.
         phase: the declared phase.
         row: the numbers of a type that `is_shared`, if several processes serve.
+        calls: the backends that the config refers to, by `CalledBackendRef.label`. Empty while a configuration is only
+            checked: `__init__` must not need them.
     """
 
     config: Any
@@ -166,6 +169,7 @@ class FilterContext:
     folder: str = ""
     phase: Phase = Phase.REQUEST_HEADERS
     row: Row | None = None
+    calls: Mapping[str, FilterCall] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,7 @@ class FilterType:
         build: makes the filter. Raises ValueError or OSError.
         also: phases in which a placed filter runs besides its own (an injector that also masks responses).
         secret_refs: the Secrets that a config refers to.
+        backend_refs: the backends that a config refers to, each with its field in the config (`judge.backendRef`).
         summary: one sentence for `egressproxy filters`.
         revision: what decides, besides the spec, whether an instance is kept across a reload.
         is_shared: its counters are shared by all workers.
@@ -193,6 +198,7 @@ class FilterType:
     build: Callable[[FilterContext], Filter]
     also: frozenset[Phase] = frozenset()
     secret_refs: Callable[[Any], tuple[SecretRef, ...]] = lambda _config: ()
+    backend_refs: Callable[[Any], tuple[tuple[str, CalledBackendRef], ...]] = lambda _config: ()
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
     is_shared: bool = False

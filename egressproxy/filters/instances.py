@@ -5,14 +5,16 @@ A filter whose IR is equal in the previous snapshot is taken over, so token buck
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import PlacedFilter
 from egressproxy.filters.shared_counters import KEY_BYTES
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.policy import Callee, ExtensionIR
 from egressproxy.telemetry.notices import FilterStats, Notices
 
 __all__ = ["FilterBuildError", "FilterInstances"]
@@ -27,12 +29,20 @@ class FilterInstances:
     the failures of filters.
     """
 
-    __slots__ = ("_catalog", "_held", "_made", "_notices", "_previous")
+    __slots__ = ("_catalog", "_held", "_made", "_notices", "_previous", "_reach")
 
     def __init__(
-        self, catalog: Catalog, previous: FilterInstances | None = None, notices: Notices | None = None
+        self,
+        catalog: Catalog,
+        previous: FilterInstances | None = None,
+        notices: Notices | None = None,
+        reach: Callable[[str, Callee], FilterCall] | None = None,
     ) -> None:
+        """`reach` gives a filter of this name the call of a backend that its config refers to; None: nothing is
+        called, the filters are only checked.
+        """
         self._catalog = catalog
+        self._reach = reach
         self._notices = notices
         self._made: dict[tuple[ExtensionIR, str], PlacedFilter] = {}
         self._previous = {} if previous is None else previous._made
@@ -87,6 +97,7 @@ class FilterInstances:
     def seal(self) -> None:
         """Drop the instances of the previous snapshot; call it when this one is complete."""
         self._previous = {}
+        self._reach = None  # it holds the builder
 
     def _context(self, spec: ExtensionIR) -> tuple[FilterType, FilterContext]:
         where = f"{spec.source}: filter {spec.name}"
@@ -105,7 +116,9 @@ class FilterInstances:
             except ValueError as error:
                 raise FilterBuildError(f"{where} ({spec.type}): {error}") from None
         secrets, phase = dict(spec.secrets), Phase(spec.phase)
-        return kind, FilterContext(config, secrets, spec.name, spec.scope, spec.source, spec.folder, phase)
+        reach = self._reach
+        calls = {label: reach(spec.name, callee) for label, callee in spec.calls} if reach is not None else {}
+        return kind, FilterContext(config, secrets, spec.name, spec.scope, spec.source, spec.folder, phase, calls=calls)
 
     def _build(self, spec: ExtensionIR, kind: FilterType, context: FilterContext) -> PlacedFilter:
         counters = self._catalog.counters

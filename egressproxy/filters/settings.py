@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 __all__ = [
+    "CalledBackendRef",
     "Checked",
     "FieldName",
     "FieldValue",
@@ -99,6 +100,34 @@ class SecretRef(FilterConfig):
     def label(self) -> str:
         """The key of the value in `FilterContext.secrets`: `name/key`, or `namespace/name/key`, as written."""
         return f"{self.namespace}/{self.name}/{self.key}" if self.namespace else f"{self.name}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class CalledBackendRef(FilterConfig):
+    """A reference to a backend that the filter calls: a Backend, or a Service with its port.
+
+    `namespace` "": that of the object that declares the filter; another one needs a ReferenceGrant there. Source:
+    Gateway API v1 BackendObjectReference.
+    """
+
+    name: Annotated[str, Within(min_length=1)]
+    namespace: Annotated[str, Within(min_length=1)] = ""
+    group: str = ""
+    kind: Annotated[str, Within(min_length=1)] = "Service"
+    port: Annotated[int, Within(ge=1, le=65535)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.port is None and not self.group and self.kind == "Service":
+            raise ValueError(
+                "a reference to a Service has to name a port: add `port`; or, if a Backend is meant, write"
+                " `group: egressproxy.io` and `kind: Backend`"
+            )
+
+    @property
+    def label(self) -> str:
+        """The key of the call in `FilterContext.calls`, as written: `Kind name`, with namespace and port."""
+        name = f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return f"{self.kind} {name}" + (f":{self.port}" if self.port is not None else "")
 
 
 def _hostname(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
+from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.ai.filters import MARK as AI_MARK
@@ -40,7 +41,7 @@ from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
-from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
+from egressproxy.ir.policy import Callee, ExtensionIR, Mode, PolicyIR, Priority
 from egressproxy.ir.route import (
     AuthProtocol,
     ExternalAuthIR,
@@ -88,11 +89,15 @@ class SnapshotBuilder:
     def __init__(self, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None) -> None:
         self.metrics = metrics
         self.session_key = network.session_key
-        self.filters = FilterInstances(catalog, previous.filters if previous is not None else None, metrics.notices)
+        known = previous.filters if previous is not None else None
+        self.filters = FilterInstances(catalog, known, metrics.notices, self._called)
         self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
         self.has_translation = False
+
+    def _called(self, name: str, callee: Callee) -> FilterCall:
+        return self.parts.called(name, callee, self.metrics.filter_calls)
 
     def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
         """Build the snapshot, a rule at a time, on the event loop. Raises as `build`.

@@ -11,13 +11,15 @@ from dataclasses import replace
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.gateway.backends.calls import BackendCall, unusable
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.backend import ConnectionIR
-from egressproxy.ir.policy import AddressesIR, DestinationsIR, ExtensionIR, PolicyIR
+from egressproxy.ir.policy import AddressesIR, Callee, DestinationsIR, ExtensionIR, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.routing.destinations import Denial, DestinationPolicy
+from egressproxy.telemetry.call_counts import CallCounts
 from egressproxy.telemetry.notices import Notices
 
 __all__ = ["SharedParts"]
@@ -73,6 +75,16 @@ class SharedParts:
         denied = self.denial(weighted)
         is_closed = denied is not None and denied.holds(weighted.policy.mode)
         return denied, None if is_closed else self.connector(weighted)
+
+    def called(self, name: str, callee: Callee, counts: CallCounts) -> BackendCall:
+        """The call of a backend that the filter of this name refers to."""
+        assert isinstance(callee, WeightedBackend)
+        denied, connector = self.reachable(callee)
+        fault = None
+        if connector is None:
+            fault = denied.error() if denied is not None else unusable(callee.error)
+        backend = callee.backend.label if callee.backend is not None else "-"
+        return BackendCall(name, backend, connector, self.chain(callee.extensions), fault, counts)
 
     def denial(self, weighted: WeightedBackend) -> Denial | None:
         """The `deny` entry that holds for this backend itself, whatever its clients ask for."""

@@ -17,20 +17,20 @@ def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
     One that several places share comes once for each.
     """
     for listener in config.listeners:
-        yield from listener.extensions
+        yield from _with_called(listener.extensions)
         if listener.default_backend is not None:
             yield from listener.default_backend.extensions
         for route in listener.http_routes:
             for rule in route.rules:
                 yield from extensions_of(rule)
         for stream in (*listener.tls_routes, *listener.tcp_routes):
-            yield from stream.extensions
+            yield from _with_called(stream.extensions)
             yield from _of_backends(stream.backends)
 
 
 def extensions_of(rule: HttpRuleIR) -> Iterator[ExtensionIR]:
-    """The filters of one rule, and of its backends, mirrors and authorization server."""
-    yield from rule.extensions
+    """The filters of one rule, of its backends, mirrors and authorization server, and of what these filters call."""
+    yield from _with_called(rule.extensions)
     yield from _of_backends(rule.backends)
     yield from _of_mirrors(rule.mirrors)
     if rule.auth is not None:
@@ -39,11 +39,17 @@ def extensions_of(rule: HttpRuleIR) -> Iterator[ExtensionIR]:
 
 def _of_backends(backends: Iterable[WeightedBackend]) -> Iterator[ExtensionIR]:
     for backend in backends:
-        yield from backend.extensions
+        yield from _with_called(backend.extensions)
         yield from _of_mirrors(backend.mirrors)
 
 
 def _of_mirrors(mirrors: Iterable[MirrorIR]) -> Iterator[ExtensionIR]:
     for mirror in mirrors:
-        yield from mirror.extensions
+        yield from _with_called(mirror.extensions)
         yield from _of_backends((mirror.backend,))
+
+
+def _with_called(specs: Iterable[ExtensionIR]) -> Iterator[ExtensionIR]:
+    for spec in specs:
+        yield spec
+        yield from _of_backends(callee for _, callee in spec.calls if isinstance(callee, WeightedBackend))

@@ -17,6 +17,7 @@ __all__ = [
     "AddressBound",
     "AddressDenial",
     "AddressesIR",
+    "Callee",
     "ConnectionsIR",
     "DestinationRule",
     "DestinationsIR",
@@ -209,6 +210,12 @@ class FilterSettings:
     __slots__ = ()
 
 
+class Callee:
+    """Base of `ir.route.WeightedBackend`, which has extensions itself: a backend that a filter calls."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ExtensionIR:
     """One filter in one phase, wherever it was written (extension, HTTPRoute filter, limits section).
@@ -240,6 +247,8 @@ class ExtensionIR:
     #: Its turn beside the others of `phase`: -1 before them, 1 behind them. A Backend's request-headers run where
     #: backend-request runs, before it, and its response-headers where backend-response runs, behind it.
     turn: int = 0
+    #: The backends that its config refers to, by label of the reference, as they are reached from this place.
+    calls: tuple[tuple[str, Callee], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from egressproxy.ir.backend import BackendIR
-from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR, RetryIR
+from egressproxy.ir.policy import NO_POLICY, Callee, ExtensionIR, PolicyIR, RetryIR
 
 __all__ = [
     "AuthProtocol",
@@ -87,7 +87,7 @@ class FailoverIR:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedBackend:
+class WeightedBackend(Callee):
     """One backendRef. `backend` None: the reference is invalid, its share answers 500 with `error` as the message.
 
     `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, the backend and its

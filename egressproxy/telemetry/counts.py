@@ -65,6 +65,7 @@ class Counts:
     parents_put_aside: dict[tuple[str, str], int] = field(default_factory=dict)
     filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    filter_calls: dict[tuple[str, str, str], int] = field(default_factory=dict)
     mcp_calls: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     translations: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
     events: dict[tuple[str, str], int] = field(default_factory=dict)

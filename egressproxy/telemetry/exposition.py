@@ -142,6 +142,8 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     yield _counter("egress_filter", "Runs of filters, by result.", of_filter, counts.filters)
     calls = "Calls to authorization servers, by result."
     yield _counter("egress_external_auth", calls, ("route", "backend", "result"), counts.external_auth)
+    calls = "Calls of filters to backends that their configs refer to, by result."
+    yield _counter("egress_filter_calls", calls, ("filter", "backend", "result"), counts.filter_calls)
     messages = "Messages of JSON-RPC to MCP backends, by method, tool and result."
     of_call = ("route", "backend", "method", "tool", "result")
     yield _counter("egress_mcp_messages", messages, of_call, counts.mcp_calls)

@@ -15,8 +15,8 @@ from time import time
 from typing import Final, TypeVar
 
 from egressproxy.model.exchange import CallerIdentity
+from egressproxy.telemetry.call_counts import CALL_BUCKETS_S, CallCounts
 from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
-from egressproxy.telemetry.external_auth import AUTH_BUCKETS_S, ExternalAuthCounts
 from egressproxy.telemetry.label_sets import OVERFLOW
 from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.notices import FilterStats, Notices
@@ -108,7 +108,8 @@ class Metrics:
         self.parents_put_aside: Counter[tuple[str, str]] = Counter()  # by parent and Reason
         self.ejections: Counter[tuple[str, str, str]] = Counter()
         self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
-        self.external_auth = ExternalAuthCounts()
+        self.external_auth = CallCounts()
+        self.filter_calls = CallCounts()
         self.mcp_calls = McpCalls()
         self.translations = Translations()
         self.config_generation = 0
@@ -300,6 +301,7 @@ class Metrics:
             dict(self.parents_put_aside),
             dict(filters),
             dict(self.external_auth.asked),
+            dict(self.filter_calls.asked),
             dict(self.mcp_calls.counted),
             dict(self.translations.counted),
             dict(self.events),
@@ -314,10 +316,12 @@ class Metrics:
     def _read_histograms(self) -> Iterator[tuple[str, Histogram]]:
         for name, description, bounds, read in self._histograms:
             yield name, Histogram(description, bounds, *read())
-        auth = self.external_auth
-        if auth.asked:
-            description = "How long authorization servers took to answer."
-            yield "egress_external_auth_duration_seconds", Histogram(description, AUTH_BUCKETS_S, *auth.counted())
+        for name, description, calls in (
+            ("external_auth", "How long authorization servers took to answer.", self.external_auth),
+            ("filter_call", "How long backends that filters call took to answer.", self.filter_calls),
+        ):
+            if calls.asked:
+                yield f"egress_{name}_duration_seconds", Histogram(description, CALL_BUCKETS_S, *calls.counted())
 
 
 def _filter_results(counts: FilterStats) -> Iterator[tuple[str, int]]:

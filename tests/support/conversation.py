@@ -42,7 +42,7 @@ from egressproxy.config.reading.load import load_text
 from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.settings import FilterConfig
+from egressproxy.filters.settings import CalledBackendRef, FilterConfig
 from egressproxy.gateway.backends.connector import Network
 from egressproxy.gateway.build import build
 from egressproxy.gateway.exchange.conductor import Conductor
@@ -72,18 +72,30 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ScriptedConfig(FilterConfig):
     use: str
+    calls: tuple[CalledBackendRef, ...] = ()
 
 
-def scripted_filter(name: str, phase: str = "request-headers", **more: Any) -> Manifest:
-    """The `extensions` entry that places the filter given to `conversation(filters={name: …})`."""
-    return {"name": name, "type": FILTER_TYPE, "phase": phase, "config": {"use": name}, **more}
+def scripted_filter(name: str, phase: str = "request-headers", calls: Sequence[Manifest] = (), **more: Any) -> Manifest:
+    """The `extensions` entry that places the filter given to `conversation(filters={name: …})`.
+
+    `calls` are backendRefs: the filter gets what it can call as its attribute `calls`.
+    """
+    config = {"use": name, "calls": list(calls)} if calls else {"use": name}
+    return {"name": name, "type": FILTER_TYPE, "phase": phase, "config": config, **more}
 
 
 def scripted_type(filters: dict[str, Filter]) -> FilterType:
     def make(context: FilterContext) -> Filter:
-        return filters[cast(ScriptedConfig, context.config).use]
+        made = filters[cast(ScriptedConfig, context.config).use]
+        if context.calls:
+            made.calls = context.calls  # type: ignore[attr-defined]
+        return made
 
-    return FilterType(FILTER_TYPE, frozenset(Phase), ScriptedConfig, make, also=frozenset(Phase))
+    def refs(config: ScriptedConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
+        return tuple((f"calls[{number}]", ref) for number, ref in enumerate(config.calls))
+
+    every = frozenset(Phase)
+    return FilterType(FILTER_TYPE, every, ScriptedConfig, make, also=every, backend_refs=refs)
 
 
 def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog | None = None) -> ConfigIR:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.telemetry import label_sets, metrics
-from egressproxy.telemetry.external_auth import ExternalAuthCounts
+from egressproxy.telemetry.call_counts import CallCounts
 from egressproxy.telemetry.label_sets import LabelSets
 from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.metrics import Metrics
@@ -22,7 +22,7 @@ def test_further_sets_are_counted_together_by_their_last_label(monkeypatch: pyte
 
 def test_names_that_come_and_go_with_reloads_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(label_sets, "MAX_SETS", 100)
-    auth, translations, calls = ExternalAuthCounts(), Translations(), McpCalls()
+    auth, translations, calls = CallCounts(), Translations(), McpCalls()
     for number in range(1000):
         auth.count(f"r{number}", "b", "allowed", 0.1)
         translations.count(f"r{number}", "b", "x", "y", "ok")

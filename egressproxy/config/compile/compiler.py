@@ -15,10 +15,10 @@ from operator import attrgetter
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_status import backend_statuses
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
-from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
+from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, DestinationBackend
 from egressproxy.config.compile.backends.same_names import same_name_notes
 from egressproxy.config.compile.backends.services import Services
-from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
+from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, as_backend_ref
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.gateways.client_certificates import add_certificate_rules
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
@@ -33,7 +33,7 @@ from egressproxy.config.compile.policies.denials import DeniedBackends
 from egressproxy.config.compile.policies.layers import Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
-from egressproxy.config.compile.references import References
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
 from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator, set_route_conditions
@@ -142,6 +142,7 @@ class _Run:
             plan.recheck_listeners()
         for policy in self._policies.objects:
             self._policy_filters.check(policy)
+        self._check_calls()
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
         self._statuses.update(
             backend_statuses(self._resources, self._backends, self._extensions.faults, self._generations)
@@ -157,6 +158,19 @@ class _Run:
         return tuple(
             self._listener(gateway, plan) for gateway in self._plans for plan in gateway.listeners if not plan.problem
         )
+
+    def _check_calls(self) -> None:
+        """Note what is wrong with references to backends in the configs of extensions, wherever those run."""
+        for kind in BACKEND_KINDS:
+            for backend in self._resources.of(kind):
+                if isinstance(backend, DestinationBackend):
+                    self._backends.own_extensions(backend)
+        for owner, refs in list(self._extensions.callers.values()):
+            for where, ref in refs:
+                try:
+                    self._backends.resolve(owner, as_backend_ref(ref))
+                except UnresolvedRef as unresolved:
+                    self._extensions.faults[owner.key].note_backend(unresolved, where)
 
     def statuses(self) -> dict[Key, Status]:
         """Every object's status, without times."""

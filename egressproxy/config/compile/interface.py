@@ -20,6 +20,7 @@ from egressproxy.model.certificate import Validity
 
 __all__ = [
     "CONTROLLER",
+    "BackendReference",
     "Compiled",
     "Defaults",
     "FilterCatalog",
@@ -76,6 +77,22 @@ class SecretReference(Reference, Protocol):
         """Under which the filter finds the value."""
 
 
+class BackendReference(Reference, Protocol):
+    """A backend that a filter calls, as its config names it (a `backendRef`)."""
+
+    @property
+    def namespace(self) -> str:
+        """ "": that of the declaring object."""
+
+    @property
+    def port(self) -> int | None:
+        """Of a Service."""
+
+    @property
+    def label(self) -> str:
+        """Under which the filter finds the call."""
+
+
 class FilterTypeInfo(Protocol):
     """What the compiler needs to know of a filter type."""
 
@@ -94,6 +111,10 @@ class FilterTypeInfo(Protocol):
     @property
     def secret_refs(self) -> Callable[[Any], tuple[SecretReference, ...]]:
         """The Secrets that a config refers to."""
+
+    @property
+    def backend_refs(self) -> Callable[[Any], tuple[tuple[str, BackendReference], ...]]:
+        """The backends that a config refers to, each with its field."""
 
     @property
     def runs_code(self) -> bool:

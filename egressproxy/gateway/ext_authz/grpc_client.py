@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egressproxy.filters.chain import Chain, finish
+from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_for_clients, is_ours
-from egressproxy.gateway.ext_authz.http_client import asked_host, converse, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldChange, apply

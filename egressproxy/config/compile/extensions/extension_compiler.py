@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key, age_of
+from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.object_problems import problem_at
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
@@ -27,6 +27,7 @@ from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.ir.policy import ExtensionIR, FilterSettings
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
@@ -35,9 +36,11 @@ __all__ = [
     "BACKEND_PHASES",
     "INJECTOR",
     "ROUTE_LEVEL",
+    "Caller",
     "ExtensionCompiler",
     "FilterNotSupported",
     "RankedExtension",
+    "as_backend_ref",
     "ordered",
     "settings_adapter",
 ]
@@ -78,6 +81,13 @@ class FilterNotSupported(Exception):
     index = 0
 
 
+class Caller(NamedTuple):
+    """The object that declares an extension which calls backends, and their references, each with its field there."""
+
+    owner: Resource
+    refs: tuple[tuple[str, BackendReference], ...]
+
+
 class RankedExtension(NamedTuple):
     """An ExtensionIR with what decides its place among those of equal priority and level."""
 
@@ -100,6 +110,13 @@ def ordered(placed: Iterable[RankedExtension]) -> tuple[ExtensionIR, ...]:
     return tuple(dict.fromkeys(p.spec for p in in_order))
 
 
+def as_backend_ref(ref: BackendReference) -> BackendObjectReference:
+    """A reference of a filter's config as one of the API."""
+    return BackendObjectReference.model_construct(
+        group=ref.group, kind=ref.kind, name=ref.name, namespace=ref.namespace or None, port=ref.port
+    )
+
+
 class ExtensionCompiler:
     """Turns what was written into ExtensionIR; collects what is a load error and which Secrets are missing."""
 
@@ -111,6 +128,8 @@ class ExtensionCompiler:
         self._valid: dict[tuple[str, str], FilterSettings | None] = {}
         #: What is wrong with extensions and is told in status, by declaring object.
         self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
+        #: What is called by extensions whose configs refer to backends.
+        self.callers: dict[ExtensionIR, Caller] = {}
 
     def extensions(
         self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint
@@ -129,8 +148,11 @@ class ExtensionCompiler:
         place: AttachmentPoint,
         priority: int = 0,
         index: int = 0,
+        path: str = "",
     ) -> RankedExtension:
-        """A filter of our own that no `extensions` entry asked for. Raises FilterNotSupported."""
+        """A filter of our own that no `extensions` entry asked for; `path` is the field that did. Raises
+        FilterNotSupported.
+        """
         found = self._catalog.get(type_name)
         if found is None or phase not in _phases(found):
             raise FilterNotSupported(f"{name} needs the filter {type_name} in phase {phase}, which this version lacks")
@@ -151,6 +173,7 @@ class ExtensionCompiler:
             folder=_folder(owner),
             settings=settings,
         )
+        self._note_calls(owner, spec, found, settings, path or name)
         return RankedExtension(spec, age_of(owner), index)
 
     def _extension(
@@ -197,7 +220,7 @@ class ExtensionCompiler:
                 self.load_errors[problem_at(owner, where, message, remedy, on_key=on_key)] = None
             return None
         text = _canonical(raw)
-        return made(
+        spec = made(
             type=found.name,
             phase=phase,
             turn=turn,
@@ -208,6 +231,14 @@ class ExtensionCompiler:
             folder=_folder(owner),
             settings=self._settings(found, text),
         )
+        self._note_calls(owner, spec, found, config, f"{path}.{raw_name}")
+        return spec
+
+    def _note_calls(self, owner: Resource, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str) -> None:
+        """Note the backends that this config (whose field is `path`) refers to: each place resolves them anew."""
+        refs = found.backend_refs(config)
+        if refs:
+            self.callers[spec] = Caller(owner, tuple((f"{path}.{where}", ref) for where, ref in refs))
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
         """The validated config, one object for equal configs; None for a type whose configs cannot be pickled.

@@ -22,7 +22,8 @@ _GONE: Final = "until it is there, requests are refused"
 
 @dataclass(slots=True)
 class ExtensionFaults:
-    """The faults of one object. `unknown` are sentences about types; `unresolved` are (reason, sentence) of Secrets."""
+    """The faults of one object. `unknown` are sentences about types; `unresolved` are (reason, sentence) of Secrets and
+    of backends that filters call."""
 
     unknown: dict[str, None] = field(default_factory=dict)
     unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
@@ -41,6 +42,10 @@ class ExtensionFaults:
             f"missing: {unresolved.with_hint}; {_GONE}" if is_gone else f"{unresolved.with_hint}; requests are refused"
         )
         self.unresolved[unresolved.reason, f"{path}: {sentence}"] = None
+
+    def note_backend(self, unresolved: UnresolvedRef, path: str) -> None:
+        """A backend that a filter cannot call; `path` is the field that names it."""
+        self.unresolved[unresolved.reason, f"{path}: {unresolved.with_hint}; what needs it fails"] = None
 
     def set_conditions(self, conditions: Conditions) -> None:
         """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""

@@ -7,11 +7,12 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from egressproxy.config.compile.extensions.extension_compiler import (
     AttachmentPoint,
+    Caller,
     ExtensionCompiler,
     FilterNotSupported,
     RankedExtension,
@@ -19,6 +20,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
 from egressproxy.config.compile.extensions.extension_faults import closing, must_run
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.ir.policy import ExtensionIR
 
 __all__ = ["LimitScopes", "PolicyFilters"]
 
@@ -51,6 +53,11 @@ class PolicyFilters:
     def __init__(self, compiler: ExtensionCompiler) -> None:
         self._compiler = compiler
         self._extensions: dict[tuple[EgressPolicy, str], tuple[RankedExtension, ...]] = {}
+
+    @property
+    def callers(self) -> Mapping[ExtensionIR, Caller]:
+        """The extensions, as compiled so far, that call backends."""
+        return self._compiler.callers
 
     def check(self, policy: EgressPolicy) -> None:
         """Find the load errors of a policy's extensions, whether or not its targets exist."""

@@ -15,7 +15,13 @@ from typing import Any
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.kinds import DestinationBackend
 from egressproxy.config.compile.backends.resolved_backend import ANY_DESTINATION, ResolvedBackend
-from egressproxy.config.compile.extensions.extension_compiler import FilterNotSupported, RankedExtension, ordered
+from egressproxy.config.compile.extensions.extension_compiler import (
+    Caller,
+    FilterNotSupported,
+    RankedExtension,
+    as_backend_ref,
+    ordered,
+)
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, scope_of
@@ -31,6 +37,7 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, HttpRoute
 from egressproxy.ir.backend import BackendIR, Destination, OtherParent, Protocol
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
 
 __all__ = ["BackendRefCompiler", "RuleBackends", "default_scopes"]
@@ -67,6 +74,8 @@ class BackendRefCompiler:
     #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
     #: a stream or requests), and each way lives as long as this.
     _through_policies: dict[tuple[int, Key], ResolvedBackend] = field(default_factory=dict)
+    #: Extensions whose calls are being resolved, each for the one before it.
+    _calling: list[ExtensionIR] = field(default_factory=list)
 
     def of_rule(
         self,
@@ -224,6 +233,39 @@ class BackendRefCompiler:
         resolve = partial(self.backends.resolve, protocols=protocols)
         return self._of_ref(route, ref, layers, scopes, self.policy_filters.body_limits, resolve=resolve)
 
+    def with_calls(
+        self, placed: Iterable[RankedExtension], layers: tuple[Layer, ...], scopes: LimitScopes
+    ) -> tuple[RankedExtension, ...]:
+        """These extensions with the backends that they call, as those are reached from a place with these layers.
+
+        What is said of one backend alone (its pins, its limits) is not said of those that its filters call.
+        """
+        callers = self.policy_filters.callers
+        if not callers:
+            return tuple(placed)
+        around = tuple(layer for layer in layers if layer.level is not Level.BACKEND)
+        return tuple(self._with_calls_of(one, callers.get(one.spec), around, scopes) for one in placed)
+
+    def _with_calls_of(
+        self, placed: RankedExtension, caller: Caller | None, layers: tuple[Layer, ...], scopes: LimitScopes
+    ) -> RankedExtension:
+        if caller is None:
+            return placed
+        spec = placed.spec
+        calls = []
+        for _, ref in caller.refs:
+            if spec in self._calling:
+                error = f"extension {spec.name} of {caller.owner} would call a backend that needs the same extension"
+                callee = WeightedBackend(None, error=error)
+            else:
+                self._calling.append(spec)
+                callee = self.of_filter(caller.owner, as_backend_ref(ref), layers, scopes)
+                self._calling.pop()
+            if callee.backend is not None and callee.backend.destination is Destination.DYNAMIC:
+                callee = WeightedBackend(None, error="what a filter calls is a fixed place: the backend is Dynamic")
+            calls.append((ref.label, callee))
+        return placed._replace(spec=replace(spec, calls=tuple(calls)))
+
     def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
         """A backend that answers every request with this error, where these layers hold."""
         return WeightedBackend(None, error=error, unknown_extension=self.policy_filters.unknown_extension(layers))
@@ -341,7 +383,8 @@ class BackendRefCompiler:
             parent_by = resolved.parent_by if error == resolved.error else ""
             return WeightedBackend(None, error=error, unknown_extension=unknown, parent_by=parent_by)
         policy = self.credential_dns.of_backend(merged.policy, resolved, layers, own)
-        return WeightedBackend(spec, 1, policy, ordered((*own, *filters)), parent_by=resolved.parent_by)
+        extensions = self.with_calls((*own, *filters), layers, scopes)
+        return WeightedBackend(spec, 1, policy, ordered(extensions), parent_by=resolved.parent_by)
 
     def _not_on_parents(self, layer: Layer) -> Iterable[str]:
         """What would have to run for each request that is sent through a parent."""

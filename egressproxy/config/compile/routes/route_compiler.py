@@ -226,7 +226,8 @@ class RouteCompiler:
     def _requests(self, layers: tuple[Layer, ...], scopes: LimitScopes) -> tuple[list[RankedExtension], str]:
         """The filters of the request phases; and why the place has to be closed, "" if it has not."""
         try:
-            return self.policy_filters.for_requests(layers, scopes), ""
+            placed = self.policy_filters.for_requests(layers, scopes)
+            return list(self.backend_refs.with_calls(placed, layers, scopes)), ""
         except FilterNotSupported as error:
             return [], str(error)
 

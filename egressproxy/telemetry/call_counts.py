@@ -1,4 +1,4 @@
-"""Calls to authorization servers: their results, and how long they took."""
+"""Calls that the gateway makes itself, to authorization servers and for filters: results, and how long they took."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Final
 
 from egressproxy.telemetry.label_sets import LabelSets
 
-__all__ = ["AUTH_BUCKETS_S", "ExternalAuthCounts"]
+__all__ = ["CALL_BUCKETS_S", "CallCounts"]
 
 #: Upper bounds of the histogram: from a server on the same machine to a call that reached its time limit.
-AUTH_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+CALL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class ExternalAuthCounts:
-    """`asked` counts by (route, backend, result); the results are named in `gateway/ext_authz`."""
+class CallCounts:
+    """`asked` counts by (who asks, backend, result): a route and the results of `gateway/ext_authz`, or a filter and
+    those of `gateway/backends/calls`.
+    """
 
     __slots__ = ("_buckets", "_sum_s", "asked")
 
     def __init__(self) -> None:
         self.asked: LabelSets[str, str, str] = LabelSets()
-        self._buckets = [0] * (len(AUTH_BUCKETS_S) + 1)
+        self._buckets = [0] * (len(CALL_BUCKETS_S) + 1)
         self._sum_s = 0.0
 
-    def count(self, route: str, backend: str, result: str, duration_s: float) -> None:
+    def count(self, asker: str, backend: str, result: str, duration_s: float) -> None:
         """Count one call; `duration_s` is its time in seconds."""
-        self.asked.count(route, backend, result)
-        self._buckets[bisect_left(AUTH_BUCKETS_S, duration_s)] += 1
+        self.asked.count(asker, backend, result)
+        self._buckets[bisect_left(CALL_BUCKETS_S, duration_s)] += 1
         self._sum_s += duration_s
 
     def counted(self) -> tuple[tuple[int, ...], float]:

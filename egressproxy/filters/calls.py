@@ -1,0 +1,61 @@
+"""Calls: what filters ask of backends of their own: token endpoints, judges, processors.
+
+A config refers to a backend with a `settings.CalledBackendRef`, and `FilterType.backend_refs` names these references. A
+call goes over the gateway's pools, under the policies, TLS and addresses that hold for that backend at this place,
+through the backend's own extensions: its credential is sent, and no filter sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from egressproxy.errors import Reason
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+
+__all__ = ["CallAnswer", "CallFailed", "FilterCall"]
+
+
+class CallAnswer(NamedTuple):
+    """What a backend has answered. `status` may be any: an answer is no failure. `body` is without content coding."""
+
+    status: int
+    fields: Fields
+    body: bytes
+
+
+class CallFailed(Exception):
+    """There is no answer. A filter that lets it pass has failed, and `failOpen` decides.
+
+    `reason` says why. The text may be shown: it names the backend, and nothing of what was sent.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class FilterCall(Protocol):
+    """One backend that a filter may call."""
+
+    @property
+    def backend(self) -> str:
+        """`namespace/name` of the backend, or "-" where the reference leads nowhere."""
+
+    async def request(
+        self,
+        method: bytes,
+        path: bytes,
+        fields: Iterable[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        x: Exchange | None = None,
+    ) -> CallAnswer:
+        """Ask the backend; the answer has at most 1 MiB. Must be awaited in a task, as `async` methods of filters are.
+
+        `path` begins with "/" and may have a query; `fields` are without Host and framing. `x` is the exchange that
+        the call is made for, whose client gets its share of the pools, no more. None: the filter asks for itself.
+        Raises CallFailed, also when `timeout_s` seconds are over.
+        """

@@ -1,0 +1,202 @@
+"""Calls of the gateway's own: requests that it makes for itself, to authorization servers and for its filters.
+
+Each goes through the filters of the backend that is asked, over that backend's pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from time import monotonic
+from typing import Final, NamedTuple
+
+from egressproxy.errors import GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.filters.body import BodyPlan
+from egressproxy.filters.calls import CallAnswer, CallFailed
+from egressproxy.filters.chain import Chain, Steps, finish, run_to_end
+from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.parent_connect import refused_credentials
+from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.driver import Driver, driven
+from egressproxy.net.pieces import Pieces
+from egressproxy.telemetry.call_counts import CallCounts
+
+__all__ = ["Answer", "BackendCall", "asked_host", "converse", "passed_body", "question", "unusable"]
+
+#: The longest answer that is read: a page that tells people where to log in.
+MAX_ANSWER_BYTES: Final = 1024 * 1024
+
+
+class BackendCall:
+    """Implements `filters.calls.FilterCall`. `connector` None: every call fails with `fault`."""
+
+    __slots__ = ("_chain", "_connector", "_counts", "_fault", "_filter", "backend")
+
+    def __init__(
+        self,
+        name: str,
+        backend: str,
+        connector: Connector | None,
+        chain: Chain,
+        fault: GatewayError | None,
+        counts: CallCounts,
+    ) -> None:
+        """`name` is that of the filter."""
+        self._filter = name
+        self.backend = backend
+        self._connector = connector
+        self._chain = chain
+        self._fault = fault
+        self._counts = counts
+
+    async def request(
+        self,
+        method: bytes,
+        path: bytes,
+        fields: Iterable[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        x: Exchange | None = None,
+    ) -> CallAnswer:
+        """As `FilterCall.request`."""
+        started = monotonic()
+        result = "ok"
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._asked(method, path, Fields.of(fields), body, x)
+        except TimeoutError:
+            result = Reason.RESPONSE_TIMEOUT.value
+            message = f"backend {self.backend} did not answer within {timeout_s:g} s"
+            raise CallFailed(Reason.RESPONSE_TIMEOUT, message) from None
+        except GatewayError as error:
+            result = error.reason.value
+            raise CallFailed(error.reason, f"backend {self.backend} could not be asked: {error.message}") from None
+        except asyncio.CancelledError:
+            result = "cancelled"
+            raise
+        finally:
+            self._counts.count(self._filter, self.backend, result, monotonic() - started)
+
+    async def _asked(self, method: bytes, path: bytes, fields: Fields, body: bytes, x: Exchange | None) -> CallAnswer:
+        connector, chain = self._connector, self._chain
+        if connector is None:
+            assert self._fault is not None
+            raise self._fault
+        head = RequestHead(method, path, fields)
+        head.body = len(body)
+        if x is None:
+            x = Exchange("-", "-", "-", monotonic())
+        inner = question(x, head, connector)
+        inner.path = path.partition(b"?")[0]
+        inner.backend_is_secure = connector.spec.backend.tls is not None
+        try:
+            answer = await driven(lambda driver: converse(driver, inner, connector, chain, body))
+            coding = answer.head.fields.get(b"content-encoding")
+            if answer.body and coding is not None and coding.lower() != b"identity":
+                raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
+            said = await passed_body(chain.response_body, inner, answer.body)
+        finally:
+            finish(chain.complete, inner)
+        return CallAnswer(answer.head.status, answer.head.fields, said)
+
+    def __repr__(self) -> str:
+        return f"BackendCall({self.backend})"
+
+
+def unusable(error: str) -> GatewayFault:
+    """Why every call fails; `error` is what status says of the reference."""
+    return GatewayFault(Reason.BACKEND_INVALID, error or "the backend cannot be used")
+
+
+class Answer(NamedTuple):
+    """What a server has answered. `trailers` are field lines, or b""."""
+
+    head: ResponseHead
+    body: bytes
+    trailers: bytes
+
+
+async def converse(driver: Driver, inner: Exchange, connector: Connector, chain: Chain, body: bytes) -> Answer:
+    """Ask the server `inner.request` with this body, through its filters but for those of its answer's body.
+
+    Raises GatewayError.
+    """
+    caller = _Question(driver)
+    await passed(chain.request_headers, inner)
+    target = connector.target(inner)
+    try:
+        upstream = await call_upstream(caller, inner, connector, target, chain, body or None, Repeat.ALWAYS)
+        if isinstance(upstream, LocalResponse):
+            raise answered_in_its_place()
+        response = inner.response
+        via = caller.resources.connector
+        if response.status == 407 and via is not None and via.behind is not None:
+            raise refused_credentials(via.behind)
+        await passed(chain.backend_response, inner)
+        if not upstream.has_ended:
+            upstream.send_response_body_to(caller)
+            await upstream.response_end()
+        caller.resources.release(reusable=upstream.is_reusable)
+        return Answer(response, caller.answer.joined(), caller.trailers)
+    except GatewayError as error:
+        caller.resources.fail(inner, error)
+        raise
+    finally:
+        caller.resources.release(reusable=False)
+
+
+class _Question(UpstreamCaller):
+    """A caller with a driver of its own. `answer` collects the body of the response, up to a bound."""
+
+    __slots__ = ("_size", "answer", "driver", "resources", "trailers")
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.resources = HeldConnection()
+        self.answer = Pieces()
+        self.trailers = b""
+        self._size = 0
+
+    def send_body(self, data: bytes) -> None:
+        """Keep a piece of the answer. Raises UpstreamFault above MAX_ANSWER_BYTES."""
+        self._size += len(data)
+        if self._size > MAX_ANSWER_BYTES:
+            raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        self.answer.append(data)
+
+    def end_body(self, trailers: bytes) -> None:
+        """Keep the fields behind the answer."""
+        self.trailers = trailers
+
+
+def question(x: Exchange, head: RequestHead, connector: Connector) -> Exchange:
+    """An exchange of our own with the server, for the filters that run for it as a backend."""
+    return Exchange(
+        x.client, x.gateway, x.listener, x.started_at, identity=x.identity, request_id=x.request_id, route=x.route,
+        request=head, method=head.method, path=x.path, backend=connector.name,
+    )  # fmt: skip
+
+
+def asked_host(x: Exchange) -> bytes:
+    """The Host that the client has asked for; b"" if it has named none."""
+    return x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+
+
+async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
+    """The whole body of an answer as its body filters leave it: a client may get it."""
+    return body if plan is None else await plan.begin(x).feed_to_end(x, body, True)
+
+
+async def passed(steps: Steps | None, x: Exchange) -> None:
+    """Run a phase of the server's filters. Raises what they refuse with, and UpstreamFault if one responds."""
+    if await run_to_end(steps, x) is not None:
+        raise answered_in_its_place()
+
+
+def answered_in_its_place() -> UpstreamFault:
+    """The error for a filter that responds instead of the backend, where its response means nothing."""
+    return UpstreamFault(Reason.FILTER_REJECTED, "a filter of the backend answered in its place")
