@@ -1,7 +1,8 @@
 """SharedCounters: the numbers of limits, in memory that all workers share, so that a limit holds for all of them.
 
 A row is found by the hash of its filter's spec: equal specs have one row, in every worker and after a worker was
-replaced. Counting takes no lock: if two workers decide in the same microsecond, both may take the last free place.
+replaced. A limit that counts for each key has a table behind the rows (`limits/keyed_counters`). Who decides holds
+`lock`, so that of two workers one takes the last free place.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import secrets
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
+from egressproxy.filters.limits.keyed_counters import KeyedCounters, table_bytes
 from egressproxy.net.file_lock import FileLock
 
 __all__ = ["KEY_BYTES", "Row", "SharedCounters"]
@@ -24,6 +28,14 @@ KEY_BYTES: Final = 16
 #: The memory is cells of 8 bytes: how many rows are taken, then the rows. A row is its key, `full_at` and `held`.
 _CELL: Final = 8
 _KEY_CELLS: Final = KEY_BYTES // _CELL
+#: Limits with keys in the life of a run, and the memory of their tables, of which only what is written to is used.
+MAX_TABLES: Final = 512
+MAX_TABLE_BYTES: Final = 1 << 30
+#: An entry of the list of tables: its key, where it begins, and how many keys have room. In front of the list: how
+#: many there are, where the next one begins, and the secret of their hashes (32 bytes).
+_ENTRY_CELLS: Final = _KEY_CELLS + 2
+_SECRET_CELLS: Final = 4
+_LIST_CELLS: Final = 2 + _SECRET_CELLS + MAX_TABLES * _ENTRY_CELLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +43,13 @@ class Row:
     """The numbers of one limit. The default is that of a process that serves alone.
 
     `full_at[0]` is when the bucket is full again (monotonic seconds). `held` counts exchanges in progress for each
-    worker; a worker changes only `held[mine]`.
+    worker; a worker changes only `held[mine]`. `lock` is held by who decides, where several processes share the row.
     """
 
     full_at: list[float] | memoryview[float] = field(default_factory=lambda: [0.0])
     held: list[int] | memoryview[int] = field(default_factory=lambda: [0])
     mine: int = 0
+    lock: AbstractContextManager[None] | None = None
 
 
 class SharedCounters:
@@ -48,11 +61,21 @@ class SharedCounters:
         self._lock = FileLock(descriptor)
         self._workers = workers
         self._mine = worker - 1
-        size = _CELL * (1 + MAX_ROWS * (_KEY_CELLS + 1 + workers))
-        os.ftruncate(descriptor, size)
-        self._memory = memoryview(mmap.mmap(descriptor, size))
-        self._numbers = self._memory.cast("q")
+        self._descriptor = os.dup(descriptor)
+        self._list_at = 1 + MAX_ROWS * (_KEY_CELLS + 1 + workers)
+        size = _CELL * (self._list_at + _LIST_CELLS)
+        self._tables_at = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        with self._lock:
+            if os.fstat(descriptor).st_size < self._tables_at:  # another process may have put tables behind it
+                os.ftruncate(descriptor, self._tables_at)
+            self._memory = memoryview(mmap.mmap(descriptor, size))
+            self._numbers = self._memory.cast("q")
+            secret = self._memory[(self._list_at + 2) * _CELL :][: _SECRET_CELLS * _CELL]
+            if not any(secret):
+                secret[:] = secrets.token_bytes(len(secret))
+            self._secret = bytes(secret)
         self._known: dict[bytes, int] = {}
+        self._tables: dict[bytes, KeyedCounters] = {}
 
     def row(self, key: bytes) -> Row:
         """The row of this key (16 bytes), the same in every worker. Without room: a private row and a warning."""
@@ -71,10 +94,54 @@ class SharedCounters:
                 self._numbers[0] = number + 1
         at = self._at(number) + _KEY_CELLS
         held = self._numbers[at + 1 : at + 1 + self._workers]
-        return Row(self._memory.cast("d")[at : at + 1], held, self._mine)
+        return Row(self._memory.cast("d")[at : at + 1], held, self._mine, self._lock)
+
+    def keyed(self, key: bytes, keys: int) -> KeyedCounters:
+        """The table of the limit with this key (16 bytes), the same in every worker, for this many of its own keys.
+
+        A limit that is given room for more keys has a new one. Without room: a private one and a warning.
+        """
+        found = self._tables.get(key)
+        if found is not None and found.keys == keys:
+            return found
+        with self._lock:
+            place = self._place(key, keys)
+        if place < 0:
+            log.warning("there is no room for more limits with keys: a new one counts in each worker by itself")
+            found = KeyedCounters(keys)
+        else:
+            found = KeyedCounters(keys, self._mapped(place, keys), self._secret, self._lock)
+        self._tables[key] = found
+        return found
+
+    def _place(self, key: bytes, keys: int) -> int:
+        """Where the table of this limit begins; -1 if there is no room for a new one."""
+        numbers, list_at = self._numbers, self._list_at
+        first = list_at + 2 + _SECRET_CELLS
+        taken, behind = numbers[list_at], numbers[list_at + 1] or self._tables_at
+        for at in range(first, first + taken * _ENTRY_CELLS, _ENTRY_CELLS):
+            if self._memory[at * _CELL :][:KEY_BYTES] == key and numbers[at + _KEY_CELLS + 1] == keys:
+                return numbers[at + _KEY_CELLS]
+        size = -(-table_bytes(keys) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if taken == MAX_TABLES or behind + size > MAX_TABLE_BYTES:
+            return -1
+        os.ftruncate(self._descriptor, behind + size)
+        at = first + taken * _ENTRY_CELLS
+        self._memory[at * _CELL :][:KEY_BYTES] = key
+        numbers[at + _KEY_CELLS], numbers[at + _KEY_CELLS + 1] = behind, keys
+        numbers[list_at], numbers[list_at + 1] = taken + 1, behind + size
+        return behind
+
+    def _mapped(self, place: int, keys: int) -> memoryview:
+        return memoryview(mmap.mmap(self._descriptor, table_bytes(keys), offset=place))
 
     def forget(self, worker: int) -> None:
         """Free what this worker (counted from 1) held, because it has exited."""
+        numbers, first = self._numbers, self._list_at + 2 + _SECRET_CELLS
+        with self._lock:
+            for at in range(first, first + numbers[self._list_at] * _ENTRY_CELLS, _ENTRY_CELLS):
+                keys = numbers[at + _KEY_CELLS + 1]
+                KeyedCounters(keys, self._mapped(numbers[at + _KEY_CELLS], keys)).forget(worker)
         for number in range(self._numbers[0]):
             self._numbers[self._at(number) + _KEY_CELLS + worker] = 0
 

@@ -81,3 +81,72 @@ def test_another_process_sees_the_same(pair: tuple[SharedCounters, SharedCounter
     )  # fmt: skip
     assert said.stdout == b"4.5\n"
     assert list(mine.held) == [0, 5]
+
+
+def test_a_table_is_the_same_for_all_who_ask_in_whatever_order(pair: tuple[SharedCounters, SharedCounters]):
+    first, second = pair
+    tables = {key: first.keyed(key, 8) for key in (A, B)}
+    others = {key: second.keyed(key, 8) for key in (C, B, A)}
+    for key, table in tables.items():
+        at = table.find(table.key(b"k"), 1.0)
+        table.cells[at], table.cells[at + 1] = 9.0, float(key[0])
+    for key in (A, B):
+        assert others[key].peek(others[key].key(b"k"), 1.0) == (9.0, float(key[0]))
+    assert others[C].peek(others[C].key(b"k"), 1.0) == (0.0, 0.0)
+
+
+def test_a_process_that_comes_later_takes_no_table_away(pair: tuple[SharedCounters, SharedCounters]):
+    table = pair[0].keyed(A, 8)
+    at = table.find(table.key(b"k"), 1.0)
+    table.cells[at] = 9.0
+    later = SharedCounters(opened_anew(pair[0]._lock._descriptor), 2, 2).keyed(A, 8)
+    assert later.peek(later.key(b"k"), 1.0) == (9.0, 0.0)
+
+
+def test_what_a_worker_held_in_a_table_is_free_when_it_has_ended(pair: tuple[SharedCounters, SharedCounters]):
+    table = pair[0].keyed(A, 8)
+    for owner in (1, 2):
+        at = table.find(table.key(b"k", owner), 1.0)
+        table.cells[at], table.cells[at + 1] = 9.0, 1.0
+    pair[0].forget(2)
+    assert table.peek(table.key(b"k", 1), 1.0) == (9.0, 1.0)
+    assert table.peek(table.key(b"k", 2), 1.0) == (0.0, 0.0)
+
+
+def test_where_there_is_no_room_a_limit_has_a_table_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[SharedCounters, SharedCounters]
+):
+    monkeypatch.setattr(module, "MAX_TABLES", 1)
+    pair[0].keyed(A, 8)
+    alone, other = pair[0].keyed(B, 8), pair[1].keyed(B, 8)
+    alone.cells[alone.find(alone.key(b"k"), 1.0)] = 9.0
+    assert other.peek(other.key(b"k"), 1.0) == (0.0, 0.0)
+
+
+def test_processes_that_decide_at_once_take_no_more_than_there_is(pair: tuple[SharedCounters, SharedCounters]):
+    descriptor = opened_anew(pair[0]._lock._descriptor)
+    text = (
+        "import sys; from egressproxy.errors import LimitExceeded\n"
+        "from egressproxy.filters import FilterContext\n"
+        "from egressproxy.filters.limits.request_rate import RequestRateLimitConfig, request_rate_limit\n"
+        "from egressproxy.filters.shared_counters import SharedCounters\n"
+        "row = SharedCounters(int(sys.argv[1]), 2, int(sys.argv[2])).row(b'b' * 16)\n"
+        "limit = request_rate_limit(FilterContext(RequestRateLimitConfig(20000, 1e6), {}, 'l', 's', 's', row=row))\n"
+        "sys.stdin.readline(); passed = 0\n"
+        "for _ in range(20000):\n"
+        "    try: limit.request_headers(None); passed += 1\n"
+        "    except LimitExceeded: pass\n"
+        "print(passed)"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", text, str(descriptor), worker], cwd=ROOT, pass_fds=(descriptor,),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for worker in ("1", "2")
+    ]  # fmt: skip
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    passed = [int(process.communicate(timeout=120)[0]) for process in both]
+    assert sum(passed) == 20000

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
@@ -13,6 +14,8 @@ from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["CONCURRENCY_LIMIT", "ConcurrencyLimit", "ConcurrencyLimitConfig"]
+
+_NO_LOCK: Final = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class ConcurrencyLimit(Filter):
         row = context.row or Row()
         self._counts = row.held
         self._mine = row.mine
+        self._lock = row.lock or _NO_LOCK
 
     @property
     def in_progress(self) -> int:
@@ -44,9 +48,12 @@ class ConcurrencyLimit(Filter):
         """Counts the exchange. Raises LimitExceeded(CONCURRENCY, 503)."""
         if x.notes is not None and self._held in x.notes:
             return
-        if sum(self._counts) >= self._limit:
+        with self._lock:
+            is_free = sum(self._counts) < self._limit
+            if is_free:
+                self._counts[self._mine] += 1
+        if not is_free:
             raise LimitExceeded(Reason.CONCURRENCY, self._message, status=503, rule=self._source, retry_after_s=1)
-        self._counts[self._mine] += 1
         x.note(self._held, True)
 
     backend_request = request_headers

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from egressproxy.filters.base import REQUEST_HEADS, FilterType
-from egressproxy.filters.limits.request_rate import RequestRateLimit, RequestRateLimitConfig
+from egressproxy.filters.limits.request_rate import RequestRateLimitConfig, request_rate_limit
 from egressproxy.filters.settings import FilterConfig, Within
 
 __all__ = ["QOS_CONTROLLER", "QoSControllerConfig"]
@@ -38,7 +38,7 @@ QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
     phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
-    build=lambda context: RequestRateLimit(replace(context, config=context.config.rates[0])),
+    build=lambda context: request_rate_limit(replace(context, config=context.config.rates[0])),
     is_shared=True,
     summary="A RequestRateLimit in the form of the egress proposal: requests per second, minute or hour.",
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["REQUEST_RATE_LIMIT", "RequestRateLimit", "RequestRateLimitConfig", "requests_text"]
+__all__ = ["REQUEST_RATE_LIMIT", "RequestRateLimit", "RequestRateLimitConfig", "request_rate_limit", "requests_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,27 @@ class RequestRateLimit(Filter):
         return f"RequestRateLimit(drawn {max(0.0, self._full_at[0] - self._clock()):.3f} s ahead of {self._ahead:.3f})"
 
 
+class SharedRequestRateLimit(RequestRateLimit):
+    """A RequestRateLimit whose row other processes share: one of them decides at a time."""
+
+    def __init__(self, context: FilterContext, lock: AbstractContextManager[None]) -> None:
+        super().__init__(context)
+        self._lock = lock
+
+    def request_headers(self, x: Exchange) -> None:
+        """As RequestRateLimit; waits for the other processes, for microseconds."""
+        with self._lock:
+            super().request_headers(x)
+
+    backend_request = request_headers
+
+
+def request_rate_limit(context: FilterContext) -> RequestRateLimit:
+    """The limit of this context, for a process that serves alone or for one of several."""
+    row = context.row
+    return RequestRateLimit(context) if row is None or row.lock is None else SharedRequestRateLimit(context, row.lock)
+
+
 def _rate(config: RequestRateLimitConfig) -> str:
     """What was exceeded; with the burst if it is another number, because a fast client reaches it first."""
     rate = f"more than {requests_text(config.limit)} in {config.window:g} s"
@@ -85,7 +107,7 @@ REQUEST_RATE_LIMIT = FilterType(
     name="egressproxy.io/RequestRateLimit:v1",
     phases=REQUEST_HEADS,
     config_model=RequestRateLimitConfig,
-    build=RequestRateLimit,
+    build=request_rate_limit,
     is_shared=True,
     summary="Limits requests per time; others get 429.",
 )

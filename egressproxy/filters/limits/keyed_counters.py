@@ -1,0 +1,148 @@
+"""KeyedCounters: the numbers of one limit for each of its keys, in memory of a fixed size that all workers share.
+
+An entry is 32 bytes: the key (16 bytes, a keyed hash), `until` and `used`. It is as new once `until` (monotonic
+seconds) has passed, and only then may another key have it: what a key has spent is never forgotten early, however many
+other keys come. A key that finds no room shares one entry with all that find none, so that it gets less, and never
+more. An entry is looked for where its key leads to, and in the next ones (linear probing); it never becomes empty
+again, so that the search may end at an empty one.
+
+The caller holds `lock` from `find` until it has written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import secrets
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from hashlib import blake2b
+from struct import Struct
+from typing import Final
+
+__all__ = ["ENTRY_BYTES", "KEY_BYTES", "KeyedCounters", "OwnCounters", "table_bytes"]
+
+KEY_BYTES: Final = 16
+ENTRY_BYTES: Final = 32
+#: Entries that are looked at for one key. With half of them taken, two are usual.
+_PROBES: Final = 64
+_CELLS: Final = ENTRY_BYTES // 8
+_PAIR: Final = Struct("=qq")
+_NO_LOCK: Final = nullcontext()
+
+
+def table_bytes(keys: int) -> int:
+    """The size of a table in which this many keys have room: twice as many entries, and one for all others."""
+    return (_entries(keys) + 1) * ENTRY_BYTES
+
+
+def _entries(keys: int) -> int:
+    return 1 << max(1, 2 * keys - 1).bit_length()
+
+
+class KeyedCounters:
+    """`memory` has `table_bytes` bytes, all 0 at first. `secret` makes the hash unpredictable: nobody can choose keys
+    that are looked for in the same place. `lock` is for those that share the memory.
+    """
+
+    __slots__ = ("_mask", "_secret", "cells", "keys", "lock", "numbers")
+
+    def __init__(
+        self,
+        keys: int,
+        memory: memoryview | None = None,
+        secret: bytes = b"",
+        lock: AbstractContextManager[None] = _NO_LOCK,
+    ) -> None:
+        if memory is None:
+            memory = memoryview(mmap.mmap(-1, table_bytes(keys)))
+            secret = secrets.token_bytes(32)
+        #: `cells[at]` is `until` and `cells[at + 1]` is `used` of the entry that `find` has found.
+        self.cells = memory.cast("d")
+        self.numbers = memory.cast("q")
+        self.lock = lock
+        self.keys = keys
+        self._mask = _entries(keys) * _CELLS - 1
+        self._secret = secret
+
+    def key(self, text: bytes, owner: int = 0) -> bytes:
+        """The key for what a limit counts apart. `owner`: the worker (0 to 255) whose own entry it is; 0: of all."""
+        return blake2b(text, digest_size=KEY_BYTES - 1, key=self._secret).digest() + bytes((owner,))
+
+    def find(self, key: bytes, now: float) -> int:
+        """Where the numbers of a key are, for `cells`: its own entry, a new one, or that of all without room.
+
+        `now`: monotonic seconds.
+        """
+        first, second = _PAIR.unpack(key)
+        numbers, cells, mask = self.numbers, self.cells, self._mask
+        at: int = first * _CELLS & mask
+        free = -1
+        for _ in range(_PROBES):
+            if numbers[at] == first and numbers[at + 1] == second:
+                if cells[at + 2] <= now:
+                    cells[at + 3] = 0.0
+                return at + 2
+            if cells[at + 2] <= now:
+                if free < 0:
+                    free = at
+                if numbers[at] == 0 == numbers[at + 1]:
+                    break
+            at = at + _CELLS & mask
+        if free < 0:
+            at = mask + 3  # behind the last
+            if cells[at] <= now:
+                cells[at + 1] = 0.0
+            return at
+        numbers[free], numbers[free + 1] = first, second
+        cells[free + 2] = cells[free + 3] = 0.0
+        return free + 2
+
+    def peek(self, key: bytes, now: float) -> tuple[float, float]:
+        """`until` and `used` of a key, (0.0, 0.0) where it is as new. Changes nothing."""
+        first, second = _PAIR.unpack(key)
+        numbers, cells, mask = self.numbers, self.cells, self._mask
+        at = first * _CELLS & mask
+        for _ in range(_PROBES):
+            if numbers[at] == first and numbers[at + 1] == second:
+                return (cells[at + 2], cells[at + 3]) if cells[at + 2] > now else (0.0, 0.0)
+            if numbers[at] == 0 == numbers[at + 1]:
+                break
+            at = at + _CELLS & mask
+        return 0.0, 0.0
+
+    def forget(self, owner: int) -> None:
+        """Free the entries of a worker that has exited."""
+        memory = self.numbers.cast("B")
+        owners = bytes(memory[KEY_BYTES - 1 :: ENTRY_BYTES])
+        at = owners.find(owner)
+        while at >= 0:
+            self.cells[at * _CELLS + 2] = self.cells[at * _CELLS + 3] = 0.0
+            at = owners.find(owner, at + 1)
+
+    def in_use(self, now: float) -> int:
+        """Entries that are not as new, that of the keys without room included."""
+        return sum(until > now for until in self.cells[2::_CELLS])
+
+    def __repr__(self) -> str:
+        return f"KeyedCounters({(self._mask + 1) // _CELLS} entries)"
+
+
+class OwnCounters:
+    """The tables of a process that serves alone, by the limit that they belong to. They live as long as it."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made: dict[bytes, KeyedCounters] = {}
+
+    def keyed(self, key: bytes, keys: int) -> KeyedCounters:
+        """That of the limit with this key, for this many of its own keys; made at the first call."""
+        found = self._made.get(key)
+        if found is None or found.keys != keys:
+            found = self._made[key] = KeyedCounters(keys)
+        return found
+
+    @property
+    def made(self) -> Mapping[bytes, KeyedCounters]:
+        """Those that were asked for."""
+        return self._made

@@ -1,0 +1,87 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.filters.limits.keyed_counters import ENTRY_BYTES, KeyedCounters, OwnCounters, table_bytes
+
+FOREVER = 1e18
+
+
+def spend(table: KeyedCounters, name: bytes, until: float, used: float, now: float = 1.0) -> int:
+    at = table.find(table.key(name), now)
+    table.cells[at], table.cells[at + 1] = until, used
+    return at
+
+
+def test_each_key_has_its_own_numbers():
+    table = KeyedCounters(1000)
+    for number in range(1000):
+        spend(table, b"%d" % number, FOREVER, number)
+    assert [table.peek(table.key(b"%d" % n), 1.0) for n in range(1000)] == [(FOREVER, n) for n in range(1000)]
+    assert table.in_use(1.0) == 1000
+
+
+def test_no_flood_of_keys_makes_a_spent_one_new():
+    table = KeyedCounters(50)
+    for number in range(50):
+        spend(table, b"%d" % number, FOREVER, 7.0)
+    for number in range(5000):
+        spend(table, b"flood %d" % number, FOREVER, 1.0)
+    assert {table.peek(table.key(b"%d" % n), 1.0) for n in range(50)} == {(FOREVER, 7.0)}
+
+
+def test_keys_without_room_share_one_entry_until_there_is_room_again():
+    table = KeyedCounters(8)
+    for number in range(200):
+        spend(table, b"%d" % number, 100.0, 1.0)
+    places = {spend(table, b"late %d" % number, 100.0, 1.0) for number in range(9)}
+    assert len(places) == 1
+    (shared,) = places
+    assert spend(table, b"later", 300.0, 1.0, now=200.0) != shared, "what is as new is given to others"
+    spend(table, b"0", 100.0, 1.0)
+    table.cells[shared + 1] = 5.0
+    table.find(b"x" * 16, 99.0)
+    assert table.cells[shared + 1] == 5.0
+
+
+def test_what_is_as_new_has_used_nothing():
+    table = KeyedCounters(8)
+    spend(table, b"a", 10.0, 3.0)
+    assert table.peek(table.key(b"a"), 9.0) == (10.0, 3.0)
+    assert table.peek(table.key(b"a"), 10.0) == (0.0, 0.0)
+    at = table.find(table.key(b"a"), 10.0)
+    assert table.cells[at + 1] == 0.0
+
+
+def test_what_a_worker_held_is_free_when_it_has_ended():
+    table = KeyedCounters(8)
+    for owner in (1, 2):
+        at = table.find(table.key(b"a", owner), 1.0)
+        table.cells[at], table.cells[at + 1] = FOREVER, owner
+    table.forget(2)
+    assert table.peek(table.key(b"a", 1), 1.0) == (FOREVER, 1.0)
+    assert table.peek(table.key(b"a", 2), 1.0) == (0.0, 0.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.floats(0.5, 20.0)), max_size=300),
+)
+def test_a_key_has_what_was_written_for_it_until_that_is_over(steps):
+    """Against a dictionary, with more room than keys: the table loses nothing and invents nothing."""
+    table, known, now = KeyedCounters(64), {}, 1.0
+    for number, length in steps:
+        now += 0.25
+        at = table.find(table.key(b"%d" % number), now)
+        until, used = known.get(number, (0.0, 0.0))
+        assert table.cells[at + 1] == (used if until > now else 0.0)
+        known[number] = table.cells[at], table.cells[at + 1] = now + length, float(number)
+
+
+def test_memory_is_32_bytes_for_each_of_at_most_four_times_as_many_entries():
+    assert table_bytes(100_000) == (262_144 + 1) * ENTRY_BYTES
+    assert table_bytes(1) == 3 * ENTRY_BYTES
+
+
+def test_a_limit_has_one_table_for_as_long_as_its_room_stays():
+    tables = OwnCounters()
+    assert tables.keyed(b"a", 8) is tables.keyed(b"a", 8) is not tables.keyed(b"b", 8)
+    assert tables.keyed(b"a", 16).keys == 16
