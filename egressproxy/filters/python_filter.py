@@ -19,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected, overrides
-from egressproxy.filters.settings import FilterConfig, SecretRef
+from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model import state_folder
 
 __all__ = ["PYTHON", "PythonConfig", "load_filter"]
@@ -30,12 +30,13 @@ SUFFIX: Final = ".py"
 @dataclass(frozen=True, slots=True)
 class PythonConfig(FilterConfig):
     """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model. The
-    values of `secrets` are in the filter's context.
+    values of `secrets` and the calls of `backends` are in the filter's context.
     """
 
     path: str
     config: dict[str, Any] = field(default_factory=dict)
     secrets: tuple[SecretRef, ...] = ()
+    backends: tuple[CalledBackendRef, ...] = ()
 
 
 def load_filter(context: FilterContext) -> Filter:
@@ -195,6 +196,7 @@ PYTHON = FilterType(
     build=load_filter,
     also=frozenset(Phase),
     secret_refs=attrgetter("secrets"),
+    backend_refs=lambda config: tuple((f"backends[{i}]", ref) for i, ref in enumerate(config.backends)),
     revision=_revision,
     inspect=_inspect,
     summary="A filter of your own: one Python file beside the manifest.",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.reading.load import load_text
 from egressproxy.errors import Reason
 from egressproxy.filters import Exchange, Filter, Rejected
 from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
@@ -226,3 +230,31 @@ def test_a_reload_keeps_the_filter_and_its_connection_and_no_builder(converse: S
     assert asks.calls is calls
     talk.client >> GET
     judge << ASKED
+
+
+JUDGE_FILE = """
+from egressproxy.filters import Filter
+
+class Judge(Filter):
+    def __init__(self, context):
+        self.calls = context.calls
+
+    async def request_headers(self, x):
+        await self.calls["Backend judge"].request(b"POST", b"/judge", body=b"hello", timeout_s=5.0, x=x)
+"""
+
+
+def test_a_python_filter_calls_the_backends_that_it_lists(converse: Start, tmp_path: Path):
+    (tmp_path / "judge.py").write_text(JUDGE_FILE)
+    config = {"path": "judge.py", "backends": [JUDGE]}
+    asking = {"name": "judge", "type": "egressproxy.io/Python:v1", "phase": "request-headers", "config": config}
+    manifests = reverse(objects=(m.backend("judge", "judge.example", 9000),), extensions=[asking])
+    spec = compile_config(
+        load_text(yaml.safe_dump_all(manifests), str(tmp_path / "all.yaml")), Catalog(), Defaults()
+    ).spec
+    talk = converse(spec)
+    talk.client >> GET
+    talk.dialled("judge.example", 9000)
+    talk.origin.take(ASKED_AT_ALL)
+    talk.origin >> answer()
+    goes_on(talk)
