@@ -4,7 +4,16 @@ The interface is in `base`, one file each holds the built-in filters, and `chain
 """
 
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, HeaderResult, Phase, Rejected
+from egressproxy.filters.base import (
+    BodyMode,
+    BodyResult,
+    Filter,
+    FilterContext,
+    FilterType,
+    HeaderResult,
+    Phase,
+    Rejected,
+)
 from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model.authority import Authority
@@ -16,6 +25,7 @@ from egressproxy.model.secret import SecretBytes
 __all__ = [
     "Authority",
     "BodyMode",
+    "BodyResult",
     "CallAnswer",
     "CallFailed",
     "CalledBackendRef",

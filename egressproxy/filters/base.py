@@ -19,10 +19,22 @@ from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["BodyMode", "Filter", "FilterContext", "FilterType", "HeaderResult", "Phase", "Rejected", "overrides"]
+__all__ = [
+    "BodyMode",
+    "BodyResult",
+    "Filter",
+    "FilterContext",
+    "FilterType",
+    "HeaderResult",
+    "Phase",
+    "Rejected",
+    "overrides",
+]
 
 #: What a header-phase method returns: None, a LocalResponse, or (`async def`) an awaitable of one of these.
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]
+#: What a body method returns: the bytes that go on, a LocalResponse, or (`async def`) an awaitable of one of these.
+BodyResult = bytes | LocalResponse | Awaitable[bytes | LocalResponse]
 
 
 class Phase(str, Enum):
@@ -99,16 +111,25 @@ class Filter:
     ignores_trailers: bool = False
     runs_in: frozenset[Phase] | None = None
 
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """How this exchange's body of REQUEST_BODY or RESPONSE_BODY is given; None: it passes this filter unread.
+
+        Called once for each body (on a Backend: for each attempt), before its first piece and before its head is sent
+        on, so `x.response` is there for a response. Must not change anything or be `async`. Raises Rejected to refuse.
+        """
+        return self.body_mode
+
     def request_headers(self, x: Exchange) -> HeaderResult:
         """Before a backend is chosen; may change `x.request`. For tunnels too (`x.is_tunnel`), whose fields say little.
 
         Returns a LocalResponse to respond without asking a backend. Raises Rejected to refuse.
         """
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """A piece of the client's body; returns the bytes that are sent instead. Raises Rejected to refuse.
 
-        STREAM: called for every piece; the one with `last` may be empty. BUFFER: called once, with the whole body.
+        STREAM: called for every piece; the one with `last` may be empty. BUFFER: called once, with the whole body,
+        before a backend is chosen; it may change `x.request`. Returns a LocalResponse to respond with that.
         """
         return data
 
@@ -133,8 +154,13 @@ class Filter:
         Does not run for error responses of the gateway: a refusal, an upstream that fails. Returns and raises as above.
         """
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
-        """As `request_body`, for the body to the client. Content codings are not decoded: see Content-Encoding."""
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+        """As `request_body`, for the body to the client. Content codings are not decoded: see Content-Encoding.
+
+        BUFFER: the head waits until the whole body has passed. It may change `x.response`, raise Rejected with a status
+        that the client gets, or return a LocalResponse. STREAM without a BUFFER filter beside it: the head has gone, a
+        refusal breaks the response off, and a LocalResponse is a failure.
+        """
         return data
 
     def forecast(self, x: Exchange) -> None:

@@ -1,42 +1,64 @@
 """Body chains: STREAM and BUFFER filters in one order, fed with the pieces of a body.
 
 A STREAM filter is called for every piece. A BUFFER filter collects the pieces, up to its bound, and is called once.
-Each filter gets the output of the one before it. A chain of STREAM filters copies nothing.
+Each filter gets the output of the one before it. A chain of STREAM filters copies nothing. A filter that lets a body
+pass unread has no place in its chain.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.base import Phase
-from egressproxy.filters.filter_step import Step, Steps, settle, start, wait
-from egressproxy.model.exchange import Exchange
+from egressproxy.filters.base import BodyMode, Phase
+from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
+from egressproxy.model.exchange import Exchange, LocalResponse
 
 __all__ = ["BodyChain", "BodyPlan"]
 
 
 class BodyPlan:
-    """The body filters of one place and direction. `keeps_length`: all of them keep the length."""
+    """The body filters of one place and direction."""
 
-    __slots__ = ("keeps_length", "phase", "steps")
+    __slots__ = ("phase", "steps")
 
     def __init__(self, steps: Steps, phase: Phase) -> None:
         self.steps = steps
         self.phase = phase
-        self.keeps_length = all(step.filter.keeps_length for step in steps)
 
-    def begin(self, x: Exchange) -> BodyChain:
-        """A chain for the body of one exchange."""
+    def begin(self, x: Exchange) -> BodyChain | None:
+        """A chain for the body of one exchange; None if every filter lets it pass unread.
+
+        Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
+        """
+        flows = []
         for step in self.steps:
+            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
+            if mode is None:
+                continue
             if step.mark:
                 x.note(step.mark, True)
-        return BodyChain(self)
+            flows.append(_StepState(step, bytearray() if mode is BodyMode.BUFFER else None))
+        return BodyChain(flows, self.phase) if flows else None
 
     def __repr__(self) -> str:
         return f"BodyPlan({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
+
+
+def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:
+    """What the filter decides for this body; None, too, where it fails and is declared to fail open."""
+    try:
+        mode = step.mode_for(x, phase)  # type: ignore[misc]  # the caller has looked
+        if mode is None or isinstance(mode, BodyMode):
+            return mode
+        if isinstance(mode, Coroutine):
+            mode.close()
+        raise TypeError
+    except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+        settle(step, error, may_fail_open=step.fail_open)
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -52,22 +74,33 @@ class _StepState:
 
 
 class BodyChain:
-    """The body filters of one exchange. Must not be fed again after an error."""
+    """The body filters of one exchange. Must not be fed again after an error.
 
-    __slots__ = ("_flows", "_owed", "_plan")
+    Attributes:
+        keeps_length: all of its filters keep the length.
+        holds: one of them gets the body whole: nothing goes on before the last piece has come.
+        held: the bytes that they hold.
+    """
 
-    def __init__(self, plan: BodyPlan) -> None:
-        self._plan = plan
+    __slots__ = ("_flows", "_may_answer", "_owed", "_phase", "held", "holds", "keeps_length")
+
+    def __init__(self, flows: Sequence[_StepState], phase: Phase) -> None:
+        self._flows = flows
+        self._phase = phase
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
-        self._flows = [_StepState(step, bytearray() if step.buffers else None) for step in plan.steps]
+        self.keeps_length = all(flow.step.filter.keeps_length for flow in flows)
+        self.holds = any(flow.buffer is not None for flow in flows)
+        self.held = 0
+        self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
         """Take a piece of the body and return the bytes to send now; `last` is true once, and data may then be empty.
 
         An empty result before the last piece means that nothing is sent yet. A task must be done before the next piece
-        is fed; cancelling it cancels the filter. Raises what a filter refuses with; LimitExceeded(BODY_TOO_LARGE, 413)
-        or UpstreamFault(BAD_RESPONSE, 502) above a buffer's bound; GatewayFault(FILTER_FAILED, 502) if a filter fails,
-        or promised to keep the length and does not: the surplus would be read as another message.
+        is fed; cancelling it cancels the filter. Raises what a filter refuses with; FilterAnswered with the response
+        of one; LimitExceeded(BODY_TOO_LARGE, 413) or UpstreamFault(BAD_RESPONSE, 502) above a buffer's bound;
+        GatewayFault(FILTER_FAILED, 502) if a filter fails, or promised to keep the length and does not: the surplus
+        would be read as another message.
         """
         self._owed += len(data)
         return self._feed_from(0, x, data, last)
@@ -87,6 +120,7 @@ class BodyChain:
                     return b""
                 data = bytes(flow.buffer)
                 flow.buffer = bytearray()
+                self.held -= len(data)
             elif not data and not last:
                 return b""
             step = flow.step
@@ -95,10 +129,10 @@ class BodyChain:
                 result = step.call(x, data, last)
                 if isinstance(result, Awaitable):
                     return start(self._go_on(position, result, x, data, last), result)
-                data = _given(flow, data, result)
+                data = self._given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 _settle(flow, error)
-        if self._plan.keeps_length:
+        if self.keeps_length:
             self._owed -= len(data)
             if self._owed < 0 or (last and self._owed):
                 raise self._broken_promise()
@@ -116,7 +150,7 @@ class BodyChain:
     async def _go_on(self, position: int, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool) -> bytes:
         flow = self._flows[position]
         try:
-            data = _given(flow, data, await wait(flow.step, awaitable))
+            data = self._given(flow, data, await wait(flow.step, awaitable))
         except Exception as error:
             _settle(flow, error)
         return await _whole(self._feed_from(position + 1, x, data, last))
@@ -125,24 +159,27 @@ class BodyChain:
         bound = flow.step.filter.max_buffer_bytes
         if len(buffer) + len(data) <= bound:
             buffer += data
+            self.held += len(data)
             return
         flow.step.stats.rejected += 1
         message = f"the body is longer than the {bound} bytes that filter {flow.step.spec.name} takes"
-        if self._plan.phase is Phase.REQUEST_BODY:
+        if self._phase is Phase.REQUEST_BODY:
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=flow.step.spec.source, close=True)
         raise UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=flow.step.spec.source)
+
+    def _given(self, flow: _StepState, data: bytes, result: object) -> bytes:
+        """What the filter has returned for `data`. Raises FilterAnswered, and TypeError for what is no result."""
+        if not isinstance(result, bytes):
+            if isinstance(result, LocalResponse) and self._may_answer:
+                raise FilterAnswered(checked_answer(flow.step, result), flow.step)
+            raise TypeError
+        if flow.step.fail_open and not flow.has_changed:
+            flow.has_changed = result != data
+        return result
 
 
 async def _whole(outcome: bytes | asyncio.Task[bytes]) -> bytes:
     return outcome if isinstance(outcome, bytes) else await outcome
-
-
-def _given(flow: _StepState, data: bytes, result: object) -> bytes:
-    if not isinstance(result, bytes):
-        raise TypeError
-    if flow.step.fail_open and not flow.has_changed:
-        flow.has_changed = result != data
-    return result
 
 
 def _settle(flow: _StepState, error: BaseException) -> None:

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from egressproxy.filters.base import Phase
 from egressproxy.filters.body import BodyPlan
-from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, settle, start, wait
+from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, checked_answer, settle, start, wait
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.model.fields import Fields
 
 __all__ = [
     "Chain",
@@ -34,8 +33,6 @@ __all__ = [
     "run_to_end",
 ]
 
-#: The gateway writes these itself: a second Content-Length is an error for clients (RFC 9112 section 6.3).
-_FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
 
@@ -107,7 +104,7 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
         else:
             return None
         if isinstance(result, LocalResponse):
-            return _answered(step, result)
+            return checked_answer(step, result)
         if isinstance(result, Awaitable):
             return start(_go_on(step, result, x), result)
         raise TypeError
@@ -140,17 +137,9 @@ async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> Local
     try:
         result = await wait(step, awaitable)
         if isinstance(result, LocalResponse):
-            return _answered(step, result)
+            return checked_answer(step, result)
         if result is not None:
             raise TypeError
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
     return await run_to_end(step.rest, x)
-
-
-def _answered(step: Step, response: LocalResponse) -> LocalResponse:
-    """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields."""
-    Fields.of(response.fields)  # checks them
-    kept = tuple(line for line in response.fields if line[0].lower() not in _FRAMING)
-    step.stats.answered += 1
-    return response if len(kept) == len(response.fields) else replace(response, fields=kept)

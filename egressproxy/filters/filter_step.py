@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import iscoroutine
 from traceback import walk_tb
 from typing import Any, TypeVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import BodyMode, Filter, Phase, overrides
+from egressproxy.filters.base import Filter, Phase, overrides
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.fields import Fields
 from egressproxy.telemetry.notices import FilterStats, Notices
 
-__all__ = ["PlacedFilter", "Step", "Steps", "settle", "start", "wait"]
+__all__ = ["FilterAnswered", "PlacedFilter", "Step", "Steps", "checked_answer", "settle", "start", "wait"]
 
 R = TypeVar("R")
+#: The gateway writes these itself: a second Content-Length is an error for clients (RFC 9112 section 6.3).
+_FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,14 +53,17 @@ class PlacedFilter:
 
 
 class Step:
-    """One filter in one phase. `buffers`: it gets a body whole. `rest`: the steps of the phase after it."""
+    """One filter in one phase. `mode_for`: its `body_mode_for`; None: its `body_mode` holds for every body. `rest`: the
+    steps of the phase after it.
+    """
 
-    __slots__ = ("buffers", "call", "fail_open", "filter", "mark", "rest", "spec", "stats")
+    __slots__ = ("call", "fail_open", "filter", "mark", "mode_for", "rest", "spec", "stats")
 
     def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps = ()) -> None:
         self.call: Callable[..., object] = getattr(placed.filter, phase.method)
         self.filter = placed.filter
-        self.buffers = placed.filter.body_mode is BodyMode.BUFFER
+        decides = type(placed.filter).body_mode_for is not Filter.body_mode_for
+        self.mode_for: Callable[..., object] | None = placed.filter.body_mode_for if decides else None
         self.spec = placed.spec
         self.fail_open = placed.spec.fail_open
         self.mark = placed.mark
@@ -68,6 +75,19 @@ class Step:
 
 
 Steps = tuple[Step, ...]
+
+
+class FilterAnswered(GatewayError):
+    """A body method has returned a LocalResponse: it is the response to this exchange. An error where no client waits
+    for one (a mirror, an authorization server).
+    """
+
+    is_quotable = False
+
+    def __init__(self, answer: LocalResponse, step: Step) -> None:
+        message = f"filter {step.spec.name} answered in place of the server"
+        super().__init__(Reason.FILTER_REJECTED, message, status=answer.status, rule=step.spec.source)
+        self.answer = answer
 
 
 class DeadlinePassed(Exception):
@@ -82,6 +102,14 @@ class FilterExited(Exception):
     """The filter raised SystemExit, KeyboardInterrupt or another BaseException that is not an Exception."""
 
 
+def checked_answer(step: Step, response: LocalResponse) -> LocalResponse:
+    """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields."""
+    Fields.of(response.fields)  # checks them
+    kept = tuple(line for line in response.fields if line[0].lower() not in _FRAMING)
+    step.stats.answered += 1
+    return response if len(kept) == len(response.fields) else replace(response, fields=kept)
+
+
 def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     """Count what a step raised. Returns if the exchange may go on without the filter.
 
@@ -90,7 +118,8 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     request must not end the process.
     """
     if isinstance(error, GatewayError):
-        step.stats.rejected += 1
+        if not isinstance(error, FilterAnswered):
+            step.stats.rejected += 1
         if error.rule == "-":
             error.rule = step.spec.source
         try:

@@ -21,6 +21,7 @@ from egressproxy.filters.base import Phase
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, Steps, compile_chain, finish, run_to_end
+from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
@@ -258,7 +259,11 @@ async def _run_phases(
     if await _responds(chain.request_headers, chain, result):
         return
     x.upstream_host = x.upstream_host or x.request.host
-    result.request_pieces = await _through(chain.request_body, x, sent)
+    try:
+        result.request_pieces = await _through(chain.request_body, x, sent)
+    except FilterAnswered as answered:
+        await _respond(answered.answer, chain, result, chain.response_headers)
+        return
     if await run_to_end(chain.connect, x) is not None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
     if await _responds(chain.backend_request, chain, result):
@@ -267,8 +272,12 @@ async def _run_phases(
     for steps in chain.response_phases:
         if await _responds(steps, chain, result):
             return
+    try:
+        result.response_pieces = await _through(chain.response_body, x, received)
+    except FilterAnswered as answered:
+        await _respond(answered.answer, chain, result, chain.response_headers)
+        return
     x.status = x.response.status
-    result.response_pieces = await _through(chain.response_body, x, received)
 
 
 async def _responds(steps: Steps | None, chain: Chain, result: FilterResult) -> bool:
@@ -277,20 +286,28 @@ async def _responds(steps: Steps | None, chain: Chain, result: FilterResult) -> 
     answer = await run_to_end(steps, x)
     if answer is None:
         return False
+    await _respond(answer, chain, result, chain.response_headers if steps is not chain.response_headers else None)
+    return True
+
+
+async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dressing: Steps | None) -> None:
+    """The client gets this response of a filter; the `dressing` are the filters that see it."""
+    x = result.exchange
     result.local_response = answer
     result.response_pieces = (answer.body,) if answer.body else ()
     x.status = answer.status
     x.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
-    if steps is not chain.response_headers:
-        await _responds(chain.response_headers, chain, result)
-    return True
+    if dressing is not None:
+        await _responds(dressing, chain, result)
 
 
 async def _through(plan: BodyPlan | None, x: Exchange, pieces: Pieces) -> Pieces:
     """The pieces of a body as its filters let them go on."""
-    if plan is None or not pieces:
+    chain = plan.begin(x) if plan is not None and pieces else None
+    if chain is None:
         return pieces
-    chain = plan.begin(x)
+    if plan is not None and plan.phase is Phase.RESPONSE_BODY and not chain.holds:
+        x.status = x.response.status  # the head goes before the body
     return tuple([await chain.feed_to_end(x, piece, n == len(pieces)) for n, piece in enumerate(pieces, 1)])
 
 

@@ -48,7 +48,8 @@ class Route:
     choices: tuple[RouteBackend, ...] = ()  # where it has Failovers: one backend stands for each of them
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
-    buffers_request: bool = field(init=False)
+    buffers_request: bool = field(init=False)  # for an authorization server
+    filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     is_judged: bool = field(init=False)  # else whatever it matches may go
     mode: Mode = field(init=False)
@@ -61,10 +62,8 @@ class Route:
     def __post_init__(self, policy: PolicyIR) -> None:
         self.choices = self.choices or self.backends
         self.total = sum(backend.weight for backend in self.choices)
-        body = self.chain.request_body
-        self.buffers_request = (self.auth is not None and self.auth.spec.max_body > 0) or (
-            body is not None and any(step.buffers for step in body.steps)
-        )
+        self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
+        self.filters_request = self.buffers_request or self.chain.request_body is not None
         self.reads_early = self.auth is not None or self.looks_at_bodies
         self.is_judged = self.destinations.denies or self.permission is not None
         self.mode = policy.mode

@@ -277,9 +277,9 @@ def test_what_the_gateway_writes_anew_is_masked_too():
 
 def test_a_body_is_masked_across_its_pieces_and_keeps_its_length():
     made = chain(SCRUB)
-    assert made.response_body.keeps_length
     x = answered()
     talk = made.response_body.begin(x)
+    assert talk.keeps_length
     out = [talk.feed(x, piece, False) for piece in (b"key: S3CR", b"3T-I", b"NJ and S3C")] + [
         talk.feed(x, b"RET", True)
     ]

@@ -29,11 +29,11 @@ class ReadingClient(HeldFor, Protocol):
 
 
 class TranslatedAnswer:
-    """A body that is here. For the conductor it is an upstream whose answer has come."""
+    """A body that is here, translated or filtered. For the conductor it is an upstream whose answer has come."""
 
     __slots__ = ("_body", "_upstream", "has_ended")
 
-    def __init__(self, upstream: Upstream, body: bytes) -> None:
+    def __init__(self, upstream: Answer, body: bytes) -> None:
         self._upstream = upstream
         self._body = body
         self.has_ended = False

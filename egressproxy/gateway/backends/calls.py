@@ -188,7 +188,8 @@ def asked_host(x: Exchange) -> bytes:
 
 async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
     """The whole body of an answer as its body filters leave it: a client may get it."""
-    return body if plan is None else await plan.begin(x).feed_to_end(x, body, True)
+    chain = plan.begin(x) if plan is not None else None
+    return body if chain is None else await chain.feed_to_end(x, body, True)
 
 
 async def passed(steps: Steps | None, x: Exchange) -> None:

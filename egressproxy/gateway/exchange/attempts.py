@@ -424,7 +424,9 @@ def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) ->
 
 def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None, limit: int) -> ReplayableBody | None:
     """The request's body in a form that can be sent more than once; None where it has none. `limit` in bytes."""
-    length, plan = x.request.body, route.chain.request_body
+    length, chain = x.request.body, None
+    if route.chain.request_body is not None:
+        chain = client.resources.request_chain
     early: BufferedRequest | None = x.notes.get(HELD) if x.notes is not None else None
     source = early or client
     if collected is not None:
@@ -433,14 +435,14 @@ def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None
         return None
 
     def start(sink: BodySink) -> Reads:
-        if plan is None:
+        if chain is None:
             source.send_request_body_to(sink)
             return client
-        body_filter = client.resources.request_filter = BodyFilter(x, plan.begin(x), sink, client, client.driver)
+        body_filter = client.resources.request_filter = BodyFilter(x, chain, sink, client, client)
         source.send_request_body_to(body_filter)
         return body_filter
 
-    return ReplayableBody(length if plan is None or plan.keeps_length else CHUNKED, start, limit, client)
+    return ReplayableBody(length if chain is None or chain.keeps_length else CHUNKED, start, limit, client)
 
 
 def discard(client: Client, upstream: Upstream) -> None:

@@ -6,9 +6,9 @@ import asyncio
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.body import BodyChain
+from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
-from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.grpc.statuses import grpc_trailers
@@ -23,14 +23,14 @@ class BodyFilter:
     order.
     """
 
-    __slots__ = ("_chain", "_driver", "_is_sink_full", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
+    __slots__ = ("_chain", "_client", "_is_sink_full", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
 
-    def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, driver: Driver) -> None:
+    def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient) -> None:
         self._x = x
         self._chain = chain
         self._sink = sink
         self._source = source
-        self._driver = driver
+        self._client = client
         self._task: asyncio.Task[bytes] | None = None
         self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
         self._is_sink_full = False
@@ -74,6 +74,9 @@ class BodyFilter:
         except GatewayError as error:
             self._fail(error)
             return
+        if self._chain.holds:
+            self._client.seen_octets = -1  # nothing is sent on, and yet something has moved
+            end_if_no_memory(self._client, self._chain.held)
         if isinstance(outcome, bytes):
             self._hand_on(outcome, trailers)
             return
@@ -106,23 +109,26 @@ class BodyFilter:
         if trailers is not None:
             self.is_over = True
             self._sink.end_body(grpc_trailers(trailers, with_text=False))  # the rest went past no filter
-            self._driver.resume()
+            self._client.driver.resume()
 
     def _fail(self, error: BaseException) -> None:
         self.cancel()
-        self._driver.throw(error)
+        self._client.driver.throw(error)
 
 
 class Collector:
-    """A sink that keeps a whole (filtered) body; the filters that asked for it bound its size."""
+    """A sink that keeps a whole (filtered) body; the filters that asked for it bound its size. `trailers` are those
+    behind it, b"" for none.
+    """
 
-    __slots__ = ("_client", "_parts", "_size", "is_whole")
+    __slots__ = ("_client", "_parts", "_size", "is_whole", "trailers")
 
     def __init__(self, client: HeldFor) -> None:
         self._client = client
         self._size = 0
         self._parts = Pieces()
         self.is_whole = False
+        self.trailers = b""
 
     @property
     def body(self) -> bytes:
@@ -138,4 +144,5 @@ class Collector:
     def end_body(self, trailers: bytes) -> None:
         """The body is whole."""
         self.is_whole = True
+        self.trailers = trailers
         self._client.driver.resume()

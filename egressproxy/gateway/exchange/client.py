@@ -153,12 +153,12 @@ class Client(UpstreamCaller):
     def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
         head, resources = x.request, self.resources
-        plan = None
+        chain = None
         if body is not None:
             head.body = len(body) if isinstance(body, bytes) else body.length
-        elif head.body != 0 and resources.route is not None:
-            plan = resources.route.chain.request_body
-            if plan is not None and not plan.keeps_length:
+        elif head.body != 0 and resources.route is not None and resources.route.chain.request_body is not None:
+            chain = resources.request_chain
+            if chain is not None and not chain.keeps_length:
                 head.body = CHUNKED
         has_body = head.body != 0
         upstream.begin(self.driver, head)
@@ -178,11 +178,11 @@ class Client(UpstreamCaller):
             else:
                 body.send_to(upstream, body if sink is upstream else sink)
             return
-        if plan is None:
+        if chain is None:
             upstream.feed_from(self)
             self.send_request_body_to(sink)
         else:
-            body_filter = resources.request_filter = BodyFilter(x, plan.begin(x), sink, self, self.driver)
+            body_filter = resources.request_filter = BodyFilter(x, chain, sink, self, self)
             upstream.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 

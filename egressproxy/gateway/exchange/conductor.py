@@ -11,12 +11,13 @@ import logging
 from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.filters.body import BodyChain, BodyPlan
 from egressproxy.filters.chain import run
-from egressproxy.gateway.ai.answers import Answer
+from egressproxy.filters.filter_step import FilterAnswered
+from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
-from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
@@ -132,8 +133,8 @@ class Conductor:
                         return
             client.body_limit = x.max_body_bytes
             body = None
-            if route.buffers_request and head.body != 0:
-                body = await self.collect_body(x, client, head, route)
+            if route.filters_request and head.body != 0:
+                body = await self.begin_request_body(x, client, head, route)
             if route.retries is None:
                 backend = resources.backend = route.choose()
                 x.backend = backend.name
@@ -163,8 +164,12 @@ class Conductor:
                         return
             if x.response.status == 101:
                 await switch_protocols(self.accounting, x, client)
-            elif not self.begin_response(x, client, backend, found):
-                await self.relay_response(x, client, backend, found)
+            elif backend.chain.response_body is not None and x.response.body != 0:
+                await self.filter_response(x, client, backend.chain.response_body, found)
+            elif not self.begin_response(x, client, None, found):
+                await self.relay_response(x, client, None, found)
+        except FilterAnswered as answered:
+            await self.answer_instead(x, client, answered)
         except GatewayError as error:
             self.rescue(x, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
@@ -174,11 +179,10 @@ class Conductor:
             if not resources.is_handed_over:
                 self.complete(x, client)
 
-    def begin_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Answer) -> bool:
+    def begin_response(self, x: Exchange, client: Client, chain: BodyChain | None, upstream: Answer) -> bool:
         """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent."""
         response, request, resources = x.response, x.request, client.resources
-        plan = backend.chain.response_body
-        if plan is not None and response.body != 0 and not plan.keeps_length:
+        if chain is not None and not chain.keeps_length:
             response.body = CHUNKED
         close = resources.close = (
             resources.close
@@ -190,7 +194,7 @@ class Conductor:
         if upstream.has_ended:
             body: bytes | None = b""
         else:
-            body = upstream.whole_body() if plan is None else None
+            body = upstream.whole_body() if chain is None else None
         client.send_response(response, request, self.pseudonym, body, close=close)
         x.status = response.status  # not before: what cannot be written is answered 500
         if body is None:
@@ -198,15 +202,15 @@ class Conductor:
         resources.release(reusable=upstream.is_reusable)
         return True
 
-    async def relay_response(self, x: Exchange, client: Client, backend: RouteBackend, upstream: Answer) -> None:
+    async def relay_response(self, x: Exchange, client: Client, chain: BodyChain | None, upstream: Answer) -> None:
         """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
-        resources, plan = client.resources, backend.chain.response_body
-        if plan is None:
+        resources = client.resources
+        if chain is None:
             upstream.send_response_body_to(client)
             client.feed_from(upstream)
             await upstream.response_end()
         else:
-            body_filter = resources.response_filter = BodyFilter(x, plan.begin(x), client, upstream, client.driver)
+            body_filter = resources.response_filter = BodyFilter(x, chain, client, upstream, client)
             upstream.send_response_body_to(body_filter)
             client.feed_from(body_filter)
             await upstream.response_end()
@@ -214,16 +218,49 @@ class Conductor:
                 await pause()
         resources.release(reusable=upstream.is_reusable)
 
+    async def filter_response(self, x: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
+        """Send the response through those body filters that do not let it pass unread."""
+        chain = plan.begin(x)
+        if chain is not None and chain.holds:
+            await self.hold_response(x, client, chain, upstream)
+        elif not self.begin_response(x, client, chain, upstream):
+            await self.relay_response(x, client, chain, upstream)
+
+    async def hold_response(self, x: Exchange, client: Client, chain: BodyChain, upstream: Answer) -> None:
+        """Collect the body through filters of which one gets it whole, and then send the head and what they return."""
+        resources, collector = client.resources, Collector(client)
+        body_filter = resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
+        upstream.send_response_body_to(body_filter)
+        await upstream.response_end()
+        while not collector.is_whole:
+            await pause()
+        response, body, trailers = x.response, collector.body, collector.trailers
+        if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
+            body = trailers = b""
+        response.body = CHUNKED if trailers else len(body)
+        answer = TranslatedAnswer(upstream, body)
+        if not self.begin_response(x, client, chain if trailers else None, answer):
+            if body:
+                client.send_body(body)
+            client.end_body(trailers)
+            resources.release(reusable=upstream.is_reusable)
+
     # --- bodies ----------------------------------------------------------------------------------------------------
-    async def collect_body(self, x: Exchange, client: Client, head: RequestHead, route: Route) -> bytes | None:
-        """The whole request body, through the body filters; a filter of the head may have collected it already."""
-        plan = route.chain.request_body
+    async def begin_request_body(self, x: Exchange, client: Client, head: RequestHead, route: Route) -> bytes | None:
+        """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
+        filter of the head has collected it already; None where it is still to come.
+        """
+        resources, plan = client.resources, route.chain.request_body
+        chain = resources.request_chain = plan.begin(x) if plan is not None else None
+        if not route.buffers_request and (chain is None or not chain.holds):
+            return None
         held: BufferedRequest | None = x.notes.pop(HELD, None) if x.notes is not None else None
         early = held.body if held is not None else None
-        if plan is None:
+        if chain is None:
             return early
+        resources.request_chain = None
         collector = Collector(client)
-        body_filter = client.resources.request_filter = BodyFilter(x, plan.begin(x), collector, client, client.driver)
+        body_filter = resources.request_filter = BodyFilter(x, chain, collector, client, client)
         if early is None:
             invite_body(client, head)
             (held or client).send_request_body_to(body_filter)
@@ -242,6 +279,22 @@ class Conductor:
         client.resources.close = close or has_stray_octets(x, client)
         x.status = answer.status
         client.send_answer(answer, close=client.resources.close, with_body=x.method != b"HEAD")
+
+    async def answer_instead(self, x: Exchange, client: Client, answered: FilterAnswered) -> None:
+        """Send the response that a body filter has made. Where another one has begun, that breaks off."""
+        answered.__traceback__ = answered.__context__ = None  # their frames hold what may hold it: no cycle
+        resources = client.resources
+        try:
+            if x.status or client.is_lost:
+                raise answered
+            if resources.upstream is not None:
+                resources.release(reusable=resources.upstream.is_reusable)
+            self.answer(x, client, await dressed(answered.answer, x, resources))
+        except GatewayError as error:
+            self.rescue(x, client, error)
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            log.error("internal error in exchange %s", x.request_id, exc_info=error)
+            self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
 
     def rescue(self, x: Exchange, client: Client, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.backends.mirror_copy import Copies
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import HeldConnection
@@ -19,6 +20,8 @@ class HeldResources(HeldConnection):
 
     `close`: the client's connection ends with this exchange.
     `is_handed_over`: a tunnel has the exchange, and completes it.
+    `request_chain`: the body filters of the route for the request under way, where the route has any and the request
+    has a body; None where all of them let it pass unread, or it has passed them.
     `tenant`: who the exchange is counted for, while the gateway is short of something (`gateway/overload`).
     """
 
@@ -28,6 +31,7 @@ class HeldResources(HeldConnection):
         "copies",
         "is_handed_over",
         "on_complete",
+        "request_chain",
         "request_filter",
         "response_filter",
         "route",
@@ -40,6 +44,7 @@ class HeldResources(HeldConnection):
         # None again as soon as each is given back (`Accounting.account`), which few exchanges have:
         self.request_filter: BodyFilter | None = None
         self.response_filter: BodyFilter | None = None
+        self.request_chain: BodyChain | None = None
         self.on_complete: Callable[[], None] | None = None
         self.tenant: Tenant | None = None
 
@@ -56,7 +61,7 @@ class HeldResources(HeldConnection):
     def end_filters(self) -> None:
         """Cancel the body filters that are at work."""
         filters = self.request_filter, self.response_filter
-        self.request_filter = self.response_filter = None
+        self.request_filter = self.response_filter = self.request_chain = None
         for body_filter in filters:
             if body_filter is not None:
                 body_filter.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import BodyMode, Filter, Rejected
+from egressproxy.filters.base import BodyMode, Filter, Phase, Rejected
 from egressproxy.model.exchange import Exchange, LocalResponse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward
@@ -253,8 +253,10 @@ def test_response_bodies_run_through_filters(converse_on: Start, mode: BodyMode,
     talk.origin << GET_SENT
     talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabc"
     talk.origin >> b"def"
-    pattern = rb"(3\r\nABC\r\n3\r\nDEF\r\n|6\r\nABCDEF\r\n)0\r\n\r\n"
-    talk.client.take(rb"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\nTransfer-Encoding: chunked\r\n\r\n" + pattern)
+    pattern = rb"Transfer-Encoding: chunked\r\n\r\n(3\r\nABC\r\n3\r\nDEF\r\n|6\r\nABCDEF\r\n)0\r\n\r\n"
+    if mode is BodyMode.BUFFER:
+        pattern = rb"Content-Length: 6\r\n\r\nABCDEF"
+    talk.client.take(rb"HTTP/1.1 200 OK\r\nVia: 1.1 gw\r\n" + pattern)
     talk.until(lambda: talk.idle == 1)
     assert talk.idle == 1
 
@@ -459,3 +461,277 @@ def test_a_body_filter_that_would_end_more_than_itself_ends_its_own_exchange(
     script.error = None
     talk.client = talk.connect()
     exchange(talk)
+
+
+class Choosing(Body):
+    """Chooses how it gets a body by its media type: JSON whole, events as they come, nothing else."""
+
+    def __init__(self, act: Any = None, *, is_async: bool = False, direction: str = "response") -> None:
+        super().__init__(is_async=is_async, direction=direction)
+        self.act = act
+        self.asked = 0
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        self.asked += 1
+        head = x.response if phase is Phase.RESPONSE_BODY else x.request
+        kind = head.fields.get(b"content-type")
+        return {b"application/json": BodyMode.BUFFER, b"text/event-stream": BodyMode.STREAM}.get(kind or b"")
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> Any:
+        if self.act is None:
+            return super().request_body(x, data, last)
+        self.pieces.append(data)
+        if self.is_async:
+            return self._act_later(x)
+        return self.act(x)
+
+    async def _act_later(self, x: Exchange) -> Any:
+        await asyncio.sleep(0)
+        return self.act(x)
+
+    response_body = request_body
+
+
+def answer_of(talk: Conversation, kind: bytes, *, rest: bytes = b"def", head: bytes = b"") -> None:
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\n%sContent-Length: 6\r\n\r\nabc" % (kind, head)
+    if rest:
+        talk.origin >> rest
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_filter_chooses_for_each_response_how_it_gets_the_body(converse_on: Start, is_async: bool):
+    body = Choosing(is_async=is_async)
+    talk = converse_on(placed("b", "response_body"), filters={"b": body})
+    answer_of(talk, b"image/png")
+    talk.client << b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\nVia: 1.1 gw\r\nContent-Length: 6\r\n\r\nabcdef"
+    assert (body.asked, body.pieces) == (1, [])
+    talk.client >> GET
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 6\r\n\r\nabc"
+    talk.client.hears_nothing()
+    talk.origin >> b"def"
+    (
+        talk.client
+        << b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nVia: 1.1 gw\r\nContent-Length: 6\r\n\r\nABCDEF"
+    )
+    assert body.pieces == [b"abcdef"]
+    talk.client >> GET
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 6\r\n\r\nabc"
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*Transfer-Encoding: chunked\r\n\r\n3\r\nABC\r\n")
+    talk.origin >> b"def"
+    talk.client.take(rb"3\r\nDEF\r\n0\r\n\r\n")
+    assert body.asked == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_filter_chooses_for_each_request_how_it_gets_the_body(converse_on: Start, is_async: bool):
+    body = Choosing(is_async=is_async, direction="request")
+    talk = converse_on(placed("b", "request_body"), filters={"b": body})
+    talk.client >> POST + b"Content-Type: image/png\r\nContent-Length: 6\r\n\r\nabc"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST / .*Content-Length: 6\r\n\r\nabc")
+    talk.client >> b"def"
+    talk.origin << b"def"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert (body.asked, body.pieces) == (1, [])
+    talk.client >> POST + b"Content-Type: application/json\r\nContent-Length: 6\r\n\r\nabc"
+    talk.client >> b"def"
+    talk.origin.take(rb"POST / .*Content-Length: 6\r\n\r\nABCDEF")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.client >> POST + b"Content-Type: text/event-stream\r\nContent-Length: 6\r\n\r\nabc"
+    talk.origin.take(rb"POST / .*Transfer-Encoding: chunked\r\n\r\n3\r\nABC\r\n")
+    talk.client >> b"def"
+    talk.origin.take(rb"3\r\nDEF\r\n0\r\n\r\n")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_request_that_every_filter_lets_pass_is_not_read_early_where_the_rule_has_retries(converse_on: Start):
+    body = Choosing(direction="request")
+    talk = converse_on(
+        forward(extensions=[scripted_filter("b", "request-body")], traffic={"retries": {"attempts": 1}}),
+        filters={"b": body},
+    )
+    talk.client >> POST + b"Content-Type: image/png\r\nContent-Length: 6\r\n\r\nabc"
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST / .*Content-Length: 6\r\n\r\nabc")
+    talk.client >> b"def"
+    talk.origin << b"def"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert body.asked == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_filter_of_a_whole_response_changes_its_head(converse_on: Start, is_async: bool):
+    def change(x: Exchange) -> bytes:
+        x.response.status = 203
+        x.response.fields.set(b"x-seen", b"yes")
+        return b"other"
+
+    talk = converse_on(placed("b", "response_body"), filters={"b": Choosing(change, is_async=is_async)})
+    answer_of(talk, b"application/json")
+    talk.client.take(rb"HTTP/1.1 203 .*x-seen: yes\r\nVia: 1.1 gw\r\nContent-Length: 5\r\n\r\nother")
+    talk.until(lambda: talk.idle == 1)
+    assert talk.record()["status"] == 203
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_filter_of_a_whole_response_refuses_with_a_status_that_the_client_gets(converse_on: Start, is_async: bool):
+    def refuse(_x: Exchange) -> bytes:
+        raise Rejected("not this", status=451)
+
+    talk = converse_on(placed("b", "response_body"), filters={"b": Choosing(refuse, is_async=is_async)})
+    answer_of(talk, b"application/json")
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"], error["message"]) == (451, "filter_rejected", "not this")
+    talk.client.is_open()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_filter_of_a_whole_response_answers_in_its_place(converse_on: Start, is_async: bool):
+    def answer(_x: Exchange) -> LocalResponse:
+        return LocalResponse(418, ((b"X-By", b"b"), (b"Content-Length", b"9")), b"tea")
+
+    dressing = Script("response_headers", lambda x: x.response.fields.set(b"x-dressed", b"yes"))
+    chain = [scripted_filter("b", "response-body"), scripted_filter("d", "response-headers")]
+    talk = converse_on(forward(extensions=chain), filters={"b": Choosing(answer, is_async=is_async), "d": dressing})
+    answer_of(talk, b"application/json")
+    talk.client.take(rb"HTTP/1.1 418 [^\r]*\r\nx-by: b\r\nx-dressed: yes\r\nContent-Length: 3\r\n\r\ntea")
+    talk.client.is_open()
+    talk.until(lambda: talk.idle == 1)  # all of the backend's answer was read
+    record = talk.record()
+    assert (record["status"], record["reason"]) == (418, "-")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_answer_to_a_response_whose_head_has_gone_is_a_failure(converse: Start, is_async: bool):
+    body = Choosing(lambda _x: LocalResponse(418), is_async=is_async)
+    talk = converse(placed("b", "response_body"), filters={"b": body})
+    answer_of(talk, b"text/event-stream", rest=b"")
+    talk.until(lambda: talk.client.is_gone)
+    assert talk.client.transport.was_aborted
+    assert talk.record()["reason"] == "filter_failed"
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_filter_of_a_request_body_answers_it(converse_on: Start, is_async: bool, kind: bytes):
+    body = Choosing(lambda _x: LocalResponse(418, (), b"tea"), is_async=is_async, direction="request")
+    talk = converse_on(placed("b", "request_body"), filters={"b": body})
+    talk.client >> POST + b"Content-Type: %s\r\nContent-Length: 6\r\n\r\nabcdef" % kind
+    if kind == b"text/event-stream":
+        talk.dialled("a.example", 80)
+        talk.until(lambda: talk.open == 0)  # a request that is not whole
+    talk.client.take(rb"HTTP/1.1 418 [^\r]*\r\nContent-Length: 3\r\n\r\ntea")
+    talk.client.is_open()
+    record = talk.record()
+    assert (record["status"], record["reason"]) == (418, "-")
+
+
+def test_the_statistics_of_a_filter_that_answers_a_body_count_an_answer(converse: Start):
+    body = Choosing(lambda _x: LocalResponse(418), direction="request")
+    talk = converse(placed("b", "request_body"), filters={"b": body})
+    talk.client >> POST + b"Content-Type: application/json\r\nContent-Length: 6\r\n\r\nabcdef"
+    assert talk.client.answer()[0] == 418
+    stats = talk.snapshot.filters.stats()[0]
+    assert (stats.runs, stats.answered, stats.rejected, stats.failed) == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize("found", ["whole", None.__class__, RuntimeError])
+def test_a_choice_that_is_none_fails_closed(converse: Start, found: Any):
+    class Wrong(Body):
+        def body_mode_for(self, x: Exchange, phase: Phase) -> Any:
+            if found is RuntimeError:
+                raise RuntimeError("a secret")
+            return found
+
+    talk = converse(placed("b", "response_body"), filters={"b": Wrong(direction="response")})
+    answer_of(talk, b"application/json")
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (502, "filter_failed")
+    assert "secret" not in str(error) + str(talk.record())
+
+
+def test_a_choice_that_fails_open_lets_the_body_pass(converse: Start):
+    class Wrong(Body):
+        def body_mode_for(self, x: Exchange, phase: Phase) -> Any:
+            raise RuntimeError
+
+    talk = converse(placed("b", "response_body", failOpen=True), filters={"b": Wrong(direction="response")})
+    answer_of(talk, b"text/plain")
+    talk.client << b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nVia: 1.1 gw\r\nContent-Length: 6\r\n\r\nabcdef"
+
+
+def test_a_response_that_is_held_keeps_what_grpc_says_in_trailers(converse: Start):
+    talk = converse(placed("b", "response_body"), filters={"b": Choosing()})
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    talk.origin >> b"3\r\nabc\r\n0\r\ngrpc-status: 5\r\nX-Other: y\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 200 .*chunked\r\n\r\n3\r\nABC\r\n0\r\ngrpc-status: 5\r\n\r\n")
+
+
+def test_a_response_that_is_held_is_no_stalled_one_while_its_backend_sends(converse: Start):
+    """`idle` is for what does not move; a long answer that a filter gets whole sends nothing on for long."""
+    body = Choosing()
+    talk = converse(
+        forward(extensions=[scripted_filter("b", "response-body")], traffic={"timeouts": {"idle": "10s"}}),
+        filters={"b": body},
+    )
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 6\r\n\r\n"
+    for piece in (b"a", b"b", b"c", b"d", b"e"):
+        talk.after(6)
+        talk.origin >> piece
+    talk.after(6)
+    talk.origin >> b"f"
+    talk.client.take(rb"HTTP/1.1 200 .*\r\n\r\nABCDEF")
+
+
+def test_a_long_response_to_a_filter_that_gets_it_whole_is_a_502_that_the_client_sees(converse: Start):
+    body = Choosing()
+    body.max_buffer_bytes = 5
+    talk = converse(placed("b", "response_body"), filters={"b": body})
+    answer_of(talk, b"application/json")
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (502, "upstream_bad_response")
+    assert "5 bytes" in error["message"]
+
+
+def test_no_body_is_held_for_a_filter_where_no_memory_is_left(converse: Start):
+    body = Choosing()
+    talk = converse(placed("b", "response_body"), filters={"b": body})
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.conductor.has_no_memory = True
+    (
+        talk.origin
+        >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n" + b"a" * 100000
+    )
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (503, "overloaded")
+    assert talk.open == 0
+
+
+@pytest.mark.parametrize("method", [b"HEAD", b"GET"])
+def test_a_response_without_a_body_goes_past_filters_of_bodies(converse: Start, method: bytes):
+    body = Choosing()
+    talk = converse(placed("b", "response_body"), filters={"b": body})
+    talk.client >> GET.replace(b"GET", method)
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT.replace(b"GET", method)
+    status = b"200 OK" if method == b"HEAD" else b"304 Not Modified"
+    talk.origin >> b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nETag: x\r\n\r\n" % status
+    talk.client << b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nETag: x\r\nVia: 1.1 gw\r\n\r\n" % status
+    assert (body.asked, body.pieces) == (0, [])
