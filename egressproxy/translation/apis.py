@@ -1,4 +1,4 @@
-"""Api: which API a path belongs to, where it is served by default, and which header fields belong to one API only.
+"""Which of the APIs that are translated a path is of, where each is served, and which header fields are of one only.
 
 Sources: the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them.
 """
@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
 from typing import Final
+
+from egressproxy.ai_apis.apis import Api
 
 __all__ = ["DEFAULT_PATHS", "REQUIRED_FIELDS", "Api", "api_of", "belongs_to_one_api", "describes_the_body"]
 
 
-class Api(Enum):
-    """The form of a request, its answer and its stream. The values are those of the configuration."""
-
-    OPENAI_CHAT = "OpenAIChat"
-    OPENAI_RESPONSES = "OpenAIResponses"
-    ANTHROPIC = "AnthropicMessages"
-
-
-#: Where each API is served, unless a configuration says otherwise.
+#: Where each API that is translated is served, unless a configuration says otherwise.
 DEFAULT_PATHS: Final[Mapping[Api, bytes]] = {
     Api.OPENAI_CHAT: b"/v1/chat/completions",
     Api.OPENAI_RESPONSES: b"/v1/responses",

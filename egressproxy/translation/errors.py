@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
 from egressproxy.translation.apis import Api
-from egressproxy.translation.strict_json import Unreadable, dumps, loads
 
 __all__ = ["BadAnswer", "Untranslatable", "error_body", "error_in", "error_object"]
 

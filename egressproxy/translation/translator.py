@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, loads_strictly
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
@@ -23,7 +24,6 @@ from egressproxy.translation.openai_responses import answers as responses_answer
 from egressproxy.translation.openai_responses import request_reader as responses_reader
 from egressproxy.translation.openai_responses import request_writer as responses_writer
 from egressproxy.translation.openai_responses.streams import ResponseStreamReader, ResponseStreamWriter
-from egressproxy.translation.strict_json import Unreadable, dumps, loads, loads_strictly
 
 __all__ = ["DEFAULT_MAX_TOKENS", "ResponseTranslator", "TranslatedRequest", "translate_request"]
 

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from egressproxy.translation.apis import Api, api_of
+from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of
 from egressproxy.translation.errors import Untranslatable, error_body
 from egressproxy.translation.translator import ResponseTranslator, translate_request
 from tests.translation.examples import (
@@ -95,7 +95,7 @@ class Provider:
         return httpx.Response(status, content=body, headers={"content-type": "application/json"})
 
 
-@pytest.fixture(params=list(Api))
+@pytest.fixture(params=list(DEFAULT_PATHS))
 def provider(request: pytest.FixtureRequest) -> Provider:
     return Provider(request.param)
 
@@ -111,7 +111,7 @@ def anthropic_client(provider: Provider) -> Any:
 
 
 def other_than(source: Api) -> Any:
-    return pytest.mark.parametrize("provider", [api for api in Api if api is not source], indirect=True)
+    return pytest.mark.parametrize("provider", [api for api in DEFAULT_PATHS if api is not source], indirect=True)
 
 
 # ---- shapes

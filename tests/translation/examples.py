@@ -8,11 +8,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from egressproxy.translation.apis import Api
+from egressproxy.translation.apis import DEFAULT_PATHS, Api
 from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
 
 CHAT, RESPONSES, ANTHROPIC = Api.OPENAI_CHAT, Api.OPENAI_RESPONSES, Api.ANTHROPIC
-PAIRS = [(source, target) for source in Api for target in Api if source is not target]
+PAIRS = [(source, target) for source in DEFAULT_PATHS for target in DEFAULT_PATHS if source is not target]
 
 SMALLEST: dict[Api, dict[str, Any]] = {
     CHAT: {"model": "asked", "messages": [{"role": "user", "content": "Hello"}]},

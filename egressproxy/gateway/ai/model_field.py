@@ -6,8 +6,8 @@ import json
 import re
 from typing import Final, NamedTuple
 
+from egressproxy.ai_apis.json_size import MAX_COMMAS, MAX_PARTS, has_too_many_parts
 from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.json_size import MAX_COMMAS, MAX_PARTS, has_too_many_parts
 
 __all__ = ["NamedModel", "check_size", "named_model", "with_model"]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.ai_apis.json_size import are_too_many
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,
@@ -19,8 +21,6 @@ from egressproxy.translation.answer_fields import (
 )
 from egressproxy.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
 from egressproxy.translation.errors import BadAnswer
-from egressproxy.translation.json_size import are_too_many
-from egressproxy.translation.strict_json import Unreadable, dumps, loads
 
 __all__ = [
     "THOUGHTS",

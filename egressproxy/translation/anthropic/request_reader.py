@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.translation.content import text_or_parts
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -24,7 +25,6 @@ from egressproxy.translation.conversation import (
     Turn,
 )
 from egressproxy.translation.json_object import JsonObject, objects
-from egressproxy.translation.strict_json import dumps
 
 __all__ = ["IMAGE_TYPES", "read_request"]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.ai_apis.json_size import are_too_many
+from egressproxy.ai_apis.strict_json import Unreadable, loads_strictly
 from egressproxy.translation.anthropic.request_reader import IMAGE_TYPES
 from egressproxy.translation.content import only_texts
 from egressproxy.translation.conversation import (
@@ -23,8 +25,6 @@ from egressproxy.translation.conversation import (
     Turn,
 )
 from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.json_size import are_too_many
-from egressproxy.translation.strict_json import Unreadable, loads_strictly
 
 __all__ = ["write_request"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from typing import Any, Final
 
+from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,
@@ -41,7 +42,6 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import BadAnswer, error_object
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES, event
-from egressproxy.translation.strict_json import dumps, dumps_text, loads
 
 __all__ = ["MessageStreamReader", "MessageStreamWriter"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,
@@ -34,7 +35,6 @@ from egressproxy.translation.conversation import (
 from egressproxy.translation.errors import BadAnswer, error_object
 from egressproxy.translation.event_stream import event_of_data
 from egressproxy.translation.openai_chat.answers import FINISH_REASONS, read_usage, stop_of, written_usage
-from egressproxy.translation.strict_json import dumps, dumps_text, loads
 
 __all__ = ["ChatStreamReader", "ChatStreamWriter"]
 

@@ -9,6 +9,7 @@ import io
 from collections.abc import Mapping
 from typing import Any, Final
 
+from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,
@@ -45,7 +46,6 @@ from egressproxy.translation.openai_responses.answers import (
     stop_of,
     text_part,
 )
-from egressproxy.translation.strict_json import dumps, dumps_text, loads
 
 __all__ = ["ResponseStreamReader", "ResponseStreamWriter"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from egressproxy.ai_apis.json_size import MAX_STRINGS
 from egressproxy.filters.base import BodyMode, Filter
 from egressproxy.gateway.ai.model_field import MAX_COMMAS_READ, MAX_READ, check_size, named_model, with_model
 from egressproxy.model.exchange import Exchange
 from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.json_size import MAX_STRINGS
 from tests.gateway.backends.test_failover import answer, asked, refuse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED

@@ -13,7 +13,7 @@ import re
 from json.encoder import encode_basestring
 from typing import Any, Final
 
-from egressproxy.translation.json_size import has_too_many_parts
+from egressproxy.ai_apis.json_size import has_too_many_parts
 
 __all__ = ["MAX_DEPTH", "Unreadable", "dumps", "dumps_text", "loads", "loads_strictly"]
 

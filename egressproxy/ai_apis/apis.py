@@ -1,0 +1,140 @@
+"""Api: which API of an AI provider a request is of, told by its path, and the model that some of them name there.
+
+Sources: the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them; the discovery document of Gemini
+(v1beta) and Vertex AI (v1); the service model of Amazon Bedrock's runtime (2023-09-30).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Final, NamedTuple
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+__all__ = ["Api", "Operation", "operation_of"]
+
+
+class Api(Enum):
+    """The form of a request, its answer and its stream. The values of the first three are those of configurations."""
+
+    OPENAI_CHAT = "OpenAIChat"
+    OPENAI_RESPONSES = "OpenAIResponses"
+    ANTHROPIC = "AnthropicMessages"
+    OPENAI_COMPLETIONS = "OpenAICompletions"
+    OPENAI_EMBEDDINGS = "OpenAIEmbeddings"
+    GEMINI = "Gemini"
+    BEDROCK_CONVERSE = "BedrockConverse"
+    BEDROCK_INVOKE = "BedrockInvokeModel"
+
+    @property
+    def provider(self) -> str:
+        """`gen_ai.provider.name` of OpenTelemetry's semantic conventions."""
+        return _PROVIDERS[self]
+
+    @property
+    def operation_name(self) -> str:
+        """`gen_ai.operation.name` of OpenTelemetry's semantic conventions."""
+        return _OPERATION_NAMES.get(self, "chat")
+
+
+_PROVIDERS: Final = {
+    Api.OPENAI_CHAT: "openai",
+    Api.OPENAI_RESPONSES: "openai",
+    Api.OPENAI_COMPLETIONS: "openai",
+    Api.OPENAI_EMBEDDINGS: "openai",
+    Api.ANTHROPIC: "anthropic",
+    Api.GEMINI: "gcp.gemini",
+    Api.BEDROCK_CONVERSE: "aws.bedrock",
+    Api.BEDROCK_INVOKE: "aws.bedrock",
+}
+_OPERATION_NAMES: Final = {
+    Api.OPENAI_COMPLETIONS: "text_completion",
+    Api.OPENAI_EMBEDDINGS: "embeddings",
+    Api.GEMINI: "generate_content",
+}
+
+#: The end of a path behind any prefix. Azure's has the model in it; Vertex AI serves Anthropic's under its own path.
+_OPENAI = re.compile(
+    rb"(?:/openai/deployments/(?P<model>[^/]+))?/(?P<kind>chat/completions|completions|embeddings|responses)\Z"
+)
+_GOOGLE = re.compile(
+    rb"(?P<publisher>/publishers/[^/]+)?/(?:models|tunedModels|endpoints)/(?P<model>[^/]+)"
+    rb":(?P<verb>generateContent|streamGenerateContent|rawPredict|streamRawPredict)\Z"
+)
+_BEDROCK = re.compile(
+    rb"/model/(?P<model>[^/]+)/(?P<verb>converse|converse-stream|invoke|invoke-with-response-stream)\Z"
+)
+_OPENAI_KINDS: Final = {
+    b"chat/completions": Api.OPENAI_CHAT,
+    b"completions": Api.OPENAI_COMPLETIONS,
+    b"embeddings": Api.OPENAI_EMBEDDINGS,
+    b"responses": Api.OPENAI_RESPONSES,
+}
+_SLASHES = re.compile(rb"//+")
+#: Bytes that stay as they are where a model is written into a path (RFC 3986 section 3.3). A colon does not: in
+#: Gemini's paths it ends the model.
+_SAFE: Final = "-._~@"
+
+
+class Operation(NamedTuple):
+    """What the path of a request says.
+
+    `model` is "" where the body names it. `is_stream` is None where the body says it. `path_model` is where the model
+    stands in the path, as (begin, end); (0, 0) where it does not.
+    """
+
+    api: Api
+    model: str = ""
+    is_stream: bool | None = None
+    path_model: tuple[int, int] = (0, 0)
+
+    def with_model(self, path: bytes, model: str) -> bytes:
+        """This path, which the operation was read from, with another model. Where it names none it stays as it is."""
+        begin, end = self.path_model
+        if not end:
+            return path
+        return path[:begin] + quote_from_bytes(model.encode(), safe=_SAFE).encode() + path[end:]
+
+
+def operation_of(path: bytes) -> Operation | None:
+    """The operation that a POST to this path asks for; None if it is none of those that are known.
+
+    Any prefix may stand before, and a query behind. Other spellings of a path are the same path: escapes that need not
+    be there, a slash at the end, two slashes for one. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
+    """
+    plain = path.partition(b"?")[0]
+    found = _operation(plain)
+    if b"%" in plain or b"//" in plain or plain.endswith(b"/"):
+        other = _operation(_SLASHES.sub(b"/", unquote_to_bytes(plain)).rstrip(b"/"))
+        if other is not None and (found is None or other.api is not found.api):
+            # Where the model stands is not known here: a path in another spelling keeps its own.
+            return other._replace(path_model=(0, 0))
+    return found
+
+
+def _operation(path: bytes) -> Operation | None:
+    if path.endswith(b"/v1/messages"):
+        return Operation(Api.ANTHROPIC)
+    match = _OPENAI.search(path)
+    if match is not None:
+        return Operation(_OPENAI_KINDS[match["kind"]], *_model_of(match, None))
+    match = _GOOGLE.search(path)
+    if match is not None:
+        verb = match["verb"]
+        is_stream = verb.startswith(b"stream")
+        if not verb.endswith(b"awPredict"):
+            return Operation(Api.GEMINI, *_model_of(match, is_stream))
+        if match["publisher"] == b"/publishers/anthropic":
+            return Operation(Api.ANTHROPIC, *_model_of(match, is_stream))
+        return None
+    match = _BEDROCK.search(path)
+    if match is not None:
+        api = Api.BEDROCK_CONVERSE if match["verb"].startswith(b"converse") else Api.BEDROCK_INVOKE
+        return Operation(api, *_model_of(match, match["verb"].endswith(b"stream")))
+    return None
+
+
+def _model_of(match: re.Match[bytes], is_stream: bool | None) -> tuple[str, bool | None, tuple[int, int]]:
+    if match["model"] is None:
+        return "", is_stream, (0, 0)
+    return unquote_to_bytes(match["model"]).decode("utf-8", "replace"), is_stream, match.span("model")

@@ -1,0 +1,218 @@
+"""JsonMessage: a body of JSON that is looked at and changed. What is not changed stays as it came, byte for byte."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from egressproxy.ai_apis.json_size import has_too_many_parts
+from egressproxy.ai_apis.splice import Path, spliced
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
+from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
+
+__all__ = ["CalledTool", "JsonMessage", "TextPart", "in_object"]
+
+#: Objects and arrays of a body that is read, and its commas: a tenth of a second.
+MAX_PARTS: Final = 50_000
+MAX_COMMAS: Final = 200_000
+
+_CALL_TYPES: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
+_CALL_KEYS: Final = frozenset(("functionCall", "function_call", "toolUse"))
+
+
+class CalledTool(NamedTuple):
+    """A call of a tool that the model, or a client of MCP, makes.
+
+    `arguments` is what they say, parsed; a string where they are no JSON. `path` leads to the object that has the name.
+    """
+
+    name: str
+    id: str
+    arguments: Any
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A text of a message. `where` is its place, for people; what a `is_signed` one says cannot be replaced."""
+
+    message: JsonMessage
+    found: Found
+
+    @property
+    def text(self) -> str:
+        """What it says, as it was found."""
+        return self.found.text
+
+    @property
+    def role(self) -> TextRole:
+        """Who says it."""
+        return self.found.role
+
+    @property
+    def kind(self) -> TextKind:
+        """What it is."""
+        return self.found.kind
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the provider has signed it, and refuses it where it is changed."""
+        return self.found.is_signed
+
+    @property
+    def where(self) -> str:
+        """`messages[2].content[0].text`; for arguments that are a string of JSON, of that string."""
+        return where(self.found.path)
+
+    def replace(self, text: str) -> None:
+        """Have the message say this instead. Raises ValueError for a text that is signed."""
+        if self.found.is_signed:
+            raise ValueError(f"{self.where} is signed by the provider: it goes as it is, or not at all")
+        self.message.replace_text(self.found, text)
+
+
+class JsonMessage:
+    """`value` is what the body says; it must not be changed but through the methods here. `source` is the body."""
+
+    __slots__ = ("_changed", "_inner", "source", "value")
+
+    def __init__(self, source: bytes, value: Any) -> None:
+        self.source = source
+        self.value = value
+        self._changed: set[Path] = set()
+        self._inner: dict[Path, Any] = {}  # what strings of JSON say that were changed
+
+    @classmethod
+    def parse(cls, body: bytes) -> Any:
+        """What a body says. Raises Unreadable: no JSON, JSON with two meanings, or of too many parts."""
+        if has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
+            raise Unreadable("it has too many parts to be read here")
+        return loads_strictly(body)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether `body` has something to write."""
+        return bool(self._changed)
+
+    def texts(self) -> Iterator[TextPart]:
+        """Each text, in the order of the JSON. They are found while one iterates: a text may be replaced meanwhile."""
+        for found in found_texts(self.value):
+            yield TextPart(self, found)
+
+    def tool_calls(self) -> list[CalledTool]:
+        """The calls of tools, in the order of the JSON."""
+        return list(_calls(self.value, (), ""))
+
+    def set_arguments(self, call: CalledTool, arguments: Any) -> None:
+        """Have a call carry these arguments."""
+        holder = self._at(call.path)
+        for key in ("arguments", "input", "args"):
+            if key in holder:
+                is_text = type(holder[key]) is str and type(arguments) is not str
+                self.put((*call.path, key), dumps(arguments).decode() if is_text else arguments)
+                return
+        raise ValueError("the call has no arguments")
+
+    def put(self, path: Path, value: Any) -> None:
+        """Replace the value at this path, or add a member. Raises Unreadable where the path leads nowhere."""
+        holder = self.value
+        for step, following in itertools.pairwise(path):
+            if type(holder) is dict and step not in holder and type(following) is str:
+                holder[step] = {}
+            try:
+                holder = holder[step]
+            except (LookupError, TypeError):
+                raise Unreadable(f"`{where(path)}` leads nowhere") from None
+        step = path[-1]
+        if not isinstance(holder, dict if type(step) is str else list):
+            raise Unreadable(f"`{where(path)}` leads nowhere")
+        holder[step] = value  # type: ignore[index]  # a name for an object, an index for an array
+        self._inner.pop(path, None)
+        self._changed.add(path)
+
+    def replace_text(self, found: Found, text: str) -> None:
+        """Replace a text that was found here."""
+        if not found.inner:
+            self.put(found.path, text)
+            return
+        inner = self._inner.get(found.path)
+        if inner is None:
+            inner = inner_json(self._at(found.path))
+        holder = inner
+        for step in found.inner[:-1]:
+            holder = holder[step]
+        holder[found.inner[-1]] = text
+        self.put(found.path, dumps(inner).decode())
+        self._inner[found.path] = inner
+
+    def body(self) -> bytes:
+        """The body with what was changed; the very object that came where nothing was."""
+        if self._changed:
+            changes = {path: self._at(path) for path in self._changed if not self._is_inside_another(path)}
+            self.source = spliced(self.source.decode(), changes).encode("utf-8", "surrogatepass")
+            self._changed.clear()
+        return self.source
+
+    def _is_inside_another(self, path: Path) -> bool:
+        return any(path[:length] in self._changed for length in range(len(path)))
+
+    def _at(self, path: Path) -> Any:
+        value = self.value
+        for step in path:
+            value = value[step]
+        return value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.source)} bytes{', changed' if self._changed else ''})"
+
+
+def in_object(value: Any, *names: str) -> Any:
+    """What stands at the end of these names; None where something is missing."""
+    for name in names:
+        if type(value) is not dict:
+            return None
+        value = value.get(name)
+    return value
+
+
+def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
+    if type(value) is list:
+        for index, each in enumerate(value):
+            yield from _calls(each, (*path, index), key)
+    elif type(value) is dict:
+        name = value.get("name")
+        if type(name) is str:
+            said: Any = None
+            if "arguments" in value:
+                said = value["arguments"]
+            elif value.get("type") in _CALL_TYPES or key in _CALL_KEYS or _is_custom(value, key):
+                said = value.get("input", value.get("args", {}))
+            if said is not None:
+                yield CalledTool(name, _id_of(value), _parsed(said), path)
+                return
+        for each_key, each in value.items():
+            if (type(each) is dict or type(each) is list) and each_key not in ("tools", "functions", "toolConfig"):
+                outer = value if each_key in ("function", "custom") else None
+                for call in _calls(each, (*path, each_key), each_key):
+                    yield call if call.id or outer is None else call._replace(id=_id_of(outer))
+
+
+def _is_custom(value: Mapping[str, Any], key: str) -> bool:
+    return "input" in value and (key == "custom" or value.get("type") == "custom_tool_call")
+
+
+def _id_of(value: Mapping[str, Any]) -> str:
+    for name in ("call_id", "toolUseId", "id"):
+        found = value.get(name)
+        if type(found) is str:
+            return found
+    return ""
+
+
+def _parsed(said: Any) -> Any:
+    if type(said) is not str:
+        return said
+    found = inner_json(said)
+    return said if found is None else found

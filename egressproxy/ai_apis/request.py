@@ -1,0 +1,317 @@
+"""AiRequest: what a request to an AI provider asks for, whichever API it is of, and how it is changed."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from egressproxy.ai_apis.apis import Api, Operation
+from egressproxy.ai_apis.message import JsonMessage, in_object
+from egressproxy.ai_apis.splice import Path
+from egressproxy.ai_apis.strict_json import Unreadable
+
+__all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens"]
+
+#: Members that decide what is asked for: written in another case, some servers read them and others do not.
+_DECIDING: Final = {
+    name.lower(): name
+    for name in (
+        "model", "stream", "messages", "input", "contents", "prompt", "system", "instructions", "tools", "temperature",
+        "max_tokens", "max_completion_tokens", "max_output_tokens", "generationConfig", "inferenceConfig",
+    )
+}  # fmt: skip
+#: Where the limit of the answer may stand.
+_LIMITS: Final[tuple[Path, ...]] = (
+    ("max_completion_tokens",),
+    ("max_tokens",),
+    ("max_output_tokens",),
+    ("generationConfig", "maxOutputTokens"),
+    ("generationConfig", "max_output_tokens"),
+    ("generation_config", "max_output_tokens"),
+    ("generation_config", "maxOutputTokens"),
+    ("inferenceConfig", "maxTokens"),
+    ("max_gen_len",),
+    ("textGenerationConfig", "maxTokenCount"),
+)
+_TEMPERATURES: Final[tuple[Path, ...]] = (
+    ("temperature",),
+    ("generationConfig", "temperature"),
+    ("generation_config", "temperature"),
+    ("inferenceConfig", "temperature"),
+    ("textGenerationConfig", "temperature"),
+)
+#: Where an API has them, for requests that have none.
+_LIMIT_OF: Final[dict[Api, Path]] = {
+    Api.OPENAI_CHAT: ("max_completion_tokens",),
+    Api.OPENAI_RESPONSES: ("max_output_tokens",),
+    Api.GEMINI: ("generationConfig", "maxOutputTokens"),
+    Api.BEDROCK_CONVERSE: ("inferenceConfig", "maxTokens"),
+}
+_TEMPERATURE_OF: Final[dict[Api, Path]] = {
+    Api.GEMINI: ("generationConfig", "temperature"),
+    Api.BEDROCK_CONVERSE: ("inferenceConfig", "temperature"),
+}
+#: Tokens of an image: providers take from 85 to some 1600, by its size in pixels, which is not looked at.
+_IMAGE_TOKENS: Final = 1000
+#: Tokens of a message beside its text.
+_MESSAGE_TOKENS: Final = 4
+
+
+class ImagePart(NamedTuple):
+    """An image of a request: bytes (0 where a URL names it) and media type ("" where nothing says it)."""
+
+    size: int
+    media_type: str
+
+
+class OfferedTool(NamedTuple):
+    """A tool that the request lets the model call; a tool of the provider itself has its type for a name.
+
+    `path` leads to its element in the array that offers it.
+    """
+
+    name: str
+    path: Path
+
+
+def estimated_tokens(text: str) -> int:
+    """About how many tokens a text has: a quarter of its ASCII characters, and a third of the bytes of all others.
+
+    English prose and code have 5 to 25 percent fewer; Chinese, Japanese and Cyrillic up to 50 percent fewer with the
+    vocabularies of today; long numbers and minified data have up to 60 percent more. It is no tokenizer's number.
+    """
+    if text.isascii():
+        return (len(text) + 3) // 4
+    ascii_ = len(text.encode("ascii", "ignore"))
+    return (ascii_ + 3) // 4 + (len(text.encode("utf-8", "surrogatepass")) - ascii_ + 2) // 3
+
+
+class AiRequest(JsonMessage):
+    """A view of the body of one request. `operation` is what its path says; None where that is not known."""
+
+    __slots__ = ("operation",)
+
+    def __init__(self, source: bytes, value: dict[str, Any], operation: Operation | None) -> None:
+        super().__init__(source, value)
+        self.operation = operation
+
+    @classmethod
+    def read(cls, body: bytes, operation: Operation | None = None) -> AiRequest:
+        """A view of this body.
+
+        Raises Unreadable for what is no object of JSON, or may mean different things to two readers: a name that stands
+        twice, or in another case, which some servers take for the same.
+        """
+        value = cls.parse(body)
+        if type(value) is not dict:
+            raise Unreadable("it is not an object of JSON")
+        for key in value:
+            if _DECIDING.get(key.lower(), key) != key:
+                raise Unreadable(f"it has `{key[:80]}`, which some servers take for `{_DECIDING[key.lower()]}`")
+        return cls(body, value, operation)
+
+    @property
+    def api(self) -> Api | None:
+        """The API that the path says, or else the one that the body looks like."""
+        if self.operation is not None:
+            return self.operation.api
+        value = self.value
+        if "contents" in value:
+            return Api.GEMINI
+        if "messages" in value:
+            return Api.ANTHROPIC if "max_tokens" in value and "system" in value else Api.OPENAI_CHAT
+        return Api.OPENAI_RESPONSES if "input" in value else Api.OPENAI_COMPLETIONS if "prompt" in value else None
+
+    @property
+    def is_mcp(self) -> bool:
+        """Whether it is a message of JSON-RPC, as MCP has it."""
+        return bool(self.value.get("jsonrpc") == "2.0")
+
+    # --- what is asked for -----------------------------------------------------------------------------------------
+    @property
+    def model(self) -> str:
+        """The model; "" where neither path nor body names one. The path counts first: such APIs read no other."""
+        return next(iter(self.models), "")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every name for a model that the request has: a server may read the path, and another one the body."""
+        said = self.value.get("model")
+        in_path = self.operation.model if self.operation is not None else ""
+        names = (in_path, said if type(said) is str else "")
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    @property
+    def has_model_in_path(self) -> bool:
+        """Whether the path names the model, so that `Operation.with_model` changes it."""
+        return self.operation is not None and bool(self.operation.model)
+
+    def set_model(self, model: str) -> None:
+        """Name another model in the body, unless only the path names one."""
+        if not self.has_model_in_path or "model" in self.value:
+            self.put(("model",), model)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is asked for as a stream."""
+        if self.operation is not None and self.operation.is_stream is not None:
+            return self.operation.is_stream
+        return self.value.get("stream") is True
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The limit of the answer, in tokens; the largest where several are written. None where none is."""
+        found = [value for path in _LIMITS if type(value := in_object(self.value, *map(str, path))) is int]
+        return max(found, default=None)
+
+    def set_max_output_tokens(self, limit: int) -> None:
+        """Limit the answer: every limit that is written, or else the one that this API has."""
+        self._set(_LIMITS, limit, _LIMIT_OF.get(self.api or Api.OPENAI_CHAT, ("max_tokens",)))
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature; the largest where several are written. None where none is."""
+        found = [value for path in _TEMPERATURES if _is_number(value := in_object(self.value, *map(str, path)))]
+        return max(found, default=None)
+
+    def set_temperature(self, temperature: float) -> None:
+        """Set every temperature that is written, or else the one that this API has."""
+        self._set(_TEMPERATURES, temperature, _TEMPERATURE_OF.get(self.api or Api.OPENAI_CHAT, ("temperature",)))
+
+    @property
+    def choices(self) -> int:
+        """How many answers are asked for at once; each takes tokens."""
+        for path in (("n",), ("generationConfig", "candidateCount")):
+            found = in_object(self.value, *path)
+            if type(found) is int and found > 0:
+                return found
+        return 1
+
+    def _set(self, paths: tuple[Path, ...], value: float, otherwise: Path) -> None:
+        written = [path for path in paths if in_object(self.value, *map(str, path)) is not None]
+        for path in written or (otherwise,):
+            self.put(path, value)
+
+    # --- tools and images ------------------------------------------------------------------------------------------
+    @property
+    def tools(self) -> list[OfferedTool]:
+        """The tools that the model may call."""
+        found: list[OfferedTool] = []
+        for root in (("tools",), ("functions",), ("toolConfig", "tools")):
+            for index, tool in enumerate(_array(in_object(self.value, *root))):
+                path: Path = (*root, index)
+                inner = tool.get("functionDeclarations", tool.get("function_declarations"))
+                if type(inner) is list:
+                    key = "functionDeclarations" if "functionDeclarations" in tool else "function_declarations"
+                    found += [OfferedTool(_name_of(each), (*path, key, at)) for at, each in enumerate(_array(inner))]
+                else:
+                    found.append(OfferedTool(_name_of(tool), path))
+        return found
+
+    def withhold_tools(self, names: frozenset[str]) -> None:
+        """Offer the model none of the tools with these names."""
+        for root in {tool.path[:-1] for tool in self.tools if tool.name in names}:
+            kept = [each for each in self._at(root) if type(each) is not dict or _name_of(each) not in names]
+            self.put(root, kept)
+
+    @property
+    def images(self) -> list[ImagePart]:
+        """The images of the request, wherever they stand."""
+        found: list[ImagePart] = []
+        _find_images(self.value, found)
+        return found
+
+    # --- tokens ----------------------------------------------------------------------------------------------------
+    def estimated_input_tokens(self) -> int:
+        """About how many tokens the request has: its texts, with what is told of tools, its messages and its images.
+
+        See `estimated_tokens` for how far off that is.
+        """
+        total = 0
+        for part in self.texts():
+            total += estimated_tokens(part.text)
+        for key in ("messages", "input", "contents"):
+            messages = self.value.get(key)
+            if type(messages) is list:
+                total += _MESSAGE_TOKENS * len(messages)
+        return total + _IMAGE_TOKENS * len(self.images)
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether the answer will tell its usage: every one does but a stream of chat or completions unasked."""
+        if not self.is_stream or self.api not in (Api.OPENAI_CHAT, Api.OPENAI_COMPLETIONS):
+            return True
+        return in_object(self.value, "stream_options", "include_usage") is True
+
+    def ask_for_usage(self) -> bool:
+        """Have the stream tell its usage. Returns whether the client did not ask for it, so that it must be hidden."""
+        if self.tells_usage:
+            return False
+        if type(self.value.get("stream_options")) is dict:
+            self.put(("stream_options", "include_usage"), True)
+        else:
+            self.put(("stream_options",), {"include_usage": True})
+        return True
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int or type(value) is float
+
+
+def _array(value: object) -> list[dict[str, Any]]:
+    return [each if type(each) is dict else {} for each in value] if type(value) is list else []
+
+
+def _name_of(tool: dict[str, Any]) -> str:
+    for holder in (tool, tool.get("function"), tool.get("custom"), tool.get("toolSpec")):
+        name = in_object(holder, "name")
+        if type(name) is str:
+            return name
+    said = tool.get("type") or next(iter(tool), "")
+    return said if type(said) is str else ""
+
+
+def _find_images(value: Any, found: list[ImagePart]) -> None:
+    if type(value) is list:
+        for each in value:
+            _find_images(each, found)
+    elif type(value) is dict:
+        image = _image_of(value)
+        if image is not None:
+            found.append(image)
+            return
+        for key, each in value.items():
+            if key not in ("tools", "functions", "toolConfig") and (type(each) is dict or type(each) is list):
+                _find_images(each, found)
+
+
+def _image_of(value: dict[str, Any]) -> ImagePart | None:
+    type_ = value.get("type")
+    if type_ in ("image_url", "input_image"):
+        said = value.get("image_url")
+        url = in_object(said, "url") if type(said) is dict else said
+        return _image_at(url if type(url) is str else "")
+    inline = value.get("inlineData", value.get("inline_data"))
+    if type(inline) is dict:
+        media_type = str(inline.get("mimeType", inline.get("mime_type", "")))
+        return ImagePart(_decoded(inline.get("data")), media_type) if media_type.startswith("image/") else None
+    if type_ == "image":
+        source = value.get("source")
+        data = in_object(source, "data") if type(source) is dict else value.get("data")
+        said = in_object(source, "media_type") if type(source) is dict else value.get("mimeType")
+        return ImagePart(_decoded(data), said if type(said) is str else "")
+    image = value.get("image")
+    if type(image) is dict and "format" in image:
+        return ImagePart(_decoded(in_object(image, "source", "bytes")), f"image/{image['format']}")
+    return None
+
+
+def _image_at(url: str) -> ImagePart:
+    if not url.startswith("data:"):
+        return ImagePart(0, "")
+    head, _, data = url.partition(",")
+    return ImagePart(_decoded(data), head[5:].partition(";")[0])
+
+
+def _decoded(data: object) -> int:
+    """The bytes that base64 of this length stands for."""
+    return len(data) * 3 // 4 if type(data) is str else 0

@@ -1,0 +1,89 @@
+"""What several filters of one exchange look at: parsed once, by whoever asks first.
+
+A body is known by its bytes object. A filter that changes it hands on what `JsonMessage.body` returns, and the next one
+gets the same view.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from egressproxy.ai_apis.answer import AiAnswer
+from egressproxy.ai_apis.apis import Operation, operation_of
+from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.request import AiRequest
+from egressproxy.ai_apis.usage import TokenUsage, merged
+from egressproxy.model.exchange import Exchange
+
+__all__ = [
+    "add_usage",
+    "answer_view",
+    "has_hidden_usage",
+    "hide_usage",
+    "operation",
+    "request_view",
+    "usage_told",
+]
+
+#: The notes of an exchange.
+_VIEW: Final = "ai view"
+_OPERATION: Final = "ai operation"
+_USAGE: Final = "ai usage"
+_HIDDEN: Final = "ai hidden usage"
+
+_View = TypeVar("_View", bound=JsonMessage)
+
+
+def operation(x: Exchange) -> Operation | None:
+    """What the path of this request asks of an AI provider, as the first who asked found it; None: nothing known."""
+    notes = x.notes
+    if notes is not None and _OPERATION in notes:
+        return notes[_OPERATION]  # type: ignore[no-any-return]
+    found = operation_of(x.request.path) if x.method == b"POST" else None
+    x.note(_OPERATION, found)
+    return found
+
+
+def request_view(x: Exchange, body: bytes) -> AiRequest:
+    """The view of this body of a request. Raises Unreadable, which says why it cannot be read."""
+    found = _kept(x, body, AiRequest)
+    if found is None:
+        found = AiRequest.read(body, operation(x))
+        x.note(_VIEW, found)
+    return found
+
+
+def answer_view(x: Exchange, body: bytes) -> AiAnswer:
+    """The view of this body of an answer. Raises Unreadable, which says why it cannot be read."""
+    found = _kept(x, body, AiAnswer)
+    if found is None:
+        found = AiAnswer.read(body)
+        x.note(_VIEW, found)
+    return found
+
+
+def _kept(x: Exchange, body: bytes, kind: type[_View]) -> _View | None:
+    found = x.notes.get(_VIEW) if x.notes is not None else None
+    # One with changes that nobody has taken is another's: its filter has let the body be.
+    return found if type(found) is kind and found.source is body and not found.is_changed else None
+
+
+def add_usage(x: Exchange, usage: TokenUsage | None) -> None:
+    """Keep the usage that an answer, or an event of its stream, tells: others of this exchange need not look for it."""
+    if usage is not None:
+        x.note(_USAGE, merged(usage_told(x), usage))
+
+
+def usage_told(x: Exchange) -> TokenUsage | None:
+    """The usage that was told so far; None where none was."""
+    return x.notes.get(_USAGE) if x.notes is not None else None
+
+
+def hide_usage(x: Exchange) -> None:
+    """Say that the usage of this stream was asked for by a filter: the event that tells it is not for the client."""
+    x.note(_HIDDEN, True)
+
+
+def has_hidden_usage(x: Exchange) -> bool:
+    """Whether the event with the usage is to be taken out of this stream."""
+    return x.notes is not None and _HIDDEN in x.notes

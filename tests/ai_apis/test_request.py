@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from egressproxy.ai_apis.apis import Api, operation_of
+from egressproxy.ai_apis.request import AiRequest, estimated_tokens
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.texts import TextKind, TextRole
+from tests.ai_apis.bodies import PATHS, REQUESTS
+
+EACH = pytest.mark.parametrize("api", list(REQUESTS))
+
+
+def read(api: Api, **more: Any) -> AiRequest:
+    return AiRequest.read(json.dumps({**REQUESTS[api], **more}, indent=1).encode(), operation_of(PATHS[api]))
+
+
+@EACH
+def test_the_texts_are_told_with_who_says_them(api: Api):
+    said = {(part.text, part.role, part.kind) for part in read(api).texts() if part.role is not TextRole.NONE}
+    assert said == {
+        ("be brief", TextRole.SYSTEM, TextKind.TEXT),
+        ("plain", TextRole.USER, TextKind.TEXT),
+        ("what is this", TextRole.USER, TextKind.TEXT),
+        ("a document", TextRole.USER, TextKind.TEXT),
+        ("hm", TextRole.ASSISTANT if api is not Api.OPENAI_RESPONSES else TextRole.USER, TextKind.REASONING),
+        ("deep", TextRole.ASSISTANT, TextKind.ARGUMENTS),
+        ("a cat", TextRole.TOOL, TextKind.RESULT),
+    }
+    others = {(part.text, part.kind) for part in read(api).texts() if part.role is TextRole.NONE}
+    assert others == {("looks", TextKind.DEFINITION)}
+
+
+@EACH
+def test_a_text_is_replaced_and_the_rest_stays_as_it_came(api: Api):
+    request = read(api)
+    for part in request.texts():
+        if not part.is_signed:
+            part.replace(part.text.upper())
+    expected = request.source.decode()
+    for word in ("be brief", '"plain"', "what is this", "a document", "deep", "a cat", "looks"):
+        expected = expected.replace(word, word.upper())
+    if api in (Api.OPENAI_CHAT, Api.OPENAI_RESPONSES):
+        expected = expected.replace(r"{\"id\": \"DEEP\", \"n\": 1}", r"{\"id\":\"DEEP\",\"n\":1}").replace(
+            '"hm"', '"HM"'
+        )
+    elif api is Api.GEMINI:
+        expected = expected.replace('"hm"', '"HM"')
+    assert request.body().decode() == expected
+
+
+@EACH
+def test_what_nobody_changes_is_the_very_body(api: Api):
+    request = read(api)
+    source = request.source
+    assert list(request.texts())
+    assert request.body() is source
+
+
+def test_signed_thinking_is_not_replaced():
+    (part,) = [part for part in read(Api.ANTHROPIC).texts() if part.kind is TextKind.REASONING]
+    with pytest.raises(ValueError, match=r"`?messages\[2\]\.content\[0\]\.thinking is signed"):
+        part.replace("other")
+
+
+@EACH
+def test_tools_calls_and_images_are_told(api: Api):
+    request = read(api)
+    assert [tool.name for tool in request.tools] == ["look"]
+    assert [(call.name, call.id, call.arguments) for call in request.tool_calls()] == [
+        ("look", "c1", {"id": "deep", "n": 1})
+    ]
+    assert [(image.media_type, image.size) for image in request.images] == [("image/png", 6)]
+
+
+@EACH
+def test_tools_are_withheld_and_arguments_replaced(api: Api):
+    request = read(api)
+    request.withhold_tools(frozenset(("look",)))
+    request.set_arguments(request.tool_calls()[0], {"n": 2})
+    again = AiRequest.read(request.body(), request.operation)
+    assert again.tools == []
+    assert again.tool_calls()[0].arguments == {"n": 2}
+
+
+@EACH
+def test_model_limit_and_temperature_are_told_and_set(api: Api):
+    request = read(api)
+    assert request.max_output_tokens == 100
+    assert request.temperature == 0.5
+    request.set_max_output_tokens(7)
+    request.set_temperature(0)
+    request.set_model("other")
+    again = AiRequest.read(request.body(), request.operation)
+    assert (again.max_output_tokens, again.temperature) == (7, 0)
+    in_path = {
+        Api.GEMINI: "gemini-x",
+        Api.BEDROCK_CONVERSE: "anthropic.claude-x:0",
+        Api.BEDROCK_INVOKE: "anthropic.claude-x:0",
+    }
+    assert again.model == in_path.get(api, "other")
+
+
+@EACH
+def test_a_limit_is_added_where_the_api_has_it(api: Api):
+    body = {key: value for key, value in REQUESTS[api].items() if "max_" not in key and "Config" not in key}
+    request = AiRequest.read(json.dumps(body).encode(), operation_of(PATHS[api]))
+    assert request.max_output_tokens is None
+    request.set_max_output_tokens(5)
+    request.set_temperature(1.5)
+    again = AiRequest.read(request.body(), request.operation)
+    assert (again.max_output_tokens, again.temperature) == (5, 1.5)
+
+
+def test_a_model_in_the_path_and_one_in_the_body_are_both_told():
+    path = b"/openai/deployments/mine/chat/completions"
+    request = AiRequest.read(b'{"model":"other","messages":[]}', operation_of(path))
+    assert request.models == ("mine", "other")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"{", b'{"model":"a","model":"b"}', b'{"Model":"a"}', b'{"model":"a","MESSAGES":[]}',
+        b'{"a":"\\ud800"}', b'{"a":NaN}', b"\xff{}", b"[" * 200 + b"]" * 200, b'{"a":[' + b"{}," * 60000 + b"{}]}",
+    ],
+)  # fmt: skip
+def test_what_two_readers_could_understand_differently_is_unreadable(body: bytes):
+    with pytest.raises(Unreadable):
+        AiRequest.read(body)
+
+
+def test_a_field_that_nobody_knows_is_a_text():
+    request = AiRequest.read(b'{"messages":[{"role":"user","content":[{"type":"new_part","new":{"text":"hidden"}}]}]}')
+    assert [(part.text, part.role, part.where) for part in request.texts()] == [
+        ("hidden", TextRole.USER, "messages[0].content[0].new.text")
+    ]
+
+
+def test_a_message_of_mcp_tells_its_call():
+    body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"look","arguments":{"q":"a"}}}'
+    request = AiRequest.read(body)
+    assert request.is_mcp
+    assert [(call.name, call.arguments) for call in request.tool_calls()] == [("look", {"q": "a"})]
+    assert ("a", TextKind.ARGUMENTS) in [(part.text, part.kind) for part in request.texts()]
+
+
+@pytest.mark.parametrize(
+    ("more", "tells", "options"),
+    [
+        ({"stream": True}, False, {"include_usage": True}),
+        ({"stream": True, "stream_options": {"x": 1}}, False, {"x": 1, "include_usage": True}),
+        ({"stream": True, "stream_options": {"include_usage": True}}, True, {"include_usage": True}),
+        ({}, True, None),
+    ],
+)
+def test_usage_is_asked_for_where_a_stream_would_not_tell_it(more: Any, tells: bool, options: Any):
+    request = read(Api.OPENAI_CHAT, **more)
+    assert request.ask_for_usage() is not tells
+    assert json.loads(request.body()).get("stream_options") == options
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("abcd", 1), ("a" * 401, 101), ("日本語", 3), ("Привет", 4)])
+def test_tokens_are_estimated_by_script(text: str, tokens: int):
+    assert estimated_tokens(text) == tokens
+
+
+@EACH
+def test_the_tokens_of_a_request_are_its_texts_messages_and_images(api: Api):
+    request = read(api)
+    texts = sum(estimated_tokens(part.text) for part in request.texts())
+    assert texts < request.estimated_input_tokens() - 1000 < texts + 30
+
+
+def test_the_largest_limit_counts_and_all_are_set():
+    request = AiRequest.read(b'{"messages":[],"max_tokens":5,"max_completion_tokens":9}')
+    assert request.max_output_tokens == 9
+    request.set_max_output_tokens(3)
+    assert request.body() == b'{"messages":[],"max_tokens":3,"max_completion_tokens":3}'
