@@ -53,6 +53,7 @@ class Reason(str, Enum):
     NOT_TLS = "not_tls"
     CLIENT_CERTIFICATE = "client_certificate"
     PLAINTEXT_CREDENTIAL = "plaintext_credential"
+    CREDENTIAL_NOT_BOUND = "credential_not_bound"
     FILTER_REJECTED = "filter_rejected"
     EXT_AUTH_DENIED = "ext_auth_denied"
     LOOP_DETECTED = "loop_detected"

@@ -214,6 +214,8 @@ class FilterType:
         summary: one sentence for `egressproxy filters`.
         revision: what decides, besides the spec, whether an instance is kept across a reload.
         is_shared: its counters are shared by all workers.
+        machine_field: the field of a config that leads to the machine (a file, a variable of the environment, a
+            program), "" for none: no object that was written through the API may have one.
         inspect: only for types that run the operator's code: says what is wrong without running it. Raises ValueError
             or OSError.
     """
@@ -228,6 +230,7 @@ class FilterType:
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
     is_shared: bool = False
+    machine_field: Callable[[Any], str] = lambda _config: ""
     inspect: Callable[[FilterContext], None] | None = None
 
     @property

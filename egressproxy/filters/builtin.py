@@ -24,7 +24,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "BodyLimit": "limits.body_limit:BODY_LIMIT",
         "ConcurrencyLimit": "limits.concurrency:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",
-        "CredentialInjector": "credential_injector:CREDENTIAL_INJECTOR",
+        "CredentialInjector": "credentials.credential_injector:CREDENTIAL_INJECTOR",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
         "Python": "python_filter:PYTHON",
         "QoSController": "limits.qos_controller:QOS_CONTROLLER",

@@ -23,15 +23,16 @@ MIN_SECRET = 8
 
 
 class Mask:
-    """The forms of one secret. Raises ValueError for a secret of fewer than MIN_SECRET bytes."""
+    """The forms of some secrets. Raises ValueError for a secret of fewer than MIN_SECRET bytes."""
 
     __slots__ = ("_forms", "_longest")
 
-    def __init__(self, secret: SecretBytes) -> None:
-        if len(secret) < MIN_SECRET:
+    def __init__(self, *secrets: SecretBytes) -> None:
+        if min(map(len, secrets)) < MIN_SECRET:
             raise ValueError(f"a secret of fewer than {MIN_SECRET} bytes cannot be told from other text in a response")
+        found = {form for secret in secrets for form in _forms(secret.reveal())}
         # The longest first: if one form contains another, all of it is masked.
-        self._forms = sorted(_forms(secret.reveal()), key=len, reverse=True)
+        self._forms = sorted(found, key=len, reverse=True)
         self._longest = len(self._forms[0])
 
     def apply(self, data: bytes) -> bytes:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CalledBackendRef",
     "Checked",
+    "DocumentRef",
     "FieldName",
     "FieldValue",
     "FilterConfig",
@@ -97,6 +98,11 @@ class SecretRef(FilterConfig):
     kind: Literal["Secret"] = "Secret"
 
     @property
+    def is_document(self) -> bool:
+        """Whether the value may have more than one line."""
+        return False
+
+    @property
     def label(self) -> str:
         """The key of the value in `FilterContext.secrets`: `name/key`, or `namespace/name/key`, as written."""
         return f"{self.namespace}/{self.name}/{self.key}" if self.namespace else f"{self.name}/{self.key}"
@@ -128,6 +134,16 @@ class CalledBackendRef(FilterConfig):
         """The key of the call in `FilterContext.calls`, as written: `Kind name`, with namespace and port."""
         name = f"{self.namespace}/{self.name}" if self.namespace else self.name
         return f"{self.kind} {name}" + (f":{self.port}" if self.port is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRef(SecretRef):
+    """A reference to a Secret whose value may have more than one line: a key in PEM, a file in JSON."""
+
+    @property
+    def is_document(self) -> bool:
+        """As of SecretRef."""
+        return True
 
 
 def _hostname(text: str) -> str:

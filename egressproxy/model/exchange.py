@@ -12,7 +12,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.message import RequestHead, ResponseHead
 
-__all__ = ["ANONYMOUS", "LOGGED", "CallerIdentity", "Exchange", "LocalResponse"]
+__all__ = ["ANONYMOUS", "LOGGED", "BackendOrigin", "CallerIdentity", "Exchange", "LocalResponse"]
 
 #: The note with further fields for the access log: a dictionary.
 LOGGED = "logged"
@@ -32,6 +32,18 @@ class CallerIdentity(NamedTuple):
 
 
 ANONYMOUS = CallerIdentity()
+
+
+class BackendOrigin(NamedTuple):
+    """Who an attempt is made to: `host` (a name or an address) and `port` as configured or named by the client.
+
+    `is_secure`: over TLS. `names` are those of which the certificate has to show one; empty where none is verified.
+    """
+
+    host: str
+    port: int
+    is_secure: bool
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,7 @@ class Exchange:
     route: str = "-"
     backend: str = "-"
     backend_is_secure: bool = False  # the backend is reached over TLS
+    backend_origin: BackendOrigin | None = None  # set before backend-request filters run; one object for each target
     upstream_host: bytes = b""
     addresses: tuple[IPAddress, ...] = ()
     notes: dict[str, Any] | None = None  # filters may keep state of one exchange here, under their own name

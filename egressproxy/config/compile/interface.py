@@ -73,6 +73,10 @@ class SecretReference(Reference, Protocol):
         """ "": not said."""
 
     @property
+    def is_document(self) -> bool:
+        """Whether the value may have more than one line: a key in PEM, JSON."""
+
+    @property
     def label(self) -> str:
         """Under which the filter finds the value."""
 
@@ -115,6 +119,10 @@ class FilterTypeInfo(Protocol):
     @property
     def backend_refs(self) -> Callable[[Any], tuple[tuple[str, BackendReference], ...]]:
         """The backends that a config refers to, each with its field."""
+
+    @property
+    def machine_field(self) -> Callable[[Any], str]:
+        """The field of a config that leads to a file, the environment or a program of this machine; "" for none."""
 
     @property
     def runs_code(self) -> bool:

@@ -12,14 +12,14 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.net.timers import Wheel
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets", "WatchesTargets"]
+__all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets", "WatchesTargets", "origin_of"]
 
 #: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
 #: that one client has named first, those of them.
@@ -120,8 +120,10 @@ class Target(DialTarget):
     shared: SharedConnections | None = None
     wants_http_1: bool = False  # it has said so over HTTP/2 (RFC 9113 section 7: HTTP_1_1_REQUIRED)
     host_field: bytes = field(init=False)
+    origin: BackendOrigin = field(init=False)
 
     def __post_init__(self) -> None:
+        self.origin = origin_of(self.host, self.port, self.tls)
         self.host_field = Authority(self.host, self.port).host_field(443 if self.tls is not None else 80)
 
     @property
@@ -190,6 +192,14 @@ class Target(DialTarget):
 
     def __repr__(self) -> str:
         return f"Target({self.host}:{self.port}{', TLS' if self.is_secure else ''}, {self.pool})"
+
+
+def origin_of(host: str, port: int, tls: BackendTlsIR | None) -> BackendOrigin:
+    """What backend-request filters are told of a destination."""
+    names: tuple[str, ...] = ()
+    if tls is not None and not tls.insecure_skip_verify:
+        names = tls.names or (tls.sni or host,)
+    return BackendOrigin(host, port, tls is not None, names)
 
 
 class Targets:

@@ -193,6 +193,7 @@ async def call_upstream(
             held.hold(via, way, upstream)
             x.upstream = upstream.address
             if chain.backend_request is not None:
+                x.backend_origin = target.origin
                 answer = run(chain.backend_request, x)
                 if answer is not None and not isinstance(answer, LocalResponse):
                     answer = await answer

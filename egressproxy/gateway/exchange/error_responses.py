@@ -68,6 +68,7 @@ DENIALS = frozenset(
         Reason.NOT_TLS,
         Reason.CLIENT_CERTIFICATE,
         Reason.PLAINTEXT_CREDENTIAL,
+        Reason.CREDENTIAL_NOT_BOUND,
         Reason.FILTER_REJECTED,
         Reason.EXT_AUTH_DENIED,
         Reason.LOOP_DETECTED,

@@ -39,7 +39,13 @@ REFUSED = frozenset(
 #: How a request ends that names do not decide about: a filter refused it, or a tunnel for what was in it.
 JUDGED = frozenset(
     reason.value
-    for reason in (Reason.FILTER_REJECTED, Reason.PLAINTEXT_CREDENTIAL, Reason.SNI_MISMATCH, Reason.NOT_TLS)
+    for reason in (
+        Reason.FILTER_REJECTED,
+        Reason.PLAINTEXT_CREDENTIAL,
+        Reason.CREDENTIAL_NOT_BOUND,
+        Reason.SNI_MISMATCH,
+        Reason.NOT_TLS,
+    )
 )
 NO_LISTENER = "no_listener"
 FILTER_PHASES = (*REQUEST_PHASES, *BACKEND_PHASES)

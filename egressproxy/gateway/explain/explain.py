@@ -15,7 +15,7 @@ from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
-from egressproxy.gateway.backends.dial_targets import DialTarget
+from egressproxy.gateway.backends.dial_targets import DialTarget, origin_of
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.backends.parent_connect import is_socks
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -255,6 +255,9 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
         await _describe_way(made, decided, backend.connector)
         if not x.is_tunnel:
             x.backend, x.backend_is_secure = backend.name, made["tls"] is not None
+            target = backend.connector.tunnel_target(x)
+            tls = backend.connector.spec.backend.tls or DEFAULT_TLS
+            x.backend_origin = origin_of(target.host, target.port, tls if x.backend_is_secure else None)
             for step in backend.chain.backend_request or ():
                 step.filter.forecast(x)
     except GatewayError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from os.path import dirname
 from typing import Any, Final, NamedTuple
@@ -219,6 +219,12 @@ class ExtensionCompiler:
                 remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
                 self.load_errors[problem_at(owner, where, message, remedy, on_key=on_key)] = None
             return None
+        reached = found.machine_field(config) if owner.origin.is_from_api else ""
+        if reached:
+            message = f"{reached} leads to this machine, and an object that was written through the API must not"
+            remedy = "name a Secret in secretRef, or declare it in a manifest in a folder of --config"
+            self.load_errors[problem_at(owner, f"{path}.{raw_name}.{reached}", message, remedy)] = None
+            return None
         text = _canonical(raw)
         spec = made(
             type=found.name,
@@ -286,16 +292,31 @@ class ExtensionCompiler:
         for ref in found.secret_refs(config):
             try:
                 value = self._references.secret_value(owner, ref)
-                if found.name.startswith(INJECTOR) and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
+                is_line = found.name.startswith(INJECTOR) and not ref.is_document
+                if is_line and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
                     # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
                     where = f"{self._references.namespace_of(owner, ref)}/{ref.name} key {ref.key or '(the only one)'}"
                     why = "it holds a line break or another control character; store the credential alone, on one line"
                     raise UnresolvedRef("SecretNotFound", f"a usable value of Secret {where} ({why})")
             except UnresolvedRef as unresolved:
-                self.faults[owner.key].note_secret(unresolved, f"{path}.secretRef")
+                self.faults[owner.key].note_secret(unresolved, f"{path}.{_field_of(config, ref) or 'secretRef'}")
                 continue
             secrets.append((ref.label, value))
         return tuple(dict.fromkeys(secrets))
+
+
+def _field_of(config: Any, ref: object) -> str:
+    """The field of a config that holds this reference, as it is written: `basic.usernameRef`; "" if none does."""
+    if not is_dataclass(config):
+        return ""
+    for each in fields(config):
+        value = getattr(config, each.name)
+        inner = "" if value is ref else _field_of(value, ref)
+        if value is ref or inner:
+            first, *rest = each.name.split("_")
+            name = first + "".join(word.capitalize() for word in rest)
+            return f"{name}.{inner}" if inner else name
+    return ""
 
 
 def _phases(found: FilterTypeInfo) -> frozenset[str]:

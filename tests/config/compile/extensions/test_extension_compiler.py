@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain
-from egressproxy.filters.credential_injector import CredentialInjectorConfig
+from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.header_policy import HeaderEdits, HeaderPolicyConfig
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.settings import SecretRef
@@ -253,3 +255,30 @@ def test_extensions_run_by_priority_then_level_then_age():
     assert [one.name for one in rule(made).extensions] == ["first", "old", "young", "route"]
     assert [one.name for one in listener(made).extensions] == ["old", "young"]
     assert [one.scope for one in rule(made).extensions][-1] == "HTTPRoute default/route"
+
+
+def injecting(config: str) -> str:
+    return backend(f"name: inject, type: 'egressproxy.io/CredentialInjector:v1', config: {{{config}}}")
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [("env: HOME", "env"), ("file: key", "file"), ("command: {argv: [/bin/id]}", "command")],
+)
+def test_what_leads_to_the_machine_is_for_manifests_and_not_for_the_api(config, field):
+    (found,) = rule(compiled(REVERSE, ROUTE, injecting(config))).backends[0].extensions
+    assert getattr(found.settings, field)
+    text = "\n---\n".join([REVERSE, ROUTE, injecting(config)])
+    with pytest.raises(ConfigError) as caught:
+        compile_config(load_text(text, "state.yaml", is_from_api=True), Catalog(), Defaults())
+    (problem,) = caught.value.problems
+    assert problem.field_path == f"spec.extensions[0].config.{field}"
+    assert "written through the API must not" in problem.message
+    assert "HOME" not in problem.message
+
+
+def test_a_secret_that_is_missing_is_told_with_its_own_field():
+    made = compiled(REVERSE, ROUTE, SECRET, injecting("secretRef: {name: key}, basic: {usernameRef: {name: gone}}"))
+    told = of_object(made, "Backend", "default/plain", "ResolvedRefs")
+    assert told[:2] == ("False", "SecretNotFound")
+    assert told[2].startswith("spec.extensions[0].config.basic.usernameRef: missing")

@@ -12,9 +12,11 @@ from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.validation import validated
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import BackendOrigin
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
+from tests.support.waiting import until
 
 TYPE = "egressproxy.io/CredentialInjector:v1"
 REF = {"secretRef": {"name": "s", "key": "token"}}
@@ -160,6 +162,20 @@ def test_nothing_that_can_be_printed_shows_the_secret():
         {**REF, "query": "a&b"},
         {**BEARER, "unknown": 1},
         {"header": "x"},
+        {**REF, "env": "KEY"},
+        {"env": "A-B"},
+        {"command": {"argv": []}},
+        {"command": {"argv": ["relative"]}},
+        {"command": {"argv": ["/bin/echo"], "shell": True}},
+        {**REF, "basic": {"username": "a:b"}},
+        {**REF, "basic": {"username": "a", "usernameRef": {"name": "s"}}},
+        {**REF, "basic": {}, "header": "X-Key"},
+        {**REF, "basic": {}, "query": "key"},
+        {**REF, "basic": {}, "template": "{}"},
+        {**REF, "bind": {"ports": [0]}},
+        {**REF, "bind": {"hosts": ["*.example"]}},
+        {**REF, "bind": {"pathPrefix": "v1"}},
+        {**REF, "bind": {"hosts": ["a.example"]}, "allowPlaintext": True},
     ],
 )
 def test_a_config_that_cannot_be_meant_is_refused(config):
@@ -324,6 +340,150 @@ def test_a_body_that_cannot_be_read_is_not_passed_on(lines, status, body, ok):
 
 
 def test_a_secret_too_short_to_scrub_is_refused_and_not_shown():
-    with pytest.raises(FilterBuildError, match="scrubResponses cannot work with the secret s/token") as caught:
+    with pytest.raises(FilterBuildError, match="the secret s/token cannot be found by scrubResponses") as caught:
         chain({**SCRUB, "template": "{}"}, b"hunt2")
     assert "hunt2" not in str(caught.value)
+
+
+# -- places and sources ------------------------------------------------------------------------------------------------
+
+
+def test_basic_sends_the_credential_as_the_password():
+    config = {**REF, "basic": {"username": "svc"}}
+    request = sent((b"authorization", b"Basic theirs"), config=config)
+    assert list(request.fields) == [(b"authorization", b"Basic " + b64encode(b"svc:S3CR3T-INJ"))]
+
+
+def test_the_user_of_basic_may_be_in_a_secret_and_without_it_nothing_is_sent():
+    config = {**REF, "basic": {"usernameRef": {"name": "s", "key": "user"}}}
+    with pytest.raises(GatewayFault) as caught:
+        sent(config=config)
+    assert caught.value.remedy == "create the Secret s with the key user"
+    spec = replace(place(config), secrets=(("s/token", SecretBytes(b"pw\n")), ("s/user", SecretBytes(b"me\n"))))
+    x = exchange()
+    run(compile_chain([spec], FilterInstances(Catalog()).place).backend_request, x)
+    assert x.request.fields.get(b"authorization") == b"Basic " + b64encode(b"me:pw")
+
+
+def test_a_variable_of_the_environment(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "S3CR3T-ENV\n")
+    assert sent(config={"env": "MY_KEY"}, secret=None).fields.get(b"authorization") == b"Bearer S3CR3T-ENV"
+    with pytest.raises(GatewayFault) as caught:
+        sent(config={"env": "NOT_GIVEN"}, secret=None)
+    assert caught.value.remedy == "start the gateway with the environment variable NOT_GIVEN"
+
+
+async def run_waiting(made, x):
+    outcome = run(made.backend_request, x)
+    assert await outcome is None
+    return x.request.fields.get(b"authorization")
+
+
+async def test_a_file_beside_the_manifest_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("egressproxy.filters.credentials.local_sources.FILE_S", 0.01)
+    (tmp_path / "key").write_text("first\n")
+    spec = replace(place({"file": "key"}, None), folder=str(tmp_path))
+    instances = FilterInstances(Catalog())
+    made = compile_chain([spec], instances.place)
+    assert await run_waiting(made, exchange()) == b"Bearer first"
+    (tmp_path / "key").write_text("second\n")
+
+    def now():
+        x = exchange()
+        outcome = run(made.backend_request, x)
+        if outcome is not None:
+            outcome.cancel()
+        return x.request.fields.get(b"authorization")
+
+    await until(lambda: now() == b"Bearer second")
+    (tmp_path / "key").unlink()  # a key that is taken away is not sent again
+    await until(lambda: now() is None)
+    instances.place(spec).filter.close()
+
+
+async def test_a_command_prints_the_credential_and_its_failure_is_for_the_log_alone():
+    spec = place({"command": {"argv": ["/bin/echo", "from-a-program"]}}, None)
+    instances = FilterInstances(Catalog())
+    made = compile_chain([spec], instances.place)
+    assert await run_waiting(made, exchange()) == b"Bearer from-a-program"
+    x = exchange()
+    assert run(made.backend_request, x) is None  # there by now: nothing waits
+    instances.place(spec).filter.close()
+    failing = place({"command": {"argv": ["/bin/false"]}}, None)
+    made = compile_chain([failing], instances.place)
+    with pytest.raises(GatewayFault) as caught:
+        await run_waiting(made, exchange())
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+    assert "status 1" in caught.value.detail
+    assert "/bin/false" not in caught.value.message
+    instances.place(failing).filter.close()
+
+
+async def test_the_backend_is_looked_at_before_a_value_is_waited_for():
+    made = chain({"command": {"argv": ["/bin/echo", "x"]}}, None)
+    with pytest.raises(Denied):
+        await run(made.backend_request, exchange(secure=False))
+
+
+# -- what it is bound to -----------------------------------------------------------------------------------------------
+
+OPENAI = BackendOrigin("api.openai.com", 443, True, ("api.openai.com",))
+BOUND = {**BEARER, "bind": {"hosts": ["api.openai.com"], "ports": [443], "pathPrefix": "/v1"}}
+
+
+def bound(origin, target=b"/v1/x", config=BOUND, made=None):
+    x = exchange(target=target, secure=origin is not None and origin.is_secure)
+    x.backend_origin = origin
+    run((made or chain(config)).backend_request, x)
+    return x.request.fields.get(b"authorization")
+
+
+def test_a_credential_goes_to_what_it_is_bound_to():
+    assert bound(OPENAI) == b"Bearer S3CR3T-INJ"
+    assert bound(OPENAI, b"/v1") == b"Bearer S3CR3T-INJ"
+    assert bound(OPENAI, b"/v1?x=/../") == b"Bearer S3CR3T-INJ"
+
+
+@pytest.mark.parametrize(
+    ("origin", "target"),
+    [
+        (None, b"/v1/x"),
+        (OPENAI._replace(names=()), b"/v1/x"),  # insecureSkipVerify: nobody has said who it is
+        (OPENAI._replace(names=("api.openai.com", "evil.example")), b"/v1/x"),  # either name would be taken
+        (OPENAI._replace(host="evil.example", names=("evil.example",)), b"/v1/x"),
+        (OPENAI._replace(port=8443), b"/v1/x"),
+        (OPENAI, b"/v2"),
+        (OPENAI, b"/v10"),
+        (OPENAI, b"/V1/x"),
+        (OPENAI, b"//v1/x"),
+        (OPENAI, b"/v1/../v2"),
+        (OPENAI, b"/v1/%2e%2e/v2"),
+        (OPENAI, b"/v1/..%2fv2"),
+        (OPENAI, b"/v1\\..\\v2"),
+        (OPENAI, b"*"),
+    ],
+)
+def test_nothing_goes_to_anything_else(origin, target):
+    with pytest.raises(Denied) as caught:
+        bound(origin, target)
+    expected = Reason.PLAINTEXT_CREDENTIAL if origin is None else Reason.CREDENTIAL_NOT_BOUND
+    assert (caught.value.status, caught.value.reason) == (403, expected)
+
+
+def test_an_approved_backend_approves_no_other():
+    """Attempts take turns: a retry, a fail-over or a hedge to another origin gets nothing."""
+    made = chain({**BEARER, "bind": {"hosts": ["api.openai.com"]}})
+    other = OPENAI._replace(host="evil.example", names=("evil.example",))
+    plain = OPENAI._replace(is_secure=False, names=())
+    for _ in range(3):
+        assert bound(OPENAI, made=made)
+        for wrong in (other, plain):
+            with pytest.raises(Denied):
+                bound(wrong, made=made)
+
+
+def test_a_path_is_looked_at_for_each_request():
+    made = chain({**BEARER, "bind": {"pathPrefix": "/v1"}})
+    assert bound(OPENAI, made=made)
+    with pytest.raises(Denied):
+        bound(OPENAI, b"/v2", made=made)

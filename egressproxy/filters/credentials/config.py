@@ -1,0 +1,132 @@
+"""The config of a CredentialInjector, as it is written in a manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from egressproxy.filters.header_policy import is_protected
+from egressproxy.filters.settings import Checked, FieldName, FieldValue, FilterConfig, Hostname, SecretRef, Within
+
+__all__ = ["Basic", "Binding", "Command", "CredentialInjectorConfig", "machine_field", "secret_refs"]
+
+
+def _template(text: str) -> str:
+    if text.count("{}") != 1:
+        raise ValueError(f"{text!r} has to contain {{}} exactly once, where the secret goes")
+    return text
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError(f"{text!r} is not an absolute path: write the whole path of the program")
+    return text
+
+
+def _user(text: str) -> str:
+    if ":" in text or any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise ValueError("a user name has no colon and no control characters (RFC 7617 section 2)")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Basic(FilterConfig):
+    """`Authorization: Basic`, with the credential as the password (RFC 7617).
+
+    `username` is the user, or `usernameRef` names the Secret that has it; with neither the user is empty.
+    """
+
+    username: Annotated[str, Checked(_user)] = ""
+    username_ref: SecretRef | None = None
+
+    def __post_init__(self) -> None:
+        if self.username and self.username_ref is not None:
+            raise ValueError("`username` and `usernameRef` exclude each other: keep one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class Command(FilterConfig):
+    """A program that prints the credential on its standard output.
+
+    `argv` are the program (an absolute path) and its arguments; no shell reads them. It runs again every `ttlSeconds`,
+    may take `timeoutSeconds`, and print `maxBytes`. It sees PATH, HOME, LANG and the variables of `environment`.
+    """
+
+    argv: Annotated[tuple[Annotated[str, Within(min_length=1)], ...], Within(min_length=1, max_length=64)]
+    ttl_seconds: Annotated[int, Within(ge=1, le=86400)] = 300
+    timeout_seconds: Annotated[int, Within(ge=1, le=60)] = 10
+    max_bytes: Annotated[int, Within(ge=1, le=1048576)] = 65536
+    environment: tuple[Annotated[str, Within(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+
+    def __post_init__(self) -> None:
+        _absolute(self.argv[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Binding(FilterConfig):
+    """What the backend has to be, besides the one that the filter is placed on. Empty: anything.
+
+    `hosts` are names that its certificate was verified for; `ports` are those that may be dialled; `pathPrefix` is what
+    the path of the request begins with, by whole segments, as the backend gets it.
+    """
+
+    hosts: tuple[Hostname, ...] = ()
+    ports: tuple[Annotated[int, Within(ge=1, le=65535)], ...] = ()
+    path_prefix: Annotated[str, Within(pattern=r"^(/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?$")] = ""
+
+
+#: Where the value comes from: exactly one of these fields.
+SOURCES = ("secret_ref", "env", "file", "command")
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialInjectorConfig(FilterConfig):
+    """One source (`secretRef`, `env`, `file`, `command`) and one place (`header`, `query`, `basic`).
+
+    `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
+    `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
+    `Authorization`, with the template `Bearer {}` (RFC 6750 section 2.1) unless another is given. With `header` or
+    `query` the default template is `{}`. `basic` sends it as a password. `bind` says what the backend has to be.
+    """
+
+    secret_ref: SecretRef | None = None
+    env: Annotated[str, Within(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
+    file: str = ""
+    command: Command | None = None
+    header: FieldName | Literal[""] = ""
+    query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
+    basic: Basic | None = None
+    template: Annotated[FieldValue, Checked(_template)] = ""
+    bind: Binding = field(default_factory=Binding)
+    allow_plaintext: bool = False
+    keep_client_credentials: bool = False
+    scrub_responses: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in SOURCES if getattr(self, name)]
+        if len(given) != 1:
+            listed = "`secretRef`, `env`, `file`, `command`"
+            raise ValueError(f"one source of the credential is needed: write one of {listed}")
+        if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
+            raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
+        if self.basic is not None and self.template:
+            raise ValueError("`basic` has a form of its own (RFC 7617): remove `template`")
+        if not self.template:
+            object.__setattr__(self, "template", "{}" if self.header or self.query or self.basic else "Bearer {}")
+        if not self.header and not self.query:
+            object.__setattr__(self, "header", "Authorization")
+        if is_protected(self.header):
+            raise ValueError(f"{self.header} is written by the gateway itself and cannot carry a credential")
+        if self.bind.hosts and self.allow_plaintext:
+            raise ValueError("`bind.hosts` are verified names, which no connection without TLS has: keep one of them")
+
+
+def secret_refs(config: Any) -> tuple[SecretRef, ...]:
+    """Every Secret that a config refers to."""
+    wanted: tuple[SecretRef | None, ...] = (config.secret_ref, config.basic and config.basic.username_ref)
+    return tuple(ref for ref in wanted if ref is not None)
+
+
+def machine_field(config: Any) -> str:
+    """The field of a config that reads something of the machine or runs a program, as it is written; "" for none."""
+    return next((name for name in ("env", "file", "command") if getattr(config, name)), "")

@@ -1,0 +1,254 @@
+"""CredentialInjector: puts the gateway's own credential into the request, once per attempt, only for this backend.
+
+The client's own credential fields are removed first, in every spelling that an origin may take for the same field
+(`X_Api_Key`). If the backend is not what the credential is bound to (TLS, `bind`), or there is no value, nothing is
+sent. With `scrubResponses` the value is masked in the response. That needs a readable body: the request asks for
+`Accept-Encoding: identity` and for no ranges or deltas, and a response that is not known to be plain, or is upgraded,
+ends with 502.
+
+The operator configures this for the origin: by itself a proxy must not change Authorization (RFC 9110 section 11.6.2).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from egressproxy.errors import GatewayFault, Reason, UpstreamFault
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.credentials.binding import BackendBinding
+from egressproxy.filters.credentials.config import CredentialInjectorConfig, machine_field, secret_refs
+from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS, Placement, with_parameter
+from egressproxy.filters.credentials.refresher import Fetched, Refresher
+from egressproxy.filters.masking import MIN_SECRET, Mask
+from egressproxy.filters.settings import SecretRef
+from egressproxy.model.exchange import BackendOrigin, Exchange, LocalResponse
+from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector"]
+
+#: Requests with these get bodies that cannot be searched (RFC 9110 sections 12.5.3, 14.2; RFC 3229; gRPC over HTTP2).
+_SCRUB_FIELDS = ("accept-encoding", "range", "if-range", "a-im", "grpc-accept-encoding")
+#: These say how the body of a response is coded: Content-Encoding, IM of RFC 3229, and that of the messages of gRPC.
+_CODINGS = every_spelling(("content-encoding", "im", "grpc-encoding"))
+_SCRUB_BLOCK = b"\r\naccept-encoding: identity"
+#: What editors and programs leave at the end of a value.
+_SPACE: Final = b" \t\r\n"
+#: No backend has been approved yet.
+_NOBODY: Final = BackendOrigin("", 0, is_secure=False)
+_NO_FIELD: Final = re.compile(rb"(?!)")
+_NOTHING: Final = SecretBytes(b"")
+
+
+class CredentialInjector(Filter):
+    """Building it raises ValueError for a value that a field cannot have. Without a value, requests fail."""
+
+    keeps_length = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: CredentialInjectorConfig = context.config
+        self._name = context.name
+        self._source = context.source
+        self._binding = BackendBinding(config, context.name, context.source)
+        #: The backend that was last found to be what the credential is bound to, while there is a value.
+        self._approved = _NOBODY
+        self._query = config.query.encode()
+        self._held = f"credential {id(self)}"
+        names: tuple[str, ...] = () if config.keep_client_credentials else CREDENTIAL_FIELDS
+        if not config.query:
+            names = (*names, config.header)
+        if config.scrub_responses:
+            names = (*names, *_SCRUB_FIELDS)
+        self._cut = every_spelling(names) if names else _NO_FIELD
+        self._more = SecretBytes(_SCRUB_BLOCK if config.scrub_responses else b"")
+        self._lines = self._parameter = _NOTHING
+        self._is_ready = False
+        self._mask: Mask | None = None
+        self._masked: SecretBytes | None = None
+        self._scrubs = config.scrub_responses
+        self._refresher: Refresher | None = None
+        self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
+        if self._scrubs:
+            self.runs_in |= {Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY}
+        user, self._remedy = None, _remedy(config)
+        if config.basic is not None and config.basic.username_ref is not None:
+            user = context.secrets.get(config.basic.username_ref.label)
+            if user is None:
+                self._remedy = _secret_remedy(config.basic.username_ref)
+                return
+            user = SecretBytes(user.reveal().rstrip(_SPACE))
+        self._placement = Placement(config, user)
+        fetch = _fetch(config, context.folder)
+        if fetch is not None:
+            self._refresher = Refresher(fetch, self._keep)
+            return
+        what, raw = _static(config, context)
+        if raw.strip(_SPACE):
+            try:
+                self._keep(raw)
+            except ValueError as error:
+                raise ValueError(f"{what} {error}") from None
+
+    def _keep(self, value: object | None) -> None:
+        """Take a new value, or None: there is none any more. Raises ValueError for one that cannot be sent."""
+        if value is None:
+            self._lines = self._parameter = _NOTHING
+            self._is_ready, self._approved = False, _NOBODY
+            return
+        assert isinstance(value, bytes)
+        raw = value.rstrip(_SPACE)
+        rendered = self._placement.render(raw)
+        if self._scrubs:
+            # A short secret is masked together with the text of the template.
+            text = SecretBytes(raw if len(raw) >= MIN_SECRET else self._placement.text(raw))
+            # What went out a moment ago may still come back.
+            before = (self._masked,) if self._masked is not None else ()
+            try:
+                self._mask = Mask(text, *before)
+            except ValueError as error:
+                raise ValueError(f"cannot be found by scrubResponses: {error}") from None
+            self._masked = text
+        if self._query:
+            self._parameter, self._lines = rendered, self._more
+        else:
+            self._lines = SecretBytes(rendered.reveal() + self._more.reveal())
+        self._is_ready = True
+
+    def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
+        """Sends the credential. Raises GatewayFault(CREDENTIAL_MISSING, 503), and Denied (403) as `BackendBinding`."""
+        if x.backend_origin is not self._approved:
+            if not self._is_ready:
+                if self._refresher is not None:
+                    return self._wait(x, self._refresher)
+                raise self._missing(x)
+            self._approve(x)
+        fields = x.request.fields
+        fields.block = self._cut.sub(b"", fields.block) + self._lines.reveal()
+        if self._query:
+            x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())
+        return None
+
+    def _approve(self, x: Exchange) -> None:
+        """Raises Denied where the backend is not what the credential is bound to."""
+        self._binding.check(x)
+        if x.backend_origin is not None and not self._binding.has_paths:
+            self._approved = x.backend_origin
+
+    async def _wait(self, x: Exchange, refresher: Refresher) -> LocalResponse | None:
+        """Send the first value when it is there: what the backend is has been checked before."""
+        self._binding.check(x)
+        await refresher.ready()
+        if not self._is_ready:
+            raise self._missing(x, refresher)
+        self.backend_request(x)
+        return None
+
+    def forecast(self, x: Exchange) -> None:
+        """Raises as `backend_request`, but for a value that has to be fetched first."""
+        if not self._is_ready and self._refresher is None:
+            raise self._missing(x)
+        self._binding.check(x)
+
+    def close(self) -> None:
+        """Stop to fetch values."""
+        if self._refresher is not None:
+            self._refresher.close()
+
+    def _missing(self, x: Exchange, refresher: Refresher | None = None) -> GatewayFault:
+        return GatewayFault(
+            Reason.CREDENTIAL_MISSING,
+            f"the credential of {x.backend} is not available",
+            status=503,
+            rule=self._source,
+            remedy=self._remedy,
+            detail=f"filter {self._name}: {refresher.error}" if refresher is not None else "",
+            retry_after_s=refresher.retry_s if refresher is not None else 0,
+        )
+
+    def backend_response(self, x: Exchange) -> None:
+        """Masks the head. Raises UpstreamFault(BAD_RESPONSE, 502) if the body cannot be masked."""
+        mask = self._mask
+        if mask is None:
+            return
+        response = x.response
+        if response.status == 101 or (response.body != 0 and _is_coded(response.fields)):
+            raise UpstreamFault(
+                Reason.BAD_RESPONSE,
+                f"backend {x.backend} sent a body in which filter {self._name} cannot mask its credential",
+                rule=self._source,
+                remedy="set `scrubResponses: false` for this backend, or have it send bodies without a content coding",
+            )
+        response.fields.block = mask.apply(response.fields.block)
+        response.phrase = mask.apply(response.phrase)
+        response.via = mask.apply(response.via)  # the gateway writes Via itself, so it is not among the fields
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Masks the body; holds back only an end that may be the beginning of the credential."""
+        if self._mask is None:
+            return data
+        held = b"" if x.notes is None else x.notes.get(self._held, b"")
+        data, keep = self._mask.feed(held, data, last)
+        if keep or held:
+            x.note(self._held, keep)
+        return data
+
+    def __repr__(self) -> str:
+        return f"CredentialInjector({self._name}, {'ready' if self._is_ready else 'no value'})"
+
+
+def _is_coded(fields: Fields) -> bool:
+    """Whether any Content-Encoding or IM line is not exactly `identity`; lists and empty values are not."""
+    lines = _CODINGS.findall(fields.block)
+    return any(line.partition(b":")[2].strip(b" \t").lower() != b"identity" for line in lines)
+
+
+def _static(config: CredentialInjectorConfig, context: FilterContext) -> tuple[str, bytes]:
+    """A value that is there when the filter is built, and what it is, for people; b"" where it is missing."""
+    if config.secret_ref is not None:
+        label = config.secret_ref.label
+        return f"the secret {label}", context.secrets.get(label, SecretBytes(b"")).reveal()
+    return f"the environment variable {config.env}", os.environb.get(config.env.encode(), b"")
+
+
+def _fetch(config: CredentialInjectorConfig, folder: str) -> Callable[[], Awaitable[Fetched]] | None:
+    """What fetches a value that changes while the filter lives; None for one that does not. Raises ValueError."""
+    # Here, since few filters have such a source.
+    if config.file or config.command is not None:
+        from egressproxy.filters.credentials import local_sources
+
+        if config.command is not None:
+            return local_sources.from_command(config.command)
+        return local_sources.from_file(folder, config.file)
+    return None
+
+
+def _remedy(config: CredentialInjectorConfig) -> str:
+    if config.secret_ref is not None:
+        return _secret_remedy(config.secret_ref)
+    if config.env:
+        return f"start the gateway with the environment variable {config.env}"
+    if config.file:
+        return f"write the credential into {config.file}, beside the manifest"
+    return "the access log has the reason"
+
+
+def _secret_remedy(ref: SecretRef) -> str:
+    with_key = f" with the key {ref.key}" if ref.key else ""
+    there = f" in namespace {ref.namespace}" if ref.namespace else ""
+    granted = ", and a ReferenceGrant for it there" if ref.namespace else ""
+    return f"create the Secret {ref.name}{with_key}{there}{granted}"
+
+
+CREDENTIAL_INJECTOR = FilterType(
+    name="egressproxy.io/CredentialInjector:v1",
+    phases=frozenset((Phase.BACKEND_REQUEST,)),
+    config_model=CredentialInjectorConfig,
+    build=CredentialInjector,
+    also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
+    secret_refs=secret_refs,
+    machine_field=machine_field,
+    summary="Puts a credential into the request to a backend, over TLS only.",
+)

@@ -1,0 +1,181 @@
+"""Refresher: keeps a credential that has to be fetched fresh, away from the requests that use it.
+
+The first request starts it and waits; from then on a timer fetches the next value before the old one ends, with a
+random part, so that many gateways do not ask at the same moment. There is one fetch at a time for all requests. If a
+fetch fails, the last value serves until it expires, and the next attempt waits longer each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = ["FetchError", "Fetched", "Refresher"]
+
+#: The longest that one fetch may take, in seconds.
+MAX_FETCH_S: Final = 60.0
+#: Between failed fetches, in seconds: from the first to the second, and at most.
+FIRST_RETRY_S: Final = 1.0
+MAX_RETRY_S: Final = 60.0
+#: A value is fetched again when this share of its life is over, less a random part of up to SPREAD.
+EARLY: Final = 0.9
+SPREAD: Final = 0.2
+#: In seconds: a life is counted as a little shorter, for the clocks and for requests on their way.
+MARGIN_S: Final = 5.0
+#: A timer of the loop takes no longer times.
+_LONGEST_S: Final = 86400.0
+
+
+class FetchError(Exception):
+    """A credential cannot be fetched. The text has no secret: it is shown in Events and the log.
+
+    `is_final`: the old value must not be used any longer either.
+    """
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A value as its source gave it, and how long it is valid from now, in seconds (infinite: until it is replaced).
+
+    `refresh_s`: when to fetch the next one; 0: before the life ends.
+    """
+
+    value: object = field(repr=False)
+    life_s: float = math.inf
+    refresh_s: float = 0.0
+
+
+class Refresher:
+    """Calls `fetch` when a value is needed, and `keep` with each new value, with None when the last one has expired.
+
+    `fetch` returns Fetched or raises FetchError; whatever else it raises is told by its type alone. `keep` may raise
+    ValueError for a value that cannot be used. `tell(error, has_value)` is called after each fetch: "" for success.
+    """
+
+    __slots__ = (
+        "_expiry",
+        "_failures",
+        "_fetch",
+        "_is_closed",
+        "_keep",
+        "_task",
+        "_tell",
+        "_timer",
+        "error",
+        "expires_at",
+        "has_value",
+    )
+
+    def __init__(
+        self,
+        fetch: Callable[[], Awaitable[Fetched]],
+        keep: Callable[[object | None], None],
+        tell: Callable[[str, bool], None] = lambda _error, _has_value: None,
+    ) -> None:
+        self._fetch = fetch
+        self._keep = keep
+        self._tell = tell
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._is_closed = False
+        self.error = ""  # why the last fetch failed
+        self.has_value = False
+        self.expires_at = math.inf  # of the value, in seconds of the loop's clock
+
+    async def ready(self) -> None:
+        """Wait until there is a value, or the fetch of now has failed. Starts a fetch unless one has just failed."""
+        if self.has_value or self._is_closed:
+            return
+        if self._task is None and self._timer is None:
+            self._start()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    @property
+    def retry_s(self) -> int:
+        """In how many whole seconds the next fetch begins, at least 1; for Retry-After."""
+        if self._timer is None:
+            return 1
+        return max(1, math.ceil(self._timer.when() - asyncio.get_running_loop().time()))
+
+    def close(self) -> None:
+        """Stop: no timer, no fetch, no value any more."""
+        self._is_closed = True
+        for handle in (self._timer, self._expiry, self._task):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._expiry = self._task = None
+        self._drop()
+
+    def _start(self) -> None:
+        self._timer = None
+        if self._task is None and not self._is_closed:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout(MAX_FETCH_S):
+                fetched = await self._fetch()
+            self._take(fetched)
+        except FetchError as error:
+            self._failed(str(error), is_final=error.is_final)
+        except TimeoutError:
+            self._failed(f"no answer within {MAX_FETCH_S:.0f} s")
+        except Exception as error:  # its text may hold what was fetched
+            self._failed(type(error).__name__)
+        finally:
+            self._task = None
+
+    def _take(self, fetched: Fetched) -> None:
+        if self._is_closed:
+            return
+        try:
+            self._keep(fetched.value)
+        except ValueError as error:
+            raise FetchError(str(error)) from None
+        loop = asyncio.get_running_loop()
+        self._failures, self.error, self.has_value = 0, "", True
+        life = fetched.life_s - min(MARGIN_S, fetched.life_s / 10) if fetched.life_s < math.inf else math.inf
+        self.expires_at = loop.time() + life
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = loop.call_later(life, self._expire) if life < _LONGEST_S else None
+        again = fetched.refresh_s or life * (EARLY - random.random() * SPREAD)  # noqa: S311 - it spreads load
+        self._timer = loop.call_later(min(again, _LONGEST_S), self._start)
+        self._tell("", True)
+
+    def _failed(self, error: str, *, is_final: bool = False) -> None:
+        if self._is_closed:
+            return
+        self.error = error
+        self._failures += 1
+        wait = min(MAX_RETRY_S, FIRST_RETRY_S * 2 ** min(self._failures - 1, 10))
+        wait *= 1 - random.random() / 2  # noqa: S311
+        self._timer = asyncio.get_running_loop().call_later(wait, self._start)
+        if is_final:
+            self._expire()
+        self._tell(error, self.has_value)
+
+    def _expire(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = None
+        self._drop()
+
+    def _drop(self) -> None:
+        if self.has_value:
+            self.has_value, self.expires_at = False, math.inf
+            self._keep(None)
+
+    def __repr__(self) -> str:
+        return f"Refresher({'ready' if self.has_value else 'no value'}{', failing' if self.error else ''})"
