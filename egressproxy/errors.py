@@ -80,6 +80,7 @@ class Reason(str, Enum):
     MCP_VERSION = "mcp_version"
     MCP_SESSION = "mcp_session"
     UNTRANSLATABLE = "untranslatable"
+    CONTENT_CODING = "content_coding"
     UNKNOWN_CODING = "unknown_transfer_coding"
     CLIENT_GONE = "client_gone"
     CLIENT_TIMEOUT = "client_timeout"

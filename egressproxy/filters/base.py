@@ -101,6 +101,10 @@ class Filter:
         body_mode: how the body methods get the body.
         max_buffer_bytes: the largest body that `BodyMode.BUFFER` collects, in bytes.
         keeps_length: the body methods return as many bytes as they get, so Content-Length stays.
+        only_reads: the body methods change nothing: what they return is ignored, and the body goes on as it came.
+        decodes: the body methods get the content of a body in a content coding (gzip, deflate, br, zstd), and what they
+            return goes on in the same coding. A body in another coding is refused: 415 for a request, 502 for a
+            response; with `failOpen` it passes unread. Requests then ask for codings that can be undone alone.
         ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
     """
@@ -108,6 +112,8 @@ class Filter:
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
     max_buffer_bytes: int = 1024 * 1024
     keeps_length: ClassVar[bool] = False
+    only_reads: bool = False
+    decodes: bool = False
     ignores_trailers: bool = False
     runs_in: frozenset[Phase] | None = None
 
@@ -155,7 +161,7 @@ class Filter:
         """
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        """As `request_body`, for the body to the client. Content codings are not decoded: see Content-Encoding.
+        """As `request_body`, for the body to the client.
 
         BUFFER: the head waits until the whole body has passed. It may change `x.response`, raise Rejected with a status
         that the client gets, or return a LocalResponse. STREAM without a BUFFER filter beside it: the head has gone, a

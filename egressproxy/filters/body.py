@@ -11,22 +11,26 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Phase
+from egressproxy.filters.coded_body import CodedBody, head_of, undecodable
+from egressproxy.filters.content_coding import CODINGS, coding_of, note_change
 from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
 from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.message import ResponseHead
 
 __all__ = ["BodyChain", "BodyPlan"]
 
 
 class BodyPlan:
-    """The body filters of one place and direction."""
+    """The body filters of one place and direction. `decodes`: one of them wants content codings undone."""
 
-    __slots__ = ("phase", "steps")
+    __slots__ = ("decodes", "phase", "steps")
 
     def __init__(self, steps: Steps, phase: Phase) -> None:
         self.steps = steps
         self.phase = phase
+        self.decodes = any(step.decodes for step in steps)
 
     def begin(self, x: Exchange) -> BodyChain | None:
         """A chain for the body of one exchange; None if every filter lets it pass unread.
@@ -41,7 +45,35 @@ class BodyPlan:
             if step.mark:
                 x.note(step.mark, True)
             flows.append(_StepState(step, bytearray() if mode is BodyMode.BUFFER else None))
-        return BodyChain(flows, self.phase) if flows else None
+        if not flows:
+            return None
+        coding = b""
+        if self.decodes:
+            flows, coding = self._undoing(x, flows)
+        chain = BodyChain(flows, self.phase, coding)
+        if not (chain.keeps_length or chain.holds):
+            note_change(head_of(x, self.phase).fields)
+        return chain
+
+    def _undoing(self, x: Exchange, flows: list[_StepState]) -> tuple[list[_StepState], bytes]:
+        """The coding to undo for these filters, b"" for none. Where it cannot be undone: those that go on without, as
+        far as they fail open. Raises BadRequest (415), or UpstreamFault (502).
+        """
+        head = head_of(x, self.phase)
+        coding = coding_of(head.fields)
+        if not coding or not any(flow.step.decodes for flow in flows):
+            return flows, b""
+        is_part = isinstance(head, ResponseHead) and head.status == 206
+        if coding in CODINGS and not is_part:
+            return flows, coding
+        for flow in flows:
+            step = flow.step
+            if step.decodes:
+                step.stats.fail("UnknownCoding", is_open=step.fail_open)
+                if not step.fail_open:
+                    why = "only a part of a coded one is here" if is_part else "its Content-Encoding is unknown here"
+                    raise undecodable(self.phase, why, step.spec.source, is_unknown=True)
+        return [flow for flow in flows if not flow.step.decodes], b""
 
     def __repr__(self) -> str:
         return f"BodyPlan({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
@@ -77,19 +109,22 @@ class BodyChain:
     """The body filters of one exchange. Must not be fed again after an error.
 
     Attributes:
-        keeps_length: all of its filters keep the length.
-        holds: one of them gets the body whole: nothing goes on before the last piece has come.
+        keeps_length: what goes on is as long as what has come.
+        holds: one of its filters gets the body whole: nothing goes on before the last piece has come.
         held: the bytes that they hold.
     """
 
-    __slots__ = ("_flows", "_may_answer", "_owed", "_phase", "held", "holds", "keeps_length")
+    __slots__ = ("_coded", "_flows", "_may_answer", "_owed", "_phase", "held", "holds", "keeps_length")
 
-    def __init__(self, flows: Sequence[_StepState], phase: Phase) -> None:
+    def __init__(self, flows: Sequence[_StepState], phase: Phase, coding: bytes = b"") -> None:
+        """`coding` is undone for the filters, and done again behind them."""
         self._flows = flows
         self._phase = phase
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
-        self.keeps_length = all(flow.step.filter.keeps_length for flow in flows)
+        only_reads = all(flow.step.only_reads for flow in flows)
+        self.keeps_length = only_reads or (not coding and all(flow.step.filter.keeps_length for flow in flows))
         self.holds = any(flow.buffer is not None for flow in flows)
+        self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=only_reads) if coding else None
         self.held = 0
         self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
 
@@ -103,6 +138,16 @@ class BodyChain:
         would be read as another message.
         """
         self._owed += len(data)
+        coded = self._coded
+        if coded is not None:
+            try:
+                decoded = coded.decoded(data, last)
+            except GatewayError as error:
+                error.rule = self._flows[-1].step.spec.source
+                raise
+            if not decoded and not last:
+                return coded.skipped(data)
+            data = decoded
         return self._feed_from(0, x, data, last)
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
@@ -132,6 +177,11 @@ class BodyChain:
                 data = self._given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 _settle(flow, error)
+        has_changed = self.holds and last and any(flow.has_changed for flow in self._flows)
+        if has_changed:
+            note_change(head_of(x, self._phase).fields)
+        if self._coded is not None:
+            return self._coded.coded(data, last, has_changed=has_changed)
         if self.keeps_length:
             self._owed -= len(data)
             if self._owed < 0 or (last and self._owed):
@@ -173,7 +223,9 @@ class BodyChain:
             if isinstance(result, LocalResponse) and self._may_answer:
                 raise FilterAnswered(checked_answer(flow.step, result), flow.step)
             raise TypeError
-        if flow.step.fail_open and not flow.has_changed:
+        if flow.step.only_reads:
+            return data
+        if (flow.step.fail_open or self.holds) and not flow.has_changed:
             flow.has_changed = result != data
         return result
 

@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from egressproxy.filters.base import Phase
+from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.body import BodyPlan
+from egressproxy.filters.content_coding import limit_accepted
 from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, checked_answer, settle, start, wait
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
@@ -33,7 +34,25 @@ __all__ = [
     "run_to_end",
 ]
 
+#: Before what signs the request.
+_ASKING = ExtensionIR("content-coding", "egressproxy.io/ContentCoding:v1", Phase.BACKEND_REQUEST.value, -(10**9))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+
+
+class DecodableAnswers(Filter):
+    """The gateway's own, where body filters of responses want content codings undone."""
+
+    runs_in = frozenset((Phase.BACKEND_REQUEST,))
+
+    def backend_request(self, x: Exchange) -> None:
+        """Ask for codings that can be undone, and for all of the body: from the middle of a coded one nothing can be
+        read, and in pieces of the client's choice nothing is found (RFC 9110 section 14.2: Range may be ignored).
+        """
+        fields = x.request.fields
+        limit_accepted(fields)
+        for name in (b"range", b"if-range"):
+            if name in fields:
+                fields.remove(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,11 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         for placed in reversed(running):
             steps = (Step(placed, phase, steps), *steps)
         phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
+    body: BodyPlan | None = phases.get("response_body")
+    if body is not None and body.decodes:
+        asking = PlacedFilter(_ASKING, DecodableAnswers())
+        behind = phases.get("backend_request", ())
+        phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, behind), *behind)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["ignores_trailers"] = all(step.filter.ignores_trailers for step in looking)
     # Each instance once, although the same spec may be in the chain twice.

@@ -57,13 +57,15 @@ class Step:
     steps of the phase after it.
     """
 
-    __slots__ = ("call", "fail_open", "filter", "mark", "mode_for", "rest", "spec", "stats")
+    __slots__ = ("call", "decodes", "fail_open", "filter", "mark", "mode_for", "only_reads", "rest", "spec", "stats")
 
     def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps = ()) -> None:
         self.call: Callable[..., object] = getattr(placed.filter, phase.method)
         self.filter = placed.filter
         decides = type(placed.filter).body_mode_for is not Filter.body_mode_for
         self.mode_for: Callable[..., object] | None = placed.filter.body_mode_for if decides else None
+        self.decodes = placed.filter.decodes
+        self.only_reads = placed.filter.only_reads
         self.spec = placed.spec
         self.fail_open = placed.spec.fail_open
         self.mark = placed.mark

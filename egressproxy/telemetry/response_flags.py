@@ -31,6 +31,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.BAD_FRAMING: "DPE",
     Reason.UNKNOWN_CODING: "DPE",
     Reason.MCP_VERSION: "DPE",
+    Reason.CONTENT_CODING: "DPE",
     Reason.HEAD_TOO_LARGE: "DPE",
     Reason.TARGET_TOO_LONG: "DPE",
     Reason.CLIENT_GONE: "DC",  # downstream connection termination

@@ -10,6 +10,8 @@ from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import PlacedFilter, compile_chain, finish
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead, ResponseHead
 
 TYPE = FilterType("test/Any:v1", frozenset(Phase), FilterConfig, lambda _context: Filter())
 
@@ -65,6 +67,7 @@ class Slow(Filter):
 
 def body(*filters, phase="request-body", **more):
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
+    x.request, x.response = RequestHead(b"POST", b"/", Fields()), ResponseHead(200, b"OK", Fields())
     specs = {ExtensionIR(f"f{n}", TYPE.name, phase, **more): f for n, f in enumerate(filters)}
     made = {s: PlacedFilter(s, f) for s, f in specs.items()}
     chain = compile_chain(made, made.__getitem__)
