@@ -31,8 +31,11 @@ def imported() -> set[str]:
 def test_the_dependencies_are_those_that_are_imported():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("_", "-") for line in project["dependencies"]}
-    known = packages_distributions()
-    assert {known[name][0].lower().replace("_", "-") for name in imported()} == declared
+    known = {
+        name: [each.lower().replace("_", "-") for each in found] for name, found in packages_distributions().items()
+    }
+    # A namespace such as `google` belongs to several packages: to the one that is declared, if any is.
+    assert {next((each for each in known[name] if each in declared), known[name][0]) for name in imported()} == declared
 
 
 def locked(name: str) -> dict[str, tuple[Requirement, int]]:

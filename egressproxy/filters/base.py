@@ -222,6 +222,7 @@ class FilterType:
         is_shared: its counters are shared by all workers.
         machine_field: the field of a config that leads to the machine (a file, a variable of the environment, a
             program), "" for none: no object that was written through the API may have one.
+        package: the installed package that makes it known, name and version; "" for a type of ours.
         inspect: only for types that run the operator's code: says what is wrong without running it. Raises ValueError
             or OSError.
     """
@@ -238,6 +239,7 @@ class FilterType:
     is_shared: bool = False
     machine_field: Callable[[Any], str] = lambda _config: ""
     inspect: Callable[[FilterContext], None] | None = None
+    package: str = ""
 
     @property
     def runs_code(self) -> bool:

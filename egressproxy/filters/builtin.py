@@ -12,7 +12,7 @@ from typing import Final
 
 from egressproxy.filters.base import FilterType
 
-__all__ = ["BUILTIN", "FULL_NAMES", "builtin_type"]
+__all__ = ["BUILTIN", "FULL_NAMES", "builtin_type", "support_level"]
 
 _OURS: Final = "egressproxy.io/"
 _GATEWAY_API: Final = "gateway.networking.k8s.io/"
@@ -32,6 +32,16 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
         "UrlRewrite": "url_rewrite:URL_REWRITE",
     }.items()
+})  # fmt: skip
+
+#: Source: the egress proposal of Kubernetes' AI Gateway working group names these two for its catalogue.
+_CORE: Final = frozenset({f"{_OURS}CredentialInjector:v1", f"{_OURS}QoSController:v1"})
+#: What a proposal or a filter of Gateway API's HTTPRoute describes, and not every gateway has.
+_EXTENDED: Final = frozenset({
+    f"{_OURS}{kind}:v1"
+    for kind in (
+        "Cors", "HeaderPolicy", "ModelPolicy", "PIIDetector", "PromptGuard", "RequestRedirect", "UrlRewrite",
+    )
 })  # fmt: skip
 
 #: Types that run the operator's code. Nobody asks for that by a name of Gateway API.
@@ -58,3 +68,8 @@ def builtin_type(name: str) -> FilterType | None:
     module, _, constant = BUILTIN[full_name].partition(":")
     found: FilterType = getattr(import_module(f"egressproxy.filters.{module}"), constant)
     return found
+
+
+def support_level(name: str) -> str:
+    """`core`, `extended` or `implementation-specific`, in Gateway API's sense, for the full name of a type."""
+    return "core" if name in _CORE else "extended" if name in _EXTENDED else "implementation-specific"

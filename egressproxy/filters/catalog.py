@@ -3,49 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from egressproxy.filters.base import FilterType, Phase
-from egressproxy.filters.builtin import BUILTIN, FULL_NAMES, builtin_type
+from egressproxy.filters.builtin import BUILTIN, FULL_NAMES, builtin_type, support_level
 from egressproxy.filters.shared_counters import SharedCounters
+
+if TYPE_CHECKING:
+    from egressproxy.filters.packages import PackagedType
 
 __all__ = ["Catalog"]
 
 
 class Catalog:
-    """Filter types by name (`domain/Kind:version`): the built-in ones, also by their published names, and `others`.
+    """Filter types by name (`domain/Kind:version`): the built-in ones, also by their published names, `others`, and
+    those of installed packages (`packages`).
 
     `counters` are the numbers of limits that several processes share; None in a process that serves alone.
     """
 
-    __slots__ = ("_others", "counters")
+    __slots__ = ("_others", "_packaged", "counters")
 
     def __init__(self, others: Iterable[FilterType] = (), counters: SharedCounters | None = None) -> None:
         self._others = {kind.name: kind for kind in others}
+        self._packaged: dict[str, PackagedType] | None = None
         self.counters = counters
 
     def get(self, name: str) -> FilterType | None:
-        """The type of this name or published name. A built-in one is imported at its first use."""
-        return builtin_type(name) or self._others.get(name)
+        """The type of this name or published name, None if there is none that can be used (see `why_unusable`).
+
+        What has it is imported at its first use.
+        """
+        found = builtin_type(name) or self._others.get(name)
+        if found is None and (packaged := self._of_packages().get(name)) is not None:
+            try:
+                found = self._others[name] = packaged.load()
+            except ValueError:
+                return None
+        return found
+
+    def why_unusable(self, name: str) -> str:
+        """Why the type of an installed package cannot be used, with the package; "" for every other name."""
+        packaged = self._of_packages().get(name) if name not in self._others else None
+        if packaged is None:
+            return ""
+        try:
+            packaged.load()
+        except ValueError as error:
+            return f"package {packaged.package}: {error}"
+        return ""
 
     def names(self) -> tuple[str, ...]:
-        """The full names, sorted."""
-        return tuple(sorted((*BUILTIN, *self._others)))
+        """The full names, sorted. Of packages too that cannot be used."""
+        return tuple(sorted({*BUILTIN, *self._others, *self._of_packages()}))
+
+    def _of_packages(self) -> dict[str, PackagedType]:
+        """Looked for at the first use: a process that uses built-in types alone does not read packages' metadata."""
+        if self._packaged is None:
+            from egressproxy.filters.packages import packaged_types
+
+            self._packaged = packaged_types()
+        return self._packaged
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """By name: `summary`, `phases` in order, `also` (phases in which it runs besides), `published` (its other
-        names), `config` (JSON Schema).
+        names), `support` (core, extended, implementation-specific), `source`, and `config` (JSON Schema); `problem`
+        in place of phases and config where it cannot be used.
         """
+        return {name: self._described(name) for name in self.names()}
+
+    def _described(self, name: str) -> dict[str, Any]:
         from egressproxy.filters.validation import schema
 
+        described: dict[str, Any] = {"summary": "", "support": support_level(name), "source": "built-in"}
+        packaged = self._of_packages().get(name)
+        if packaged is not None and name not in BUILTIN:
+            described["source"] = f"package {packaged.package}"
+        kind = self.get(name)
+        if kind is None:
+            return {**described, "problem": self.why_unusable(name)}
         return {
-            name: {
-                "summary": kind.summary,
-                "phases": [phase.value for phase in Phase if phase in kind.phases],
-                "also": [phase.value for phase in Phase if phase in kind.also],
-                "published": [other for other, full_name in FULL_NAMES.items() if full_name == name != other],
-                "config": schema(kind.config_model),
-            }
-            for name in self.names()
-            if (kind := self.get(name)) is not None
+            **described,
+            "summary": kind.summary,
+            "phases": [phase.value for phase in Phase if phase in kind.phases],
+            "also": [phase.value for phase in Phase if phase in kind.also],
+            "published": [other for other, full_name in FULL_NAMES.items() if full_name == name != other],
+            "config": schema(kind.config_model),
         }

@@ -76,7 +76,7 @@ class FilterInstances:
 
     def blocks(self, spec: ExtensionIR) -> bool:
         """Whether building this filter blocks, so that it must not be built on the event loop."""
-        kind = self._catalog.get(spec.type)
+        kind = self._catalog.get(spec.implementation or spec.type)
         return kind is not None and kind.runs_code
 
     def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
@@ -84,7 +84,7 @@ class FilterInstances:
 
         Empty for ExternalAuth, which is not in the catalogue. Raises FilterBuildError for a wrong config.
         """
-        if self._catalog.get(spec.type) is None:
+        if self._catalog.get(spec.implementation or spec.type) is None:
             return {}
         kind, context = self._context(spec)
         labels = (ref.label for ref in kind.secret_refs(context.config))
@@ -101,9 +101,10 @@ class FilterInstances:
 
     def _context(self, spec: ExtensionIR) -> tuple[FilterType, FilterContext]:
         where = f"{spec.source}: filter {spec.name}"
-        kind = self._catalog.get(spec.type)
+        kind = self._catalog.get(spec.implementation or spec.type)
         if kind is None:
-            raise FilterBuildError(f"{where}: unknown type {spec.type}; known are {', '.join(self._catalog.names())}")
+            why = self._catalog.why_unusable(spec.type) or f"known are {', '.join(self._catalog.names())}"
+            raise FilterBuildError(f"{where}: unknown type {spec.type}; {why}")
         if spec.phase not in {phase.value for phase in kind.phases}:
             allowed = ", ".join(phase.value for phase in Phase if phase in kind.phases)
             raise FilterBuildError(f"{where}: {spec.type} cannot run in phase {spec.phase}; it can in {allowed}")

@@ -29,14 +29,16 @@ SUFFIX: Final = ".py"
 
 @dataclass(frozen=True, slots=True)
 class PythonConfig(FilterConfig):
-    """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model. The
-    values of `secrets` and the calls of `backends` are in the filter's context.
+    """`path` starts at the folder of the manifest and stays inside. `config` is for the file's `Config` model; with
+    `plainConfig` a file without one gets it as it is written. The values of `secrets` and the calls of `backends` are
+    in the filter's context.
     """
 
     path: str
     config: dict[str, Any] = field(default_factory=dict)
     secrets: tuple[SecretRef, ...] = ()
     backends: tuple[CalledBackendRef, ...] = ()
+    plain_config: bool = False
 
 
 def load_filter(context: FilterContext) -> Filter:
@@ -45,7 +47,7 @@ def load_filter(context: FilterContext) -> Filter:
     path = _locate(context)
     module = _import(path)
     cls = _filter_class(module, path)
-    inner = replace(context, config=_read_config(module, config.config, path))
+    inner = replace(context, config=_read_config(module, config, path))
     if cls.runs_in is None:
         _expect_method(cls, context.phase, path, f"is placed in phase {context.phase.value}")
     try:
@@ -157,9 +159,11 @@ def _filter_class(module: ModuleType, path: Path) -> type[Filter]:
     return found[0]
 
 
-def _read_config(module: ModuleType, raw: dict[str, Any], path: Path) -> object:
-    model = getattr(module, "Config", None)
+def _read_config(module: ModuleType, config: PythonConfig, path: Path) -> object:
+    raw, model = config.config, getattr(module, "Config", None)
     if model is None:
+        if config.plain_config:
+            return raw
         if raw:
             raise ValueError(f"{path}: a config is given, but the file has no `Config` model")
         return FilterConfig()

@@ -249,6 +249,8 @@ class ExtensionIR:
     turn: int = 0
     #: The backends that its config refers to, by label of the reference, as they are reached from this place.
     calls: tuple[tuple[str, Callee], ...] = ()
+    #: For a type that a FilterType makes known: the built-in type that runs it, whose config `config` is. "": `type`.
+    implementation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

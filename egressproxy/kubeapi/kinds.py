@@ -76,6 +76,7 @@ CONFIGURED: Final = (
     ServedKind(OURS, "Backend", ("v1alpha1",)),
     ServedKind(OURS, "EgressPolicy", ("v1alpha1",)),
     ServedKind(OURS, "PayloadProcessingPipeline", ("v1alpha1",)),
+    ServedKind(OURS, "FilterType", ("v1alpha1",), is_namespaced=False),
     ServedKind("", "Namespace", ("v1",), ("ns",), is_namespaced=False),
     ServedKind("", "Secret", ("v1",), fields=("type",)),
     ServedKind("", "ConfigMap", ("v1",), ("cm",)),

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
+from egressproxy.config.resources.filter_type import FilterTypeDefinition
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.schema import json_schema
@@ -22,7 +23,7 @@ __all__ = ["FIELDS_PAGE", "GATEWAY_API_PAGE", "OURS", "fields_page", "gateway_ap
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 GATEWAY_API_PAGE: Final = _DOCS / "gateway-api.md"
 FIELDS_PAGE: Final = _DOCS / "fields.md"
-OURS: Final[tuple[type[Resource], ...]] = (Backend, EgressPolicy, PayloadProcessingPipeline)
+OURS: Final[tuple[type[Resource], ...]] = (Backend, EgressPolicy, PayloadProcessingPipeline, FilterTypeDefinition)
 _HEAD: Final = """# Every field of our kinds
 
 Made from the models; `kubectl explain` says the same. All of it is implementation-specific, and served since

@@ -19,6 +19,7 @@ from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, Destination
 from egressproxy.config.compile.backends.same_names import same_name_notes
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, as_backend_ref
+from egressproxy.config.compile.extensions.filter_types import FilterTypes
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.gateways.client_certificates import add_certificate_rules
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
@@ -112,7 +113,8 @@ class _Run:
         self._generations = generations
         self.references = References(resources)
         self._tls_policies = BackendTlsPolicies(resources, self.references)
-        self._extensions = ExtensionCompiler(catalog, self.references)
+        self._filter_types = FilterTypes(resources, catalog, self.references)
+        self._extensions = ExtensionCompiler(catalog, self._filter_types, self.references)
         self._policies = PolicyAttachments(resources, self.references)
         self._policy_filters = PolicyFilters(self._extensions)
         self._services = Services(resources, self._tls_policies)
@@ -176,6 +178,7 @@ class _Run:
         """Every object's status, without times."""
         statuses = self._statuses
         statuses.update(class_statuses(self._resources, self._generations))
+        statuses.update(self._filter_types.statuses(self._generations))
         for plan in self._plans:
             plan.close()
             statuses.update(plan.statuses())

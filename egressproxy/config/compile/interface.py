@@ -125,6 +125,10 @@ class FilterTypeInfo(Protocol):
         """The field of a config that leads to a file, the environment or a program of this machine; "" for none."""
 
     @property
+    def package(self) -> str:
+        """The installed package that makes it known; "" for a type of ours."""
+
+    @property
     def runs_code(self) -> bool:
         """Whether a config of this type names a program of the operator's."""
 
@@ -134,6 +138,9 @@ class FilterCatalog(Protocol):
 
     def get(self, type_name: str, /) -> FilterTypeInfo | None:
         """The type of this name, or None."""
+
+    def why_unusable(self, type_name: str, /) -> str:
+        """Why the type of an installed package is not there, "" where no package has one of this name."""
 
     def names(self) -> Sequence[str]:
         """All names, for suggestions."""

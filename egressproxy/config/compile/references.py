@@ -189,6 +189,16 @@ class References:
             raise UnresolvedRef("NotFound", f"{name} has no entry {key}", _keys_of(found))
         return content
 
+    def config_map_entry(self, namespace: str, name: str, key: str) -> bytes:
+        """One entry of a ConfigMap, for an object without a namespace, which needs no grant. Raises UnresolvedRef."""
+        found = self._resources.find(ConfigMap, namespace, name)
+        if found is None:
+            raise self.not_found("NotFound", "", "ConfigMap", namespace, name)
+        content = _config_data(found, key)
+        if content is None:
+            raise UnresolvedRef("NotFound", f"ConfigMap {namespace}/{name} has no entry {key}", _keys_of(found))
+        return content
+
     def not_found(
         self, reason: str, group: str, kind: str, namespace: str, name: str, kinds: Collection[tuple[str, str]] = ()
     ) -> UnresolvedRef:

@@ -13,6 +13,7 @@ from egressproxy.config.resources.backend import (
 )
 from egressproxy.config.resources.core import ConfigMap, EndpointSlice, Namespace, Pod, Secret, Service, ServiceAccount
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
+from egressproxy.config.resources.filter_type import FilterTypeDefinition
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
@@ -40,6 +41,7 @@ KINDS: tuple[type[Resource], ...] = (
     Backend,
     EgressPolicy,
     PayloadProcessingPipeline,
+    FilterTypeDefinition,
     Namespace,
     Secret,
     ConfigMap,

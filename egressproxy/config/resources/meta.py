@@ -192,8 +192,8 @@ class Resource(Model):
         return f"{self.KIND} {self.full_name}"
 
 
-#: Whatever stands below is a filter's own, to which null may mean something.
-_FREE_FORM = frozenset({"config", "rawConfig"})
+#: Whatever stands below is a filter's own, or a schema of JSON, to which null may mean something.
+_FREE_FORM = frozenset({"config", "rawConfig", "inline"})
 
 
 def without_nulls(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -265,6 +265,11 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         Column("Allow", _hosts("allow"), "destinations.allow.", is_wide=True),
         Column("Deny", _hosts("deny"), "destinations.deny.", is_wide=True),
     ),
+    (OURS, "FilterType"): _object_with(
+        _field("Type", "spec.type"),
+        _ACCEPTED,
+        Column("Phases", _list("spec.phases"), "spec.phases.", is_wide=True),
+    ),
     (OURS, "PayloadProcessingPipeline"): _object_with(
         Column("Processors", _list("spec.processors.name"), "In order."), _ACCEPTED
     ),

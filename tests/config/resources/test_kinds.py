@@ -15,6 +15,7 @@ from egressproxy.config.resources.backend import (
 )
 from egressproxy.config.resources.core import ConfigMap, EndpointSlice, Namespace, Pod, Secret, Service, ServiceAccount
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
+from egressproxy.config.resources.filter_type import FilterTypeDefinition
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
 from egressproxy.config.resources.kinds import BY_API_VERSION, KINDS, kind_class
 from egressproxy.config.resources.meta import LabelSelector, Origin, Resource
@@ -101,6 +102,7 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
     },
     Backend: {"destination": {"type": "Dynamic"}},
     EgressPolicy: {"targetRefs": [TARGET]},
+    FilterTypeDefinition: {"type": "a.example/X:v1", "phases": ["request-headers"], "python": {"path": "x.py"}},
     PayloadProcessingPipeline: {"processors": [{"name": "p", "type": "egressproxy.io/X:v1"}]},
     Namespace: None,
     Secret: None,
@@ -753,3 +755,23 @@ def test_a_place_that_is_not_known_is_that_of_the_nearest_field_above() -> None:
     assert origin.place_of('spec.extensions[0].config["a.b"][1]', key=True) == (9, 5)
     assert origin.place_of("spec.mode") == (3, 1)
     assert Origin().place_of("spec.mode") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"type": "PIIDetector"}, "should match pattern"),
+        ({"type": "acme.example.com/PII Detector:v1"}, "should match pattern"),
+        ({"phases": []}, "at least 1 item"),
+        ({"phases": ["request"]}, "should be 'request-headers'"),
+        ({"python": None}, "either python or processor"),
+        (
+            {"processor": {"protocol": "ExtProc", "backendRefs": [{"name": "a", "port": 1}]}},
+            "either python or processor",
+        ),
+        ({"configSchema": {}}, "either inline or configMapRef"),
+    ],
+)
+def test_a_filter_type_has_a_name_of_a_domain_its_phases_and_one_thing_that_runs_it(changes, told):
+    smallest = SPECS[FilterTypeDefinition]
+    assert told in refused(FilterTypeDefinition, {**smallest, **changes})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from os.path import dirname
@@ -18,7 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from egressproxy.config.compile.extensions.config_schema import ConfigFault, SchemaError
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
+from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
 from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.object_problems import problem_at
 from egressproxy.config.compile.references import References, UnresolvedRef
@@ -120,8 +122,9 @@ def as_backend_ref(ref: BackendReference) -> BackendObjectReference:
 class ExtensionCompiler:
     """Turns what was written into ExtensionIR; collects what is a load error and which Secrets are missing."""
 
-    def __init__(self, catalog: FilterCatalog, references: References) -> None:
+    def __init__(self, catalog: FilterCatalog, declared: FilterTypes, references: References) -> None:
         self._catalog = catalog
+        self._declared = declared
         self._references = references
         #: What keeps the configuration from being loaded, each problem once.
         self.load_errors: dict[Problem, None] = {}
@@ -188,23 +191,58 @@ class ExtensionCompiler:
             scope=place.scope,
             source=str(owner),
         )
+        declared = self._declared.get(extension.type)
+        if declared is not None:
+            return self._declared_extension(owner, extension, declared, path, place, made)
         found = self._catalog.get(extension.type)
-        if found is None:  # status says so, and its place is closed unless failOpen is set
-            usual = "backend-request" if place.level == BACKEND_LEVEL else "request-headers"
-            unknown = made(type=extension.type, phase=extension.phase or usual, is_known=False)
-            self.faults[owner.key].note_unknown(unknown, path, self._catalog.names())
-            return unknown
+        if found is None:
+            why = self._catalog.why_unusable(extension.type) or self._declared.why_unusable(extension.type)
+            return self._unknown(owner, extension, path, place, made, why)
+        if not found.package:
+            return self._known(owner, extension, found, path, place, made)
+        try:
+            return self._known(owner, extension, found, path, place, made)
+        except Exception as error:  # its schema and what reads its references are the package's: it ends no loading
+            # Without the text, which may hold a value of the config.
+            why = f"package {found.package}: its config cannot be read ({type(error).__name__})"
+            return self._unknown(owner, extension, path, place, made, why)
+
+    def _unknown(
+        self,
+        owner: Resource,
+        extension: Extension,
+        path: str,
+        place: AttachmentPoint,
+        made: Callable[..., ExtensionIR],
+        why: str,
+    ) -> ExtensionIR:
+        """An extension that nothing runs: status says so, and its place is closed unless failOpen is set."""
+        usual = "backend-request" if place.level == BACKEND_LEVEL else "request-headers"
+        unknown = made(type=extension.type, phase=extension.phase or usual, is_known=False)
+        names = (*self._catalog.names(), *self._declared.names())
+        self.faults[owner.key].note_unknown(unknown, path, names, why)
+        return unknown
+
+    def _known(
+        self,
+        owner: Resource,
+        extension: Extension,
+        found: FilterTypeInfo,
+        path: str,
+        place: AttachmentPoint,
+        made: Callable[..., ExtensionIR],
+    ) -> ExtensionIR | None:
+        """An extension of a type of the catalogue; None where a load error was noted."""
         if found.runs_code and owner.origin.is_from_api:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
             self.load_errors[problem_at(owner, f"{path}.type", message, remedy)] = None
             return None
-        phase, turn = self._phase(owner, extension, found, path, place)
+        phase, turn = self._phase(owner, extension, found.name, _phases(found), path, place)
         if not phase:
             return None
-        raw = extension.settings if isinstance(extension, WorkingGroupExtension) else extension.config
-        raw_name = "rawConfig" if isinstance(extension, WorkingGroupExtension) and extension.raw_config else "config"
+        raw, raw_name = _written_config(extension)
         try:
             config = settings_adapter(found.config_model).validate_python(raw)
         except ValidationError as error:
@@ -231,7 +269,7 @@ class ExtensionCompiler:
             phase=phase,
             turn=turn,
             pre_auth=extension.pre_auth,
-            timeout_s=extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S,
+            timeout_s=_timeout_s(extension),
             config=text,
             secrets=self._secrets(owner, found, config, f"{path}.{raw_name}"),
             folder=_folder(owner),
@@ -246,25 +284,72 @@ class ExtensionCompiler:
         if refs:
             self.callers[spec] = Caller(owner, tuple((f"{path}.{where}", ref) for where, ref in refs))
 
+    def _declared_extension(
+        self,
+        owner: Resource,
+        extension: Extension,
+        declared: DeclaredType,
+        path: str,
+        place: AttachmentPoint,
+        made: Callable[..., ExtensionIR],
+    ) -> ExtensionIR | None:
+        """An extension of a type that a FilterType makes known."""
+        phase, turn = self._phase(owner, extension, declared.name, declared.phases, path, place)
+        if not phase:
+            return None
+        raw, raw_name = _written_config(extension)
+        try:
+            faults = declared.faults(raw)
+        except SchemaError as error:
+            faults = [
+                ConfigFault((), f"it cannot be checked: {error}", f"change the configSchema of {declared.definition}")
+            ]
+        for fault in faults:
+            where = f"{path}.{path_text((raw_name, *fault.loc))}"
+            remedy = fault.remedy or f"`egressproxy filters` shows the fields of {declared.name}"
+            self.load_errors[problem_at(owner, where, fault.message, remedy, on_key=fault.on_key)] = None
+        if faults:
+            return None
+        text = _canonical(declared.implemented_config(raw))
+        implementation = self._catalog.get(declared.implementation)
+        assert implementation is not None
+        return made(
+            type=declared.name,
+            implementation=declared.implementation,
+            phase=phase,
+            turn=turn,
+            pre_auth=extension.pre_auth,
+            timeout_s=_timeout_s(extension),
+            config=text,
+            folder=_folder(declared.definition),
+            settings=self._settings(implementation, text),
+        )
+
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
-        """The validated config, one object for equal configs; None for a type whose configs cannot be pickled.
+        """The validated config, one object for equal configs; None for a type of a package, which nothing unpacks.
 
         Raises ValidationError.
         """
         key = (found.name, text)
         if key not in self._valid:
             config = settings_adapter(found.config_model).validate_json(text)
-            self._valid[key] = config if isinstance(config, FilterSettings) else None
+            is_ours = isinstance(config, FilterSettings) and not found.package
+            self._valid[key] = config if is_ours else None
         return self._valid[key]
 
     def _phase(
-        self, owner: Resource, extension: Extension, found: FilterTypeInfo, path: str, place: AttachmentPoint
+        self,
+        owner: Resource,
+        extension: Extension,
+        name: str,
+        possible: frozenset[str],
+        path: str,
+        place: AttachmentPoint,
     ) -> tuple[str, int]:
         """The phase it runs in, and its turn there: as written, or what fits. A phase that cannot be is a problem: "".
 
         On a Backend the phases are those of its own leg: its request-headers are the head as it goes to this backend.
         """
-        possible = _phases(found)
         phase: str | None = extension.phase
         if place.level == BACKEND_LEVEL:
             possible &= BACKEND_PHASES
@@ -278,9 +363,9 @@ class ExtensionCompiler:
             return phase, 0
         listed = ", ".join(sorted(possible)) or "none"
         where = " for a backend" if place.level == BACKEND_LEVEL else ""
-        message, remedy = f"{found.name} cannot run in phase {phase}{where}", f"possible are: {listed}"
+        message, remedy = f"{name} cannot run in phase {phase}{where}", f"possible are: {listed}"
         if phase is None:
-            message, remedy = f"{found.name} runs in more than one phase", f"choose of: {listed}"
+            message, remedy = f"{name} runs in more than one phase", f"choose of: {listed}"
         self.load_errors[problem_at(owner, f"{path}.phase", message, remedy)] = None
         return "", 0
 
@@ -317,6 +402,17 @@ def _field_of(config: Any, ref: object) -> str:
             name = first + "".join(word.capitalize() for word in rest)
             return f"{name}.{inner}" if inner else name
     return ""
+
+
+def _written_config(extension: Extension) -> tuple[Mapping[str, Any], str]:
+    """The config of an extension as written, and the name of its field."""
+    if isinstance(extension, WorkingGroupExtension):
+        return extension.settings, "rawConfig" if extension.raw_config else "config"
+    return extension.config, "config"
+
+
+def _timeout_s(extension: Extension) -> float:
+    return extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S
 
 
 def _phases(found: FilterTypeInfo) -> frozenset[str]:

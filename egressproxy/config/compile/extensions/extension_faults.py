@@ -28,11 +28,12 @@ class ExtensionFaults:
     unknown: dict[str, None] = field(default_factory=dict)
     unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
 
-    def note_unknown(self, spec: ExtensionIR, path: str, names: Sequence[str]) -> None:
-        """An extension (whose field is `path`) of a type that is not among these names."""
+    def note_unknown(self, spec: ExtensionIR, path: str, names: Sequence[str], why: str = "") -> None:
+        """An extension (whose field is `path`) of a type that is not among these names, or cannot be used (`why`)."""
         follows = "requests go on without it (failOpen)" if spec.fail_open else "requests that need it are refused"
-        known = nearest_types(spec.type, names)
-        sentence = f"{path}.type: extension {spec.name} has the unknown type {spec.type}: {follows}; {known}"
+        known = why or nearest_types(spec.type, names)
+        unknown = f"the type {spec.type}, which cannot be used" if why else f"the unknown type {spec.type}"
+        sentence = f"{path}.type: extension {spec.name} has {unknown}: {follows}; {known}"
         self.unknown[sentence] = None
 
     def note_secret(self, unresolved: UnresolvedRef, path: str) -> None:

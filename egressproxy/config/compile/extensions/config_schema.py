@@ -1,0 +1,231 @@
+"""ConfigSchemaChecker: checks the config of an extension against the JSON Schema of its type.
+
+A schema is an operator's, and part of the configuration: what it costs to apply is bounded. Patterns are RE2's, which
+never backtracks; keywords are counted; only references within the schema are followed. Values of a config are not
+shown, since a credential may stand where its reference belongs.
+Source: JSON Schema 2020-12 (the default), and the drafts that `$schema` names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from egressproxy.model.near_names import did_you_mean
+
+__all__ = ["ConfigFault", "ConfigSchemaChecker", "SchemaError"]
+
+#: Applications of a keyword in one check. A config of a thousand values under a schema of usual size takes some ten
+#: thousand.
+MAX_STEPS: Final = 100_000
+#: Characters of a schema as JSON.
+MAX_SCHEMA: Final = 262_144
+#: Of the faults of one config, these many are told.
+MAX_FAULTS: Final = 20
+#: Source: JSON Schema Validation 2020-12 section 6: keywords with one limit, in words.
+_LIMITS: Final = {
+    "minimum": "less than {limit}",
+    "maximum": "more than {limit}",
+    "exclusiveMinimum": "not more than {limit}",
+    "exclusiveMaximum": "not less than {limit}",
+    "multipleOf": "no multiple of {limit}",
+    "minLength": "shorter than {limit} characters",
+    "maxLength": "longer than {limit} characters",
+    "minItems": "fewer than {limit} entries",
+    "maxItems": "more than {limit} entries",
+    "minProperties": "fewer than {limit} fields",
+    "maxProperties": "more than {limit} fields",
+    "pattern": "not of the form {limit}",
+}
+
+
+class SchemaError(ValueError):
+    """This is no schema, or one that cannot be applied in bounded time."""
+
+
+class ConfigFault(NamedTuple):
+    """A fault of a config: the path to the value, what is wrong, what helps, and whether the key is to blame."""
+
+    loc: tuple[str | int, ...]
+    message: str
+    remedy: str
+    on_key: bool = False
+
+
+class ConfigSchemaChecker:
+    """One schema, ready to check configs. Raises SchemaError where it is none."""
+
+    __slots__ = ("_validator", "schema")
+
+    def __init__(self, schema: Any) -> None:
+        import jsonschema
+        from referencing import Registry
+
+        if not isinstance(schema, dict):
+            raise SchemaError("a schema of a config is an object")
+        if len(json.dumps(schema, default=str)) > MAX_SCHEMA:
+            raise SchemaError(f"the schema is longer than {MAX_SCHEMA} characters")
+        # Where it knows no draft it returns the default, which is taken for that here: nobody asks for draft 3.
+        draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft3Validator)
+        if "$schema" not in schema:
+            draft = jsonschema.Draft202012Validator
+        if draft is jsonschema.Draft3Validator:
+            raise SchemaError("$schema names a draft that is not known; leave it out for 2020-12")
+        try:
+            draft.check_schema(schema, format_checker=jsonschema.FormatChecker(()))  # type: ignore[call-arg]
+        except jsonschema.SchemaError as error:
+            raise SchemaError(f"{_path(error.absolute_path) or 'the schema'}: {error.message}") from None
+        except RecursionError:
+            raise SchemaError("the schema is nested too deeply") from None
+        for pattern in _patterns(schema):
+            _expression(pattern)
+        if _has(schema, "unevaluatedProperties") and _has(schema, "patternProperties"):
+            raise SchemaError("unevaluatedProperties and patternProperties in one schema are not supported")
+        self.schema: dict[str, Any] = schema
+        self._validator = _bounded(draft)(schema, registry=Registry())
+
+    def faults(self, config: Mapping[str, Any]) -> list[ConfigFault]:
+        """What is wrong with this config, at most MAX_FAULTS. Raises SchemaError where the schema cannot be applied."""
+        _steps[0] = MAX_STEPS
+        found: dict[ConfigFault, None] = {}
+        try:
+            for error in self._validator.iter_errors(config):
+                found.update(dict.fromkeys(_faults(error)))
+                if len(found) >= MAX_FAULTS:
+                    break
+        except RecursionError:
+            raise SchemaError("the schema refers to itself without end, or is nested too deeply") from None
+        except SchemaError:
+            raise
+        except Exception as error:  # a reference that leads nowhere, in one of several classes of the library
+            raise SchemaError(f"the schema cannot be applied: {type(error).__name__}: {error}") from None
+        return list(found)
+
+
+#: How many applications are left in the check in progress: one process checks one config at a time.
+_steps = [0]
+
+
+@lru_cache
+def _bounded(draft: Any) -> Any:
+    """The draft with every keyword counted, and patterns by RE2."""
+    from jsonschema import validators
+
+    keywords = {
+        **draft.VALIDATORS,
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    }
+    return validators.extend(  # type: ignore[no-untyped-call]
+        draft, {name: _counted(apply) for name, apply in keywords.items()}
+    )
+
+
+def _counted(apply: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        # `uniqueItems` and `enum` compare entries with each other: their number counts.
+        _steps[0] -= 1 + (len(instance) ** 2 // 64 if apply.__name__ == "uniqueItems" and _is_list(instance) else 0)
+        if _steps[0] < 0:
+            raise SchemaError(f"the schema takes more than {MAX_STEPS} steps for this config")
+        yield from apply(validator, value, instance, schema) or ()
+
+    return counted
+
+
+def _is_list(instance: Any) -> bool:
+    return isinstance(instance, list)
+
+
+@lru_cache(maxsize=256)
+def _expression(pattern: str) -> Any:
+    import re2  # type: ignore[import-untyped]
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        raise SchemaError(
+            f"pattern {pattern!r}: {error} (patterns are RE2's: github.com/google/re2/wiki/Syntax)"
+        ) from None
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if isinstance(instance, str) and not _expression(pattern).search(instance):
+        yield ValidationError("")
+
+
+def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(instance, dict):
+        for pattern, subschema in patterns.items():
+            for name, value in instance.items():
+                if _expression(pattern).search(name):
+                    yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if not isinstance(instance, dict):
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for name, value in instance.items():
+        if name in known or any(_expression(pattern).search(name) for pattern in patterns):
+            continue
+        if allowed is False:
+            yield ValidationError("", path=(name,))
+        elif isinstance(allowed, dict):
+            yield from validator.descend(value, allowed, path=name)
+
+
+def _has(schema: Any, keyword: str) -> bool:
+    """Whether a schema has this keyword anywhere."""
+    below = schema.values() if isinstance(schema, dict) else schema if _is_list(schema) else ()
+    return (isinstance(schema, dict) and keyword in schema) or any(_has(each, keyword) for each in below)
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    """Every pattern in a schema, wherever it stands."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        named = schema.get("patternProperties")
+        yield from named if isinstance(named, dict) else ()
+    for each in schema.values() if isinstance(schema, dict) else schema if _is_list(schema) else ():
+        yield from _patterns(each)
+
+
+def _faults(error: Any) -> Iterator[ConfigFault]:
+    """An error of the library in our words: the schema may be shown, the value may not."""
+    loc, keyword, limit = tuple(error.absolute_path), error.validator, error.validator_value
+    match keyword:
+        case "required":
+            for name in limit:
+                if name not in error.instance:
+                    yield ConfigFault((*loc, name), f"{name} is missing", f"add {name}")
+        case "additionalProperties" | "unevaluatedProperties":
+            known = list(error.schema.get("properties", {}))
+            name = str(loc[-1]) if loc else ""
+            yield ConfigFault(loc, "unknown field", did_you_mean(name, known, f"known are {', '.join(known)}"), True)
+        case "type":
+            kinds = " or ".join(limit) if isinstance(limit, list) else limit
+            yield ConfigFault(loc, f"not of type {kinds}", f"write a value of type {kinds}")
+        case "enum" | "const":
+            listed = ", ".join(json.dumps(each) for each in (limit if keyword == "enum" else [limit]))
+            yield ConfigFault(loc, "not one of the possible values", f"possible are: {listed}")
+        case _ if keyword in _LIMITS:
+            yield ConfigFault(loc, _LIMITS[keyword].format(limit=limit), "")
+        case "anyOf" | "oneOf":
+            number = "none" if keyword == "anyOf" else "none, or more than one,"
+            yield ConfigFault(loc, f"fits {number} of the {len(limit)} possible forms", "")
+        case _:
+            yield ConfigFault(loc, f"does not fit {keyword or 'the schema'}", "")
+
+
+def _path(parts: Any) -> str:
+    return ".".join(map(str, parts))

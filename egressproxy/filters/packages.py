@@ -1,0 +1,120 @@
+"""Filter types of installed packages, by their entry points of the group `egressproxy.filters`.
+
+The name of an entry point is the type that it makes known, its value names a `FilterType`. A package is imported when
+a configuration names a type of it: until then only its metadata is read. What a package does wrong closes what names
+its types and nothing else. Its code runs with the gateway's rights, as everything that is installed beside it.
+
+The environment variable EGRESSPROXY_FILTER_PACKAGES names the packages that may be used, separated by commas; `none`
+switches all off. Where it is not set, all may be used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Rejected
+
+__all__ = ["GROUP", "SWITCH", "PackagedType", "packaged_types"]
+
+GROUP: Final = "egressproxy.filters"
+SWITCH: Final = "EGRESSPROXY_FILTER_PACKAGES"
+#: The domains of the built-in types and of their published names.
+_RESERVED: Final = (".egressproxy.io", ".gateway.networking.k8s.io")
+_NAME: Final = re.compile(r"(?P<domain>[a-z0-9][a-z0-9.-]*\.[a-z0-9-]+)/[A-Za-z][A-Za-z0-9]*:v[0-9][a-z0-9]*")
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedType:
+    """A type that an installed package makes known. `problem`: why it cannot be used, "" if nothing is known of that
+    (the package may still turn out to be broken, see `load`).
+    """
+
+    name: str
+    package: str  # name and version
+    value: str
+    problem: str
+    _entry_point: EntryPoint
+
+    def load(self) -> FilterType:
+        """Import the package and return the type. Raises ValueError with the reason and the place."""
+        if self.problem:
+            raise ValueError(self.problem)
+        try:
+            found = self._entry_point.load()
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{_place(error)}{type(error).__name__}: {error}") from None
+        if not isinstance(found, FilterType):
+            raise ValueError(f"{self.value} is {type(found).__name__}, not an egressproxy.filters.FilterType")
+        if found.name != self.name:
+            raise ValueError(f"{self.value} has the name {found.name}, and its entry point {self.name}")
+        if not found.phases:
+            raise ValueError(f"{self.value} names no phases")
+        return replace(found, package=self.package, build=_reporting(found.build))
+
+
+def packaged_types() -> dict[str, PackagedType]:
+    """The types of all installed packages, by name, without an import of any of them.
+
+    Of two packages with one type the one whose name comes first has it.
+    """
+    allowed = os.environ.get(SWITCH)
+    names = None if allowed is None else {_normalized(name) for name in allowed.split(",")}
+    found: dict[str, PackagedType] = {}
+    for entry_point in sorted(entry_points(group=GROUP), key=_age):
+        package = entry_point.dist.name if entry_point.dist is not None else "-"
+        version = entry_point.dist.version if entry_point.dist is not None else ""
+        problem = _problem(entry_point.name)
+        if names is not None and _normalized(package) not in names:
+            problem = f"{SWITCH} switches its package off"
+        made = PackagedType(entry_point.name, f"{package} {version}".strip(), entry_point.value, problem, entry_point)
+        before = found.setdefault(made.name, made)
+        if before is not made and before.problem and not problem:
+            found[made.name] = made
+    return found
+
+
+def _problem(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return f"the entry point {name} is not named domain/Kind:version, as acme.example.com/Stamp:v1"
+    if f".{match['domain']}".endswith(_RESERVED):
+        return f"the domain {match['domain']} is that of built-in types; a package names its types under its own"
+    return ""
+
+
+def _age(entry_point: EntryPoint) -> tuple[str, str]:
+    return (_normalized(entry_point.dist.name) if entry_point.dist is not None else "", entry_point.value)
+
+
+def _normalized(package: str) -> str:
+    """Source: PEP 503, normalized names."""
+    return re.sub(r"[-_.]+", "-", package.strip()).lower()
+
+
+def _reporting(build: Callable[[FilterContext], Filter]) -> Callable[[FilterContext], Filter]:
+    """`build`, which raises ValueError whatever goes wrong in it: with the place, and without the text, since what
+    builds a filter has seen secrets.
+    """
+
+    def built(context: FilterContext) -> Filter:
+        try:
+            return build(context)
+        except Rejected as refusal:  # its message is meant to be shown
+            remedy = f" ({refusal.remedy})" if refusal.remedy else ""
+            raise ValueError(f"{refusal.message}{remedy}") from None
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{_place(error)}{type(error).__name__} while the filter was built") from None
+
+    return built
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, `file:line: `."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""

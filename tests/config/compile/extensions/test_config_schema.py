@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from egressproxy.config.compile.extensions.config_schema import MAX_FAULTS, ConfigSchemaChecker, SchemaError
+
+STAMP = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["teams"],
+    "properties": {
+        "teams": {"type": "object", "additionalProperties": {"type": "string", "pattern": "^[0-9]{4}$"}},
+        "mode": {"enum": ["block", "mask"]},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 10},
+        "names": {"type": "array", "uniqueItems": True, "items": {"type": "string", "maxLength": 4}},
+    },
+}
+
+
+def faults(schema, config):
+    return [(fault.loc, fault.message) for fault in ConfigSchemaChecker(schema).faults(config)]
+
+
+def test_a_config_that_fits_has_no_faults():
+    assert faults(STAMP, {"teams": {"research": "4711"}, "mode": "mask", "limit": 10, "names": ["a", "b"]}) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "loc", "message"),
+    [
+        ({}, ("teams",), "teams is missing"),
+        ({"teams": {}, "team": 1}, ("team",), "unknown field"),
+        ({"teams": {"r": "47"}}, ("teams", "r"), "not of the form ^[0-9]{4}$"),
+        ({"teams": []}, ("teams",), "not of type object"),
+        ({"teams": {}, "mode": "stop"}, ("mode",), "not one of the possible values"),
+        ({"teams": {}, "limit": 0}, ("limit",), "less than 1"),
+        ({"teams": {}, "limit": 11}, ("limit",), "more than 10"),
+        ({"teams": {}, "names": ["a", "a"]}, ("names",), "does not fit uniqueItems"),
+        ({"teams": {}, "names": ["abcde"]}, ("names", 0), "longer than 4 characters"),
+    ],
+)
+def test_a_fault_names_the_field_and_what_is_wrong(config, loc, message):
+    assert faults(STAMP, config) == [(loc, message)]
+
+
+def test_a_value_is_not_shown_since_it_may_be_a_credential():
+    found = ConfigSchemaChecker({"properties": {"key": {"type": "object"}, "mode": {"const": "a"}}}).faults(
+        {"key": "sk-sesame", "mode": "sk-sesame"}
+    )
+    assert len(found) == 2
+    assert "sesame" not in str(found)
+
+
+def test_an_unknown_field_is_compared_with_the_known_ones():
+    (fault,) = ConfigSchemaChecker(STAMP).faults({"teams": {}, "limt": 3})
+    assert (fault.remedy, fault.on_key) == ("did you mean limit?", True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ([], "an object"),
+        ({"type": "objekt"}, "type"),
+        ({"properties": {"a": {"pattern": "(?=a)"}}}, "invalid perl operator"),
+        ({"patternProperties": {"(a": {}}}, "missing \\)"),
+        ({"$schema": "https://example.com/mine"}, "draft"),
+        ({"description": "x" * 300_000}, "longer than"),
+        ({"unevaluatedProperties": False, "allOf": [{"patternProperties": {"a": {}}}]}, "not supported"),
+    ],
+)
+def test_what_is_no_schema_is_refused_with_the_reason(schema, told):
+    with pytest.raises(SchemaError, match=told):
+        ConfigSchemaChecker(schema)
+
+
+def test_a_pattern_that_backtracks_without_end_elsewhere_is_applied_in_linear_time():
+    checker = ConfigSchemaChecker({"properties": {"a": {"pattern": "^(a+)+$"}}, "patternProperties": {"^(b+)+$": {}}})
+    began = time.perf_counter()
+    assert len(checker.faults({"a": "a" * 5000 + "!", "b" * 5000 + "!": 1})) == 1
+    assert time.perf_counter() - began < 5
+
+
+def test_a_schema_that_multiplies_itself_is_ended():
+    doubled = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+    checker = ConfigSchemaChecker({"$defs": {**doubled, "d40": {}}, "$ref": "#/$defs/d0"})
+    with pytest.raises(SchemaError, match="more than 100000 steps"):
+        checker.faults({})
+
+
+@pytest.mark.parametrize("ref", ["#/$defs/none", "https://127.0.0.1:1/schema.json", "file:///etc/passwd"])
+def test_only_references_within_the_schema_are_followed(ref):
+    with pytest.raises(SchemaError, match="cannot be applied"):
+        ConfigSchemaChecker({"$ref": ref}).faults({})
+
+
+def test_a_schema_that_refers_to_itself_without_end_is_told():
+    with pytest.raises(SchemaError):
+        ConfigSchemaChecker({"$ref": "#"}).faults({})
+
+
+def test_of_very_many_faults_some_are_told():
+    config = {f"f{i}": i for i in range(500)}
+    assert len(ConfigSchemaChecker({"additionalProperties": False}).faults(config)) == MAX_FAULTS
+
+
+def test_older_drafts_are_known_by_their_names():
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"exclusiveMinimum": 1}}}
+    assert faults(schema, {"a": 1}) == [(("a",), "not more than 1")]

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.reading.load import ResourceSet, load, load_text
+from egressproxy.config.reading.problems import ConfigError
+from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.chain import compile_chain, run
+from egressproxy.filters.instances import FilterInstances
+from egressproxy.model.exchange import Exchange
+from tests.config.compile.kit import PLAIN, REVERSE, ROUTE, compiled, listener, of_object, of_policy, policy, rule
+
+TYPE = "acme.example.com/Stamp:v1"
+SCHEMA = "{type: object, additionalProperties: false, required: [team], properties: {team: {type: string}}}"
+FILE = (
+    "from egressproxy.filters import Filter\n"
+    "class Stamp(Filter):\n"
+    "    def __init__(self, context): self.config = context.config\n"
+    "    def request_headers(self, x): x.note('team', self.config['team'])\n"
+)
+
+
+def filter_type(more: str = "", name: str = "stamp", meta: str = "", source: str = "python: {path: stamp.py}") -> str:
+    return f"""
+apiVersion: egressproxy.io/v1alpha1
+kind: FilterType
+metadata: {{name: {name}{meta}}}
+spec:
+  type: {TYPE}
+  phases: [request-headers, backend-request]
+  {source}
+  {more or f"configSchema: {{inline: {SCHEMA}}}"}
+"""
+
+
+def used(more: str = "config: {team: research}", type_name: str = TYPE) -> str:
+    return policy(f"extensions: [{{name: mine, type: '{type_name}', phase: request-headers, {more}}}]")
+
+
+def problems(*manifests: str) -> list[tuple[int, str, str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        compiled(REVERSE, PLAIN, ROUTE, *manifests)
+    return [(each.line, each.field_path, each.message, each.remedy) for each in caught.value.problems]
+
+
+def of_type(made: Compiled, condition: str = "Accepted", name: str = "stamp") -> tuple[str, str, str]:
+    return of_object(made, "FilterType", name, condition)
+
+
+def test_a_type_of_a_file_runs_with_the_config_that_its_schema_admits(tmp_path):
+    (tmp_path / "stamp.py").write_text(FILE)
+    (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, filter_type(), used()]))
+    made = compile_config(load([tmp_path]), Catalog(), Defaults())
+    assert of_type(made)[:2] == ("True", "Accepted")
+    (spec,) = rule(made).extensions
+    assert (spec.type, spec.folder) == (TYPE, str(tmp_path))
+    x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
+    run(compile_chain([spec], FilterInstances(Catalog()).place).request_headers, x)
+    assert x.notes == {"team": "research"}
+
+
+def test_the_file_is_looked_for_beside_the_filter_type_and_not_beside_what_uses_it(tmp_path):
+    (tmp_path / "types").mkdir()
+    (tmp_path / "stamp.py").write_text("raise SystemExit")
+    (tmp_path / "types" / "stamp.py").write_text(FILE)
+    (tmp_path / "types" / "type.yaml").write_text(filter_type())
+    (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, used()]))
+    made = compile_config(load([tmp_path, tmp_path / "types"]), Catalog(), Defaults())
+    (spec,) = rule(made).extensions
+    assert spec.folder == str(tmp_path / "types")
+    FilterInstances(Catalog()).place(spec)
+
+
+def test_a_config_that_its_schema_does_not_admit_is_a_load_error_with_line_and_field():
+    ((line, field, message, remedy),) = problems(filter_type(), used("config: {teem: research, team: a}"))
+    assert line > 0
+    assert (field, message) == ("spec.extensions[0].config.teem", "unknown field")
+    assert remedy == "did you mean team?"
+    ((_, field, message, _),) = problems(filter_type(), used("config: {}"))
+    assert (field, message) == ("spec.extensions[0].config.team", "team is missing")
+
+
+def test_a_phase_that_the_type_does_not_name_is_a_load_error():
+    ((_, field, message, _),) = problems(filter_type(), used().replace("phase: request-headers", "phase: connect"))
+    assert (field, message) == ("spec.extensions[0].phase", f"{TYPE} cannot run in phase connect")
+
+
+def test_a_type_without_a_schema_takes_no_config():
+    source = filter_type(more="summary: A stamp.")
+    assert listener(compiled(REVERSE, PLAIN, ROUTE, source, used("config: {}"))) is not None
+    ((_, field, message, _),) = problems(source, used())
+    assert (field, message) == ("spec.extensions[0].config", f"{TYPE} takes no config")
+
+
+def test_the_schema_may_stand_in_a_config_map():
+    in_map = "configSchema: {configMapRef: {name: schemas, namespace: types, key: stamp.json}}"
+    config_map = f"""
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: schemas, namespace: types}}
+data:
+  stamp.json: '{json.dumps({"required": ["team"]})}'
+  wrong.json: '{{'
+"""
+    made = compiled(REVERSE, PLAIN, ROUTE, config_map, filter_type(in_map), used())
+    assert of_type(made, "ResolvedRefs")[0] == "True"
+    ((_, field, _, _),) = problems(config_map, filter_type(in_map), used("config: {}"))
+    assert field == "spec.extensions[0].config.team"
+    made = compiled(REVERSE, PLAIN, ROUTE, config_map, filter_type(in_map.replace("stamp.json", "none.json")), used())
+    assert of_type(made, "ResolvedRefs")[:2] == ("False", "NotFound")
+    assert of_type(made)[:2] == ("False", "InvalidSchema")
+    made = compiled(REVERSE, PLAIN, ROUTE, config_map, filter_type(in_map.replace("stamp.json", "wrong.json")), used())
+    assert of_type(made)[:2] == ("False", "InvalidSchema")
+    assert of_policy(made, "Degraded")[1] == "UnsupportedExtensionType"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (filter_type().replace(TYPE, "filters.egressproxy.io/Stamp:v1"), "ReservedType"),
+        (filter_type().replace(TYPE, "egressproxy.io/CredentialInjector:v1"), "ReservedType"),
+        (filter_type().replace(TYPE, "gateway.networking.k8s.io/QoSController:v1"), "ReservedType"),
+        (filter_type("configSchema: {inline: {type: objekt}}"), "InvalidSchema"),
+        (filter_type("configSchema: {inline: {properties: {a: {pattern: '(?=a)'}}}}"), "InvalidSchema"),
+    ],
+)
+def test_what_is_not_accepted_refuses_no_set_and_closes_what_names_it(source, reason):
+    made = compiled(REVERSE, PLAIN, ROUTE, source, used())
+    status, told, message = of_type(made)
+    assert (status, told) == ("False", reason)
+    assert message.endswith("what names the type stays closed")
+    if TYPE in source:
+        degraded = of_policy(made, "Degraded")
+        assert degraded[:2] == ("True", "UnsupportedExtensionType")
+        assert "FilterType stamp is not accepted" in degraded[2]
+    assert not any(spec.is_known for spec in rule(made).extensions)
+
+
+def test_a_built_in_type_is_not_redefined():
+    source = filter_type().replace(TYPE, "egressproxy.io/HeaderPolicy:v1")
+    made = compiled(REVERSE, PLAIN, ROUTE, source, used("config: {}", "egressproxy.io/HeaderPolicy:v1"))
+    (spec,) = rule(made).extensions
+    assert spec.implementation == ""
+
+
+def test_of_two_definitions_of_one_type_the_older_wins_and_status_tells():
+    older = filter_type(name="older", meta=", creationTimestamp: '2026-01-01T00:00:00Z'", source="python: {path: a.py}")
+    newer = filter_type(name="newer", meta=", creationTimestamp: '2026-02-01T00:00:00Z'", source="python: {path: b.py}")
+    made = compiled(REVERSE, PLAIN, ROUTE, newer, older, used())
+    (spec,) = rule(made).extensions
+    assert json.loads(spec.config)["path"] == "a.py"
+    assert of_type(made, name="older")[0] == "True"
+    status, reason, message = of_type(made, name="newer")
+    assert (status, reason) == ("False", "Conflicted")
+    assert "FilterType older makes acme.example.com/Stamp:v1 known" in message
+
+
+def both(files: str, api: str) -> Compiled:
+    read = (*load_text(files, "config.yaml").objects, *load_text(api, "state.yaml", is_from_api=True).objects)
+    return compile_config(ResourceSet(read), Catalog(), Defaults())
+
+
+def test_no_object_of_the_api_names_a_file():
+    made = both("\n---\n".join([REVERSE, PLAIN, ROUTE, used()]), filter_type())
+    assert of_type(made)[:2] == ("False", "NotPermitted")
+    assert of_policy(made, "Degraded")[1] == "UnsupportedExtensionType"
+
+
+def test_a_definition_of_the_api_does_not_take_the_place_of_a_files():
+    older = filter_type(name="older", meta=", creationTimestamp: '2020-01-01T00:00:00Z'", more="summary: None.")
+    made = both("\n---\n".join([REVERSE, PLAIN, ROUTE, filter_type(), used()]), older)
+    assert of_type(made)[0] == "True"
+    assert of_type(made, name="older")[0] == "False"
+
+
+def test_an_object_of_the_api_may_have_a_type_that_a_file_makes_known():
+    made = both("\n---\n".join([REVERSE, PLAIN, ROUTE, filter_type()]), used())
+    (spec,) = rule(made).extensions
+    assert (spec.type, spec.is_known) == (TYPE, True)
