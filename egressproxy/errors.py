@@ -60,6 +60,9 @@ class Reason(str, Enum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     # limits
     REQUEST_RATE = "request_rate"
+    TOKEN_RATE = "token_rate"  # noqa: S105 (tokens of language models)
+    BYTE_RATE = "byte_rate"
+    COST_LIMIT = "cost_limit"
     CONCURRENCY = "concurrency"
     TUNNEL_LIMIT = "tunnel_limit"
     CONNECTION_LIMIT = "connection_limit"
@@ -131,6 +134,7 @@ class GatewayError(Exception):
 
     source = FaultSource.GATEWAY
     default_status = 500
+    fields: tuple[tuple[bytes, bytes], ...] = ()  # further ones of the response
     #: The EgressPolicy (namespace/name) whose destinations or addresses deny, and the hostname or range of its entry:
     #: labels of egress_denied_total. Limits and filters of a policy are named in `rule` alone.
     policy = "-"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.calls import FilterCall
+from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, LocalResponse
@@ -191,6 +192,8 @@ class FilterContext:
         row: the numbers of a type that `is_shared`, if several processes serve.
         calls: the backends that the config refers to, by `CalledBackendRef.label`. Empty while a configuration is only
             checked: `__init__` must not need them.
+        keyed: gives the numbers of a limit, by what it is known by (16 bytes) and how many keys it has: the same for
+            all workers, and kept across reloads. None: the filter makes its own.
     """
 
     config: Any
@@ -202,6 +205,7 @@ class FilterContext:
     phase: Phase = Phase.REQUEST_HEADERS
     row: Row | None = None
     calls: Mapping[str, FilterCall] = field(default_factory=dict)
+    keyed: Callable[[bytes, int], KeyedCounters] | None = None
 
 
 @dataclass(frozen=True, slots=True)

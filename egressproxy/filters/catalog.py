@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from egressproxy.filters.base import FilterType, Phase
 from egressproxy.filters.builtin import BUILTIN, FULL_NAMES, builtin_type, support_level
+from egressproxy.filters.limits.keyed_counters import KeyedCounters, OwnCounters
 from egressproxy.filters.shared_counters import SharedCounters
 
 if TYPE_CHECKING:
@@ -22,12 +23,13 @@ class Catalog:
     `counters` are the numbers of limits that several processes share; None in a process that serves alone.
     """
 
-    __slots__ = ("_others", "_packaged", "counters")
+    __slots__ = ("_others", "_own", "_packaged", "counters")
 
     def __init__(self, others: Iterable[FilterType] = (), counters: SharedCounters | None = None) -> None:
         self._others = {kind.name: kind for kind in others}
         self._packaged: dict[str, PackagedType] | None = None
         self.counters = counters
+        self._own = OwnCounters()
 
     def get(self, name: str) -> FilterType | None:
         """The type of this name or published name, None if there is none that can be used (see `why_unusable`).
@@ -52,6 +54,13 @@ class Catalog:
         except ValueError as error:
             return f"package {packaged.package}: {error}"
         return ""
+
+    def keyed(self, key: bytes, keys: int) -> KeyedCounters:
+        """The numbers of the limit with this key, for so many of its own keys; the same as long as the process lives.
+
+        With several workers, the same in all of them.
+        """
+        return (self._own if self.counters is None else self.counters).keyed(key, keys)
 
     def names(self) -> tuple[str, ...]:
         """The full names, sorted. Of packages too that cannot be used."""

@@ -125,6 +125,8 @@ class FilterInstances:
         counters = self._catalog.counters
         if kind.is_shared and counters is not None:
             context = replace(context, row=counters.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
+        if kind.is_shared:
+            context = replace(context, keyed=self._catalog.keyed)
         made = kind.build(context)
         mark = f"filter {id(made)}" if type(made).complete is not Filter.complete else ""
         return PlacedFilter(spec, made, kind.also, mark=mark, notices=self._notices)

@@ -110,7 +110,8 @@ class SharedCounters:
             log.warning("there is no room for more limits with keys: a new one counts in each worker by itself")
             found = KeyedCounters(keys)
         else:
-            found = KeyedCounters(keys, self._mapped(place, keys), self._secret, self._lock)
+            memory = self._mapped(place, keys)
+            found = KeyedCounters(keys, memory, self._secret, self._lock, self._mine + 1, self._workers)
         self._tables[key] = found
         return found
 

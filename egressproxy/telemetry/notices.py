@@ -41,6 +41,9 @@ MAX_GROUPS: Final = 1000
 #: The remedy where the error has none.
 REMEDIES: Final = {
     Reason.REQUEST_RATE: "raise the limit in limits.requests, or let the client wait as Retry-After says",
+    Reason.TOKEN_RATE: "raise the limit in limits.tokens, or let the client wait as Retry-After says",
+    Reason.BYTE_RATE: "raise the limit in limits.bytes, or let the client wait as Retry-After says",
+    Reason.COST_LIMIT: "raise the limit in limits.cost, or let the client wait for the next day or month",
     Reason.CONCURRENCY: "raise the limit in limits.concurrency, or let the client wait as Retry-After says",
     Reason.BODY_TOO_LARGE: "raise limits.maxBodyBytes or the filter's maxBufferBytes",
     Reason.TUNNEL_LIMIT: "raise limits.tunnels",

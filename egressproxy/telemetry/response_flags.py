@@ -15,6 +15,9 @@ __all__ = ["flags_for"]
 _FLAGS: Final[dict[Reason, str]] = {
     # limits
     Reason.REQUEST_RATE: "RL",  # rate limited
+    Reason.TOKEN_RATE: "RL",
+    Reason.BYTE_RATE: "RL",
+    Reason.COST_LIMIT: "RL",
     Reason.CONCURRENCY: "UO",  # upstream overflow: a circuit breaker's kind of limit
     Reason.TUNNEL_LIMIT: "UO",
     Reason.CONNECTION_LIMIT: "UO",

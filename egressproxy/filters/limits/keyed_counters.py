@@ -41,10 +41,11 @@ def _entries(keys: int) -> int:
 
 class KeyedCounters:
     """`memory` has `table_bytes` bytes, all 0 at first. `secret` makes the hash unpredictable: nobody can choose keys
-    that are looked for in the same place. `lock` is for those that share the memory.
+    that are looked for in the same place. `lock` is for those that share the memory: `workers` processes, of which this
+    one is number `mine` (from 1); alone it is 0.
     """
 
-    __slots__ = ("_mask", "_secret", "cells", "keys", "lock", "numbers")
+    __slots__ = ("_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners")
 
     def __init__(
         self,
@@ -52,6 +53,8 @@ class KeyedCounters:
         memory: memoryview | None = None,
         secret: bytes = b"",
         lock: AbstractContextManager[None] = _NO_LOCK,
+        mine: int = 0,
+        workers: int = 0,
     ) -> None:
         if memory is None:
             memory = memoryview(mmap.mmap(-1, table_bytes(keys)))
@@ -61,6 +64,8 @@ class KeyedCounters:
         self.numbers = memory.cast("q")
         self.lock = lock
         self.keys = keys
+        self.mine = mine
+        self.owners = range(1, workers + 1) if workers else range(1)
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
 
@@ -146,3 +151,6 @@ class OwnCounters:
     def made(self) -> Mapping[bytes, KeyedCounters]:
         """Those that were asked for."""
         return self._made
+
+    def __repr__(self) -> str:
+        return f"OwnCounters({len(self._made)} limits)"

@@ -1,44 +1,35 @@
-"""The QoSController type: limits in the form of the egress proposal."""
+"""The QoSController type: limits on requests, bytes, tokens, money and concurrency, for each key that is asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import replace
 
-from egressproxy.filters.base import REQUEST_HEADS, FilterType
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.limits.qos_config import QoSControllerConfig
+from egressproxy.filters.limits.quota import quota
 from egressproxy.filters.limits.request_rate import RequestRateLimitConfig, request_rate_limit
-from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.filters.limits.windows import SECONDS
 
-__all__ = ["QOS_CONTROLLER", "QoSControllerConfig"]
+__all__ = ["QOS_CONTROLLER"]
 
 
-@dataclass(frozen=True, slots=True)
-class QoSControllerConfig(FilterConfig):
-    """The form of the egress proposal: exactly one of the three numbers of requests."""
-
-    requests_per_second: Annotated[int, Within(ge=1)] | None = None
-    requests_per_minute: Annotated[int, Within(ge=1)] | None = None
-    requests_per_hour: Annotated[int, Within(ge=1)] | None = None
-
-    def __post_init__(self) -> None:
-        if len(self.rates) != 1:
-            raise ValueError(
-                "set exactly one of `requestsPerSecond`, `requestsPerMinute` and `requestsPerHour`; "
-                "for two limits write two extensions"
-            )
-
-    @property
-    def rates(self) -> list[RequestRateLimitConfig]:
-        """The limits that are written, in the form of `limits.requests`."""
-        every = ((self.requests_per_second, 1.0), (self.requests_per_minute, 60.0), (self.requests_per_hour, 3600.0))
-        return [RequestRateLimitConfig(limit, window) for limit, window in every if limit is not None]
+def _build(context: FilterContext) -> Filter:
+    """One limit of requests that is the same for everybody is one number; everything else needs a table."""
+    config: QoSControllerConfig = context.config
+    (first, *more) = config.entries
+    is_plain = not (more or first.per or config.mode == "Report" or config.rate_limit_headers == "Always")
+    if is_plain and first.type == "Requests" and first.unit in SECONDS and first.limit == int(first.limit):
+        rate = RequestRateLimitConfig(int(first.limit), SECONDS[first.unit], int(first.burst))
+        return request_rate_limit(replace(context, config=rate))
+    return quota(context)
 
 
 QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
     phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
-    build=lambda context: request_rate_limit(replace(context, config=context.config.rates[0])),
+    build=_build,
+    also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
     is_shared=True,
-    summary="A RequestRateLimit in the form of the egress proposal: requests per second, minute or hour.",
+    summary="Limits requests, bytes, tokens, money and concurrency, per identity, model and more; others get 429.",
 )

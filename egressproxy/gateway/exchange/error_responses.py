@@ -74,6 +74,9 @@ DENIALS = frozenset(
         Reason.LOOP_DETECTED,
         Reason.METHOD_NOT_ALLOWED,
         Reason.REQUEST_RATE,
+        Reason.TOKEN_RATE,
+        Reason.BYTE_RATE,
+        Reason.COST_LIMIT,
         Reason.CONCURRENCY,
         Reason.TUNNEL_LIMIT,
         Reason.BODY_TOO_LARGE,
@@ -135,4 +138,5 @@ def answer_for(error: GatewayError, request_id: str, call: McpCall | AiCall | No
         fields.append((b"Retry-After", b"%d" % error.retry_after_s))
     if error.status == 405:
         fields.append((b"Allow", ALLOW))
+    fields += error.fields
     return LocalResponse(error.status, tuple(fields), body, phrase)

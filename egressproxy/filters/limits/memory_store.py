@@ -1,0 +1,84 @@
+"""MemoryStore: limits that are counted in the memory of this machine's processes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from time import monotonic
+from typing import Protocol
+
+from egressproxy.filters.limits.rules import Take
+
+__all__ = ["MemoryStore", "QuotaStore"]
+
+
+class QuotaStore(Protocol):
+    """Where limits are counted."""
+
+    def take(self, takes: Sequence[Take]) -> Take | Awaitable[Take | None] | None:
+        """Take all of these, or nothing. Returns the one that does not fit, with the longest wait; None: all do."""
+
+    def settle(self, take: Take, difference: float) -> None:
+        """Count that much more than was taken; less, where it is negative."""
+
+    def peek(self, takes: Sequence[Take]) -> None:
+        """Say what is left of these now, as far as this process knows. Takes nothing."""
+
+    def close(self) -> None:
+        """End what it does in the background."""
+
+
+class MemoryStore:
+    """Implements QuotaStore; nothing waits."""
+
+    __slots__ = ()
+
+    def take(self, takes: Sequence[Take]) -> Take | None:
+        """As of QuotaStore."""
+        now = monotonic()
+        keys = [take.key for take in takes]
+        refusing: Take | None = None
+        with takes[0].rule.table.lock:
+            places = []
+            for take, key in zip(takes, keys, strict=True):
+                rule = take.rule
+                cells, window = rule.table.cells, rule.window
+                at = rule.table.find(key, now)
+                places.append(at)
+                until, used = cells[at], cells[at + 1]
+                wait = window.wait_s(until, used, take.amount, now)
+                if wait > 0.0:
+                    take.wait_s = wait
+                    take.left, take.reset_s = window.left(until, used, now)
+                    if refusing is None or wait > refusing.wait_s:
+                        refusing = take
+            if refusing is None:
+                for take, at in zip(takes, places, strict=True):
+                    window, cells = take.rule.window, take.rule.table.cells
+                    until, used = window.with_more(cells[at], cells[at + 1], take.amount, now)
+                    cells[at], cells[at + 1] = until, used
+                    take.left, take.reset_s = window.left(until, used, now)
+        return refusing
+
+    def settle(self, take: Take, difference: float) -> None:
+        """As of QuotaStore. What belongs to a window that has passed is not counted in the next one."""
+        now = monotonic()
+        rule = take.rule
+        if rule.window.period(now) != take.period:
+            return
+        key, cells = take.key, rule.table.cells
+        with rule.table.lock:
+            at = rule.table.find(key, now)
+            cells[at], cells[at + 1] = rule.window.with_more(cells[at], cells[at + 1], difference, now)
+
+    def peek(self, takes: Sequence[Take]) -> None:
+        """As of QuotaStore."""
+        now = monotonic()
+        for take in takes:
+            until, used = take.rule.table.peek(take.key, now)
+            take.left, take.reset_s = take.rule.window.left(until, used, now)
+
+    def close(self) -> None:
+        """As of QuotaStore: there is nothing."""
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"

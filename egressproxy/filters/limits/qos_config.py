@@ -1,0 +1,133 @@
+"""QoSControllerConfig: what is written of limits, as an extension, and what `limits` of an EgressPolicy becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from egressproxy.filters.limits.keys import Per
+from egressproxy.filters.limits.windows import CALENDAR, SECONDS
+from egressproxy.filters.settings import FieldName, FilterConfig, Within, spelling
+
+__all__ = ["LimitEntry", "LimitType", "QoSControllerConfig"]
+
+LimitType = Literal["Requests", "Bytes", "Tokens", "Cost", "Concurrency"]
+_UNITS: Final = (*SECONDS, *CALENDAR)
+_NUMBER: Final = Within(gt=0, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitEntry(FilterConfig):
+    """One limit: at most `limit` of `type` in each `unit` (or `window`), for each key that `per` names."""
+
+    type: LimitType
+    """What is counted. Cost: money, by `prices`. Concurrency: exchanges at the same time."""
+    limit: Annotated[float, _NUMBER]
+    """How many; for Cost in the currency of the prices."""
+    unit: Literal["", "Second", "Minute", "Hour", "Day", "Month"] = ""
+    """Second, Minute and Hour are token buckets; Day and Month those of the calendar in UTC."""
+    window: Annotated[float, Within(ge=0, allow_inf_nan=False)] = 0.0
+    """Instead of `unit`: seconds, as a token bucket."""
+    burst: Annotated[float, Within(ge=0, allow_inf_nan=False)] = 0.0
+    """How many at once, of a token bucket; 0: as many as the limit."""
+    per: tuple[Per, ...] = ()
+    """Whose count a request adds to; several: each combination. Empty: one count for everybody."""
+    header: FieldName | Literal[""] = ""
+    """The name of the field for Header."""
+    count: Literal["Total", "Input", "Output"] = "Total"
+    """Of Tokens and Bytes: those of the request (Input), of the answer (Output), or both."""
+    name: Annotated[str, Within(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$|^$")] = ""
+    """In metrics, messages and RateLimit fields. Default: made of the others."""
+
+    def __post_init__(self) -> None:
+        if self.type == "Concurrency":
+            if self.unit or self.window or self.burst:
+                raise ValueError("Concurrency has no `unit`, `window` and `burst`: remove them")
+            if self.limit != int(self.limit):
+                raise ValueError("the `limit` of Concurrency is a whole number")
+        elif not self.unit and not self.window:
+            raise ValueError("write `unit` (Second, Minute, Hour, Day or Month)")
+        elif self.unit and self.window:
+            raise ValueError("write `unit` or `window`, not both")
+        elif self.burst and self.unit in CALENDAR:
+            raise ValueError(f"`burst` means nothing in a {self.unit}, which does not refill: remove it")
+        if self.type in ("Requests", "Concurrency", "Cost") and self.count != "Total":
+            raise ValueError(f"`count` is for Tokens and Bytes, not for {self.type}")
+        if ("Header" in self.per) != bool(self.header):
+            raise ValueError("`header` names the field for `per: [Header]`: write both, or neither")
+        if len(set(self.per)) < len(self.per):
+            raise ValueError("an entry of `per` stands more than once")
+
+    @property
+    def label(self) -> str:
+        """`name`, or one that says type, window and whose it is: requests-minute-identity."""
+        if self.name:
+            return self.name
+        counted = self.type if self.count == "Total" else f"{self.count}-{self.type}"
+        span = self.unit or (f"{self.window:g}s" if self.window else "")
+        return "-".join(part for part in (counted, span, *self.per) if part).lower()
+
+
+def _short(kind: LimitType, unit: str) -> str:
+    return f"{kind.lower()}_per_{unit.lower()}"
+
+
+_Short = Annotated[int, Within(ge=1)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class QoSControllerConfig(FilterConfig):
+    """Limits that hold together: an exchange passes if all of them let it, and counts in none if one does not."""
+
+    requests_per_second: _Short = None
+    """A token bucket of this many requests."""
+    requests_per_minute: _Short = None
+    """A token bucket of this many requests."""
+    requests_per_hour: _Short = None
+    """A token bucket of this many requests."""
+    requests_per_day: _Short = None
+    """Requests of a day of the calendar in UTC."""
+    requests_per_month: _Short = None
+    """Requests of a month of the calendar in UTC."""
+    tokens_per_minute: _Short = None
+    """Tokens of language models, of requests and answers together."""
+    tokens_per_hour: _Short = None
+    """As `tokensPerMinute`."""
+    tokens_per_day: _Short = None
+    """As `tokensPerMinute`, of a day of the calendar in UTC."""
+    tokens_per_month: _Short = None
+    """As `tokensPerMinute`, of a month of the calendar in UTC."""
+    per: tuple[Per, ...] = ()
+    """Whose counts these add to; see `limits`."""
+    header: FieldName | Literal[""] = ""
+    """The name of the field for `per: [Header]`."""
+    limits: tuple[LimitEntry, ...] = ()
+    """Further limits, in their general form."""
+    mode: Literal["Enforce", "Report"] = "Enforce"
+    """Report: what would be refused passes, and the log and metrics tell of it."""
+    rate_limit_headers: Literal["Denied", "Always", "Never"] = "Denied"
+    """On which responses RateLimit fields say what is left: on those that are refused, on all, or on none."""
+    max_keys: Annotated[int, Within(ge=1, le=4_000_000)] = 16_384
+    """How many keys of one limit have numbers of their own; 64 bytes of memory each. What is beyond shares one."""
+
+    def __post_init__(self) -> None:
+        if not self.entries:
+            raise ValueError("write at least one limit: `requestsPerMinute`, or an entry of `limits`")
+        labels = [entry.label for entry in self.entries]
+        twice = next((label for label in labels if labels.count(label) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two limits are called {twice}: give them a `name`")
+
+    @property
+    def entries(self) -> tuple[LimitEntry, ...]:
+        """Every limit in its general form."""
+        kinds: tuple[LimitType, ...] = ("Requests", "Tokens")
+        made = []
+        for kind in kinds:
+            for unit in _UNITS:
+                limit = getattr(self, _short(kind, unit), None)
+                if limit is not None:
+                    made.append(LimitEntry(kind, float(limit), unit, per=self.per, header=self.header))  # type: ignore[arg-type]
+        if (self.per or self.header) and not made:
+            raise ValueError(f"`{spelling('per')}` belongs to the short forms: write it into the entries of `limits`")
+        return (*made, *self.limits)

@@ -1,0 +1,268 @@
+"""Quota: the filter of a QoSController: takes what an exchange needs of each limit, and settles in the end.
+
+Requests count when they come. Bytes and tokens are reserved from what is known then, and settled when the exchange is
+over. A request to an AI provider is held until its body is whole, where a limit needs to know what it says: the model,
+or how many tokens it may take. All limits of one filter let an exchange pass together, or none of them counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from hashlib import blake2b
+from time import monotonic
+from typing import Final
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters.base import Filter, FilterContext, HeaderResult, Phase
+from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
+from egressproxy.filters.limits.keyed_counters import KEY_BYTES, KeyedCounters
+from egressproxy.filters.limits.keys import NEEDS_BACKEND, NEEDS_BODY, key_text
+from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
+from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
+from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seconds
+from egressproxy.filters.limits.rules import NEVER, QuotaRule, Take
+from egressproxy.filters.limits.windows import CALENDAR, window_of
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["Quota", "quota"]
+
+_BACKEND_PHASES: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+#: The least amount: a limit that is used up refuses what is known only in the end, too.
+_LEAST: Final = 1.0
+
+
+class _Held:
+    """What one exchange holds: what it took, and the place of each concurrency."""
+
+    __slots__ = ("places", "takes")
+
+    def __init__(self) -> None:
+        self.takes: list[Take] = []
+        self.places: list[tuple[ConcurrencyRule, int]] = []
+
+
+class Quota(Filter):
+    """The limits of one QoSController, where none has to be settled."""
+
+    ignores_trailers = True
+
+    def __init__(self, context: FilterContext, store: QuotaStore | None = None) -> None:
+        config: QoSControllerConfig = context.config
+        _check(config, context.phase)
+        self._source = context.source
+        self._note = f"quota {id(self)}"
+        self._store = store or MemoryStore()
+        self._is_report = config.mode == "Report"
+        self._headers = config.rate_limit_headers
+        entries = config.entries
+        self.rules = [_rule(context, entry) for entry in entries if entry.type != "Concurrency"]
+        self.concurrency = [_concurrency(context, entry) for entry in entries if entry.type == "Concurrency"]
+        response = Phase.BACKEND_RESPONSE if context.phase is Phase.BACKEND_REQUEST else Phase.RESPONSE_HEADERS
+        runs_in = {context.phase}
+        if self._headers == "Always":
+            runs_in.add(response)
+        self.runs_in = frozenset(runs_in)
+
+    def request_headers(self, x: Exchange) -> HeaderResult:
+        """Take what this exchange needs. Raises LimitExceeded, 429 (503 for concurrency)."""
+        return self._take(x, "")
+
+    backend_request = request_headers
+
+    def response_headers(self, x: Exchange) -> HeaderResult:
+        """Say what is left."""
+        held = self._held(x)
+        if held is not None and held.takes:
+            for name, value in self._fields(x, held.takes):
+                x.response.fields.set(name, value)
+        return None
+
+    backend_response = response_headers
+
+    def _held(self, x: Exchange) -> _Held | None:
+        return x.notes.get(self._note) if x.notes is not None else None
+
+    def _take(self, x: Exchange, model: str) -> HeaderResult:
+        held = self._held(x)
+        if held is None:
+            held = _Held()
+            self._enter(x, held, model)
+        else:  # another attempt: every one is a request, and what is settled is taken anew
+            self._release(held)
+        now = monotonic()
+        held.takes = takes = [
+            Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, held)) for rule in self.rules
+        ]
+        refusing = self._store.take(takes) if takes else None
+        if isinstance(refusing, Awaitable):
+            return self._go_on(x, held, refusing)
+        self._finish(x, held, refusing)
+        return None
+
+    def _enter(self, x: Exchange, held: _Held, model: str) -> None:
+        """Count the exchange as one in progress. Raises LimitExceeded."""
+        for rule in self.concurrency:
+            place = rule.enter(x, model)
+            if place >= 0:
+                held.places.append((rule, place))
+            elif self._is_report:
+                x.note_denials(Reason.CONCURRENCY)
+            else:
+                self._leave(held)
+                raise LimitExceeded(Reason.CONCURRENCY, rule.message, status=503, rule=self._source, retry_after_s=1)
+
+    async def _go_on(self, x: Exchange, held: _Held, waiting: Awaitable[Take | None]) -> None:
+        try:
+            refusing = await waiting
+        except BaseException:
+            self._leave(held)
+            raise
+        self._finish(x, held, refusing)
+
+    def _finish(self, x: Exchange, held: _Held, refusing: Take | None) -> None:
+        """Count what came of it. Raises LimitExceeded."""
+        if refusing is None:
+            for take in held.takes:
+                take.rule.allowed += 1
+                take.rule.reserved += take.amount
+            x.note(self._note, held)
+            return
+        takes, held.takes = held.takes, []
+        rule = refusing.rule
+        rule.denied += 1
+        if self._is_report:
+            x.note_denials(rule.reason)
+            x.note(self._note, held)  # for what it holds of concurrency
+            return
+        self._leave(held)
+        after = 0 if refusing.wait_s == NEVER else max(1, whole_seconds(refusing.wait_s))
+        remedy = "ask for less at once: this request alone is more than the limit" if not after else ""
+        error = LimitExceeded(rule.reason, rule.message, rule=self._source, retry_after_s=after, remedy=remedy)
+        if self._headers != "Never":
+            error.fields = self._fields(x, takes)
+        raise error
+
+    def _amount(self, rule: QuotaRule, x: Exchange, held: _Held) -> float:
+        return _LEAST
+
+    def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
+        self._store.peek(takes)
+        return rate_limit_fields(takes)
+
+    def _release(self, held: _Held) -> None:
+        """Give back what another attempt takes anew."""
+
+    def _leave(self, held: _Held) -> None:
+        for rule, place in held.places:
+            rule.leave(place)
+        held.places.clear()
+
+    def close(self) -> None:
+        """No snapshot has it any more."""
+        self._store.close()
+
+    def __repr__(self) -> str:
+        names = [rule.name for rule in self.rules] + [rule.name for rule in self.concurrency]
+        return f"{type(self).__name__}({', '.join(names)})"
+
+
+class SettledQuota(Quota):
+    """Of limits that are settled when the exchange is over: concurrency, and bytes."""
+
+    def complete(self, x: Exchange) -> None:
+        """Give back what it holds, and count what it took in the end."""
+        held: _Held | None = x.notes.pop(self._note, None) if x.notes is not None else None
+        if held is None:
+            return
+        self._leave(held)
+        for take in held.takes:
+            took = self._taken(take.rule, x, held)
+            if took is not None:
+                take.rule.settled += took
+                if took != take.amount:
+                    self._store.settle(take, took - take.amount)
+
+    def _release(self, held: _Held) -> None:
+        for take in held.takes:
+            if take.rule.type != "Requests":
+                self._store.settle(take, -take.amount)
+        held.takes = []
+
+    def _amount(self, rule: QuotaRule, x: Exchange, held: _Held) -> float:
+        if rule.type == "Bytes" and rule.count != "Output":
+            return max(_LEAST, float(x.request.body))
+        return _LEAST
+
+    def _taken(self, rule: QuotaRule, x: Exchange, held: _Held) -> float | None:
+        """What was taken in the end; None where the amount was known before."""
+        if rule.type != "Bytes":
+            return None
+        return float((x.bytes_in if rule.count != "Output" else 0) + (x.bytes_out if rule.count != "Input" else 0))
+
+
+def quota(context: FilterContext) -> Quota:
+    """The filter of this context. Raises ValueError for what cannot be limited in its phase."""
+    config: QoSControllerConfig = context.config
+    types = {entry.type for entry in config.entries}
+    if types & {"Tokens", "Cost"} or any(NEEDS_BODY in entry.per for entry in config.entries):
+        raise ValueError("limits of Tokens and Cost, and limits per Model, are not served yet")
+    return SettledQuota(context) if types - {"Requests"} else Quota(context)
+
+
+def _check(config: QoSControllerConfig, phase: Phase) -> None:
+    for entry in config.entries:
+        if NEEDS_BACKEND in entry.per and phase is not Phase.BACKEND_REQUEST:
+            raise ValueError(
+                f"limit {entry.label}: per Backend counts in phase backend-request, in which the backend is known"
+            )
+
+
+def _rule(context: FilterContext, entry: LimitEntry) -> QuotaRule:
+    window = window_of(entry.limit, entry.unit, entry.window, entry.burst)
+    identity = _identity(context, entry)
+    return QuotaRule(
+        entry.label,
+        entry.type,
+        entry.count,
+        window,
+        key_text(entry.per, entry.header),
+        _table(context, entry, identity),
+        identity,
+        _message(entry),
+    )
+
+
+def _concurrency(context: FilterContext, entry: LimitEntry) -> ConcurrencyRule:
+    table = _table(context, entry, _identity(context, entry))
+    return ConcurrencyRule(entry.label, int(entry.limit), key_text(entry.per, entry.header), table, _message(entry))
+
+
+def _identity(context: FilterContext, entry: LimitEntry) -> bytes:
+    """What the limit is known by: not by how much it allows, so that what was spent stays spent when that changes."""
+    said = (context.source, context.scope, context.name, entry.label, entry.type, entry.count, entry.unit, entry.window)
+    return blake2b(repr((*said, entry.per, entry.header.lower())).encode(), digest_size=KEY_BYTES).digest()
+
+
+def _table(context: FilterContext, entry: LimitEntry, identity: bytes) -> KeyedCounters:
+    keys = context.config.max_keys if entry.per else 1
+    return KeyedCounters(keys) if context.keyed is None else context.keyed(identity, keys)
+
+
+def _message(entry: LimitEntry) -> str:
+    """ "more than 100 requests in a day for each Identity"."""
+    what = entry.type.lower() if entry.type != "Concurrency" else "requests"
+    if entry.type == "Cost":
+        what = "cost"
+    elif entry.limit == 1:
+        what = what.removesuffix("s")
+    if entry.count != "Total":
+        what = f"{what} of the {'request' if entry.count == 'Input' else 'answer'}"
+    number = f"{entry.limit:.0f}" if entry.limit == int(entry.limit) else f"{entry.limit:g}"
+    if entry.type == "Concurrency":
+        span = "at once"
+    elif entry.unit in CALENDAR:
+        span = f"in a {entry.unit.lower()}"
+    else:
+        span = f"in {window_of(entry.limit, entry.unit, entry.window).length_s:g} s"
+    whose = f" for each {' and '.join(entry.per)}" if entry.per else ""
+    return f"more than {number} {what} {span}{whose}"

@@ -1,0 +1,88 @@
+"""RateLimit fields: what a client is told of limits.
+
+Sources: draft-ietf-httpapi-ratelimit-headers-09 (RateLimit-Policy, RateLimit); the fields of their own with which the
+SDKs and clients of OpenAI (`x-ratelimit-limit-requests`) and Anthropic (`anthropic-ratelimit-requests-limit`) are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from time import time
+from typing import Final
+
+from egressproxy.filters.limits.rules import QuotaRule, Take
+
+__all__ = ["provider_fields", "rate_limit_fields", "whole_seconds"]
+
+_PROVIDER_UNITS: Final = {("Requests", "Total"): "requests", ("Tokens", "Total"): "tokens"}
+_ANTHROPIC_UNITS: Final = {
+    **_PROVIDER_UNITS,
+    ("Tokens", "Input"): "input-tokens",
+    ("Tokens", "Output"): "output-tokens",
+}
+#: The units of the draft's registry, where it has one.
+_UNITS: Final = {"Requests": "", "Bytes": ';qu="content-bytes"', "Tokens": ';qu="tokens"', "Cost": ';qu="cost"'}
+
+FieldLines = tuple[tuple[bytes, bytes], ...]
+
+
+def rate_limit_fields(takes: Sequence[Take]) -> FieldLines:
+    """RateLimit-Policy (quota and window of each limit) and RateLimit (what is left of it, and seconds until reset)."""
+    policies = ", ".join(_policy(take.rule) for take in takes)
+    states = ", ".join(
+        f'"{take.rule.name}";r={math.floor(take.left)};t={whole_seconds(take.reset_s)}' for take in takes
+    )
+    return ((b"RateLimit-Policy", policies.encode()), (b"RateLimit", states.encode()))
+
+
+def provider_fields(provider: str, takes: Iterable[Take]) -> FieldLines:
+    """The same in the form of a provider (`gen_ai.provider.name`), of the limit of each unit that has least left.
+
+    Empty for a provider that has none.
+    """
+    if provider not in ("openai", "anthropic"):
+        return ()
+    units = _PROVIDER_UNITS if provider == "openai" else _ANTHROPIC_UNITS
+    least: dict[str, Take] = {}
+    for take in takes:
+        unit = units.get((take.rule.type, take.rule.count))
+        if unit is not None and (unit not in least or take.left < least[unit].left):
+            least[unit] = take
+    lines: list[tuple[bytes, bytes]] = []
+    for unit, take in least.items():
+        limit, left = f"{take.rule.window.limit:.0f}", f"{math.floor(take.left)}"
+        if provider == "openai":
+            said = {f"x-ratelimit-limit-{unit}": limit, f"x-ratelimit-remaining-{unit}": left,
+                    f"x-ratelimit-reset-{unit}": _duration(take.reset_s)}  # fmt: skip
+        else:
+            said = {f"anthropic-ratelimit-{unit}-limit": limit, f"anthropic-ratelimit-{unit}-remaining": left,
+                    f"anthropic-ratelimit-{unit}-reset": _moment(take.reset_s)}  # fmt: skip
+        lines += [(name.encode(), value.encode()) for name, value in said.items()]
+    return tuple(lines)
+
+
+def whole_seconds(seconds: float) -> int:
+    """Rounded up, as Retry-After has it (RFC 9110 section 10.2.3)."""
+    return math.ceil(seconds)
+
+
+def _policy(rule: QuotaRule) -> str:
+    window = rule.window
+    return f'"{rule.name}";q={window.limit:.0f};w={whole_seconds(window.length_s)}{_UNITS[rule.type]}'
+
+
+def _duration(seconds: float) -> str:
+    """`6m0s`, `1s`, `12ms`: as OpenAI writes it."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    whole = whole_seconds(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60}m{whole % 60}s"
+
+
+def _moment(seconds: float) -> str:
+    """RFC 3339."""
+    return datetime.fromtimestamp(time() + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

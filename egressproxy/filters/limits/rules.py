@@ -1,0 +1,89 @@
+"""QuotaRule: one limit, with all that configuration decides about it; Take: what one exchange asks of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from egressproxy.errors import Reason
+from egressproxy.filters.limits.keyed_counters import KeyedCounters
+from egressproxy.filters.limits.keys import KeyText
+from egressproxy.filters.limits.windows import Window
+
+__all__ = ["NEVER", "REASONS", "QuotaRule", "Take"]
+
+#: By the type of a limit: why an exchange is refused.
+REASONS: Final = {
+    "Requests": Reason.REQUEST_RATE,
+    "Bytes": Reason.BYTE_RATE,
+    "Tokens": Reason.TOKEN_RATE,
+    "Cost": Reason.COST_LIMIT,
+}
+#: The wait for what never fits.
+NEVER: Final = math.inf
+
+
+@dataclass(slots=True, eq=False)
+class QuotaRule:
+    """One limit.
+
+    Attributes:
+        name: in metrics, messages and RateLimit fields; unique among those of its filter.
+        type: Requests, Bytes, Tokens or Cost.
+        count: of bytes and tokens: Total, Input or Output.
+        window: how it counts over time.
+        text: makes the text of the key.
+        table: its numbers, by key.
+        identity: what distinguishes it from every other limit of a fleet.
+        allowed, denied: exchanges.
+        reserved, settled: amounts that were taken before, and what they were in the end.
+    """
+
+    name: str
+    type: str
+    count: str
+    window: Window
+    text: KeyText
+    table: KeyedCounters
+    identity: bytes
+    message: str
+    allowed: int = 0
+    denied: int = 0
+    reserved: float = 0.0
+    settled: float = 0.0
+
+    @property
+    def reason(self) -> Reason:
+        """Why an exchange beyond it is refused."""
+        return REASONS[self.type]
+
+    def __repr__(self) -> str:
+        return f"QuotaRule({self.name}, {self.window.limit:g} in {self.window.length_s:g} s, {self.allowed} allowed)"
+
+
+class Take:
+    """What one exchange takes of one limit: `amount`, for the key of this `text`, in the window `period`.
+
+    After it was asked for: `left` and `reset_s` (seconds until all of it is there again), and `wait_s` where it does
+    not fit.
+    """
+
+    __slots__ = ("amount", "left", "period", "reset_s", "rule", "text", "wait_s")
+
+    def __init__(self, rule: QuotaRule, text: bytes, period: bytes, amount: float) -> None:
+        self.rule = rule
+        self.text = text
+        self.period = period
+        self.amount = amount
+        self.left = 0.0
+        self.reset_s = 0.0
+        self.wait_s = 0.0
+
+    @property
+    def key(self) -> bytes:
+        """The key of its rule's table."""
+        return self.rule.table.key(self.text + b"\0" + self.period)
+
+    def __repr__(self) -> str:
+        return f"Take({self.amount:g} of {self.rule.name}, {self.left:g} left)"

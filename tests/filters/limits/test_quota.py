@@ -1,0 +1,151 @@
+import math
+
+import pytest
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters import FilterContext, Phase
+from egressproxy.filters.limits.keyed_counters import OwnCounters
+from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
+from egressproxy.filters.limits.quota import Quota, SettledQuota, quota
+from egressproxy.filters.testing import exchange, response
+
+
+def limit(*entries, counters=None, phase=Phase.REQUEST_HEADERS, **config) -> Quota:
+    made = QoSControllerConfig(limits=tuple(LimitEntry(**entry) for entry in entries), **config)
+    keyed = (counters or OwnCounters()).keyed
+    return quota(FilterContext(made, {}, "qos", "Gateway a/gw", "EgressPolicy a/p", phase=phase, keyed=keyed))
+
+
+def ask(made, x=None, **about):
+    x = x or exchange("POST", "https://a.example/v1", **about)
+    made.request_headers(x)
+    return x
+
+
+def refused(made, **about) -> LimitExceeded:
+    with pytest.raises(LimitExceeded) as caught:
+        ask(made, **about)
+    return caught.value
+
+
+def test_each_identity_has_a_count_of_its_own():
+    made = limit({"type": "Requests", "limit": 2, "unit": "Hour", "per": ("Identity",)})
+    for who in ("agents/a", "agents/b"):
+        ask(made, identity=who), ask(made, identity=who)
+        error = refused(made, identity=who)
+        assert (error.status, error.reason, error.rule) == (429, Reason.REQUEST_RATE, "EgressPolicy a/p")
+        assert error.message == "more than 2 requests in 3600 s for each Identity"
+        assert 1700 < error.retry_after_s <= 1800
+
+
+def test_a_refused_request_counts_in_no_limit():
+    made = limit(
+        {"type": "Requests", "limit": 5, "unit": "Day", "name": "day"},
+        {"type": "Requests", "limit": 1, "unit": "Hour", "name": "hour"},
+    )
+    ask(made)
+    for _ in range(9):
+        refused(made)
+    policy, state = (dict(refused(made).fields)[name] for name in (b"RateLimit-Policy", b"RateLimit"))
+    assert policy == b'"day";q=5;w=86400, "hour";q=1;w=3600'
+    assert state.startswith(b'"day";r=4;')
+
+
+def test_a_reload_that_changes_how_much_is_allowed_forgets_nothing():
+    counters = OwnCounters()
+    entry = {"type": "Requests", "limit": 3, "unit": "Month", "per": ("Namespace",)}
+    before = limit(entry, counters=counters)
+    for _ in range(3):
+        ask(before, identity="agents/a")
+    after = limit({**entry, "limit": 4}, counters=counters)
+    ask(after, identity="agents/a")
+    refused(after, identity="agents/a")
+
+
+def test_nothing_is_counted_where_mode_is_report_and_the_log_tells():
+    made = limit({"type": "Requests", "limit": 1, "unit": "Hour"}, mode="Report")
+    assert ask(made).would_deny is None
+    assert ask(made).would_deny == [Reason.REQUEST_RATE]
+    assert made.rules[0].denied == 1
+
+
+def test_what_is_left_is_said_on_every_answer_if_asked_for():
+    made = limit({"type": "Requests", "limit": 10, "unit": "Hour", "name": "hour"}, rate_limit_headers="Always")
+    x = ask(made)
+    x.response = response(200, {"RateLimit": "the provider's"})
+    made.response_headers(x)
+    assert x.response.fields.get(b"ratelimit") == b'"hour";r=9;t=360'
+    assert made.runs_in == {Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS}
+
+
+def test_nothing_is_said_where_that_is_not_wanted():
+    made = limit({"type": "Requests", "limit": 1, "unit": "Hour"}, rate_limit_headers="Never")
+    ask(made)
+    assert refused(made).fields == ()
+
+
+def test_bytes_are_counted_in_the_end_and_a_declared_length_before():
+    made = limit({"type": "Bytes", "limit": 1000, "unit": "Day", "count": "Input"})
+    x = exchange("POST", "https://a.example/v1")
+    x.request.body = 900
+    ask(made, x)
+    big = exchange("POST", "https://a.example/v1")
+    big.request.body = 200
+    with pytest.raises(LimitExceeded) as caught:
+        ask(made, big)
+    assert caught.value.reason is Reason.BYTE_RATE
+    x.bytes_in = 100  # the client left
+    made.complete(x)
+    ask(made, big)
+    assert (made.rules[0].reserved, made.rules[0].settled) == (1100.0, 100.0)
+
+
+def test_an_answer_of_more_bytes_than_are_left_is_a_debt():
+    made = limit({"type": "Bytes", "limit": 1000, "unit": "Minute", "count": "Output", "per": ("Identity",)})
+    x = ask(made)
+    x.bytes_in, x.bytes_out = 7777, 2000
+    made.complete(x)
+    assert refused(made).retry_after_s == math.ceil(60 + 60 / 1000)
+    ask(made, identity="agents/other")
+
+
+def test_exchanges_in_progress_are_counted_for_each_key_and_once():
+    made = limit({"type": "Concurrency", "limit": 2, "per": ("Identity",)})
+    one, two = ask(made), ask(made)
+    made.backend_request(two)  # another attempt
+    error = refused(made)
+    assert (error.status, error.reason, error.retry_after_s) == (503, Reason.CONCURRENCY, 1)
+    ask(made, identity="agents/other")
+    made.complete(two)
+    made.complete(two)
+    ask(made)
+    refused(made)
+    made.complete(one)
+    assert made.concurrency[0].in_progress(one, "") == 1
+
+
+def test_a_request_that_a_rate_refuses_holds_no_place():
+    made = limit({"type": "Concurrency", "limit": 1}, {"type": "Requests", "limit": 1, "unit": "Hour"})
+    made.complete(ask(made))
+    x = exchange("GET", "https://a.example/")
+    with pytest.raises(LimitExceeded):
+        ask(made, x)
+    made.complete(x)
+    assert made.concurrency[0].in_progress(x, "") == 0
+
+
+def test_every_attempt_at_a_backend_is_a_request():
+    made = limit({"type": "Requests", "limit": 2, "unit": "Hour", "per": ("Backend",)}, phase=Phase.BACKEND_REQUEST)
+    x = exchange("GET", "https://a.example/", backend="a/b")
+    made.backend_request(x), made.backend_request(x)
+    with pytest.raises(LimitExceeded):
+        made.backend_request(x)
+
+
+def test_a_backend_is_not_known_before_it_is_chosen():
+    with pytest.raises(ValueError, match="backend-request"):
+        limit({"type": "Requests", "limit": 1, "unit": "Hour", "per": ("Backend",)})
+
+
+def test_only_what_is_settled_costs_a_phase_at_the_end():
+    assert not isinstance(limit({"type": "Requests", "limit": 1, "unit": "Day"}), SettledQuota)
