@@ -264,7 +264,9 @@ class App:
             log.exception("internal error: files are not watched any more; SIGHUP has them read again")
 
     def _announce(self) -> None:
-        for address, port, protocol, listener in self._live.places:
+        if self.options.filters is not None:
+            log.info("filters for Envoy (ext_proc) on %s", self.options.filters)
+        for address, port, protocol, listener in () if self.options.filters is not None else self._live.places:
             place = Authority(address, port)
             log.info("%s listener %s on %s", protocol, listener, place)
             if not self.options.is_configured and self.options.log_format == "text":
@@ -289,6 +291,10 @@ class App:
 
 def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
+    if options.filters is not None:
+        from egressproxy.processes.workers.filter_fleet import FilterFleet
+
+        return FilterFleet(options, options.filters, metrics)
     if options.workers == 1:
         from egressproxy.processes.workers.worker import InProcess
 

@@ -5,13 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from egressproxy.model.authority import Authority
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
-__all__ = ["RunOptions"]
+__all__ = ["FilterListener", "RunOptions"]
 
 
 _NO_KEY = SecretBytes(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class FilterListener:
+    """Where `egressproxy serve-filters` listens: an IP address and port, or the `path` of a Unix socket with its
+    permissions `mode`. `tls_certificate`, `tls_key` and `tls_client_ca` are files of PEM, None without TLS.
+    `trust_domains`: the SPIFFE ids of clients that Envoy tells are believed if they are of one of these.
+    """
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    mode: int = 0o600
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    trust_domains: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else str(Authority(self.host, self.port))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,7 @@ class RunOptions:
     max_connections: int | None = None  # of each worker, as the next two; see ProcessLimits
     max_requests: int = 0
     max_memory: int | None = None  # bytes; None: by the cgroup
+    filters: FilterListener | None = None  # set: filters are served to Envoy, and no listener is bound
 
     @property
     def sources(self) -> tuple[ConfigSource, ...]:

@@ -25,6 +25,7 @@ _VERBS: Final = {
     "explain": "Explain what would happen to a request, and why.",
     "diff": "Show what a new configuration would change.",
     "reload": "Make a running gateway read its configuration again.",
+    "serve-filters": "Serve the filters of a configuration to Envoy.",
     "schema": "Print the JSON Schema of manifests.",
     "filters": "Print the filter types and their settings.",
     "version": "Print the version.",
@@ -56,7 +57,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        command = import_module(f"egressproxy.cli.{cmd_name}").command
+        command = import_module(f"egressproxy.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

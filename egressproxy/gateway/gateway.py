@@ -72,6 +72,7 @@ class GatewayServer:
         self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key, zone)
         self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics, limits.connections)
         self.snapshot: Snapshot | None = None
+        self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
         self._bind = bind
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
@@ -113,7 +114,7 @@ class GatewayServer:
         await asyncio.sleep(0)  # what building left to free was freed in a turn of its own
         new: dict[tuple[str, int], BoundPort] = {}
         try:
-            for key, port in fresh.ports.items():
+            for key, port in fresh.ports.items() if self.binds_ports else ():
                 if key not in self._bound:
                     new[key] = self._bind_port(port)
             for bound in new.values():

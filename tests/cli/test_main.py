@@ -106,9 +106,10 @@ def test_the_list_of_verbs_imports_none_of_them_and_names_each():
     listed = CliRunner().invoke(main, ["--help"]).output.partition("Commands:")[2].split("\n")
     names = [line.split()[0] for line in listed if line.strip()]
     assert names == main.list_commands(None)  # type: ignore[arg-type]
-    assert loaded_by(["--help"], [f"egressproxy.cli.{name}" for name in names]) == []
-    for name in names:
-        assert import_module(f"egressproxy.cli.{name}").command.name == name
+    modules = {name: f"egressproxy.cli.{name.replace('-', '_')}" for name in names}
+    assert loaded_by(["--help"], list(modules.values())) == []
+    for name, module in modules.items():
+        assert import_module(module).command.name == name
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class GatewayProcess:
     With `objects` None it starts without any configuration. `start` returns when /readyz says so, and raises
     RuntimeError with the process's diagnostics when it does not. It is stopped by its own process id, with SIGTERM; a
     process that does not end is killed. Without `must_be_ready` a configuration that serves nothing is enough. `within`
-    is a command that runs the rest of its line in its place.
+    is a command that runs the rest of its line in its place. `verb` is what it does, "run" or "serve-filters".
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class GatewayProcess:
         environment: dict[str, str] | None = None,
         must_be_ready: bool = True,
         within: Iterable[str] = (),
+        verb: str = "run",
     ) -> None:
         self.config = folder / "config"
         self.access_log_path = folder / "access.log"
@@ -52,6 +53,7 @@ class GatewayProcess:
         self._environment = environment or {}
         self._must_be_ready = must_be_ready
         self._within = [*within]
+        self._verb = verb
         self._process: subprocess.Popen[bytes] | None = None
         self._read_to = 0
         self._records: list[dict[str, Any]] = []
@@ -67,7 +69,8 @@ class GatewayProcess:
         return self._process.pid
 
     def start(self) -> GatewayProcess:
-        command = [str(Path(sys.executable).with_name("egressproxy")), "run", "--admin", f"127.0.0.1:{self.admin_port}"]
+        command = [str(Path(sys.executable).with_name("egressproxy")), self._verb]
+        command += ["--admin", f"127.0.0.1:{self.admin_port}"]
         if self._has_configuration:
             command += ["--config", str(self.config)]
         # No proxy variable of the machine may lead the gateway or its checks elsewhere.

@@ -6,11 +6,12 @@ Source: gRPC health checking protocol (grpc/health/v1/health.proto).
 
 from __future__ import annotations
 
-__all__ = ["CHECK", "check_message", "is_serving"]
+__all__ = ["CHECK", "NOT_SERVING", "SERVING", "check_message", "is_serving"]
 
 CHECK = b"/grpc.health.v1.Health/Check"
-#: HealthCheckResponse with `status` (field 1, a varint) SERVING (1).
-_SERVING = b"\x08\x01"
+#: HealthCheckResponse with `status` (field 1, a varint) SERVING (1) or NOT_SERVING (2).
+SERVING = b"\x08\x01"
+NOT_SERVING = b"\x08\x02"
 
 
 def check_message(service: str) -> bytes:
@@ -23,4 +24,4 @@ def check_message(service: str) -> bytes:
 
 def is_serving(message: bytes) -> bool:
     """Whether a HealthCheckResponse says SERVING. It has no other field."""
-    return message == _SERVING
+    return message == SERVING

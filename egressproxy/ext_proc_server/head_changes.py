@@ -1,0 +1,66 @@
+"""What Envoy is told to change of a head: the difference between what it sent and what filters have made of it. Pure.
+
+Source: Envoy API v3, service/ext_proc/v3/external_processor.proto, HeaderMutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from egressproxy.model.field_change import FieldAction, FieldChange
+from egressproxy.model.fields import Fields
+from egressproxy.protocols.http2.field_coding import FieldList
+
+__all__ = ["changes_of", "dropped_fields", "immediate_headers"]
+
+#: Fields of the hop and of the framing: the codec takes them out of a head, and Envoy writes its own.
+_OF_THE_HOP = frozenset(
+    b"host connection content-length transfer-encoding proxy-connection keep-alive te upgrade expect via"
+    b" http2-settings max-forwards x-forwarded-client-cert".split()
+)
+
+
+def changes_of(before: bytes, after: Fields) -> tuple[FieldChange, ...]:
+    """The changes that make of the field block `before` the fields `after`; those that remove come first.
+
+    The order of lines with different names is not kept: it means nothing (RFC 9110 section 5.3).
+    """
+    if before == after.block:
+        return ()
+    old, new = _by_name(Fields(before)), _by_name(after)
+    changes = [FieldChange(name, FieldAction.REMOVE) for name in old if name not in new]
+    for name, values in new.items():
+        if old.get(name) != values:
+            changes += _lines(name, values)
+    return tuple(changes)
+
+
+def dropped_fields(received: FieldList, kept: Fields) -> tuple[FieldChange, ...]:
+    """Removes those fields of a request that the codec lets nobody pass on: what claims a client's identity, what is
+    for a proxy alone, and spellings that origins take for such a field.
+    """
+    if len(received) == len(kept):
+        return ()
+    names = {name for name, _ in received if name[:1] != b":"}
+    left = names - _OF_THE_HOP - {name for name, _ in kept}
+    return tuple([FieldChange(name, FieldAction.REMOVE) for name in sorted(left)])
+
+
+def immediate_headers(fields: Iterable[tuple[bytes, bytes]]) -> tuple[FieldChange, ...]:
+    """The fields of a response that Envoy is to make: each replaces what Envoy would write by itself."""
+    return tuple([change for name, values in _by_name(fields).items() for change in _lines(name, values)])
+
+
+def _by_name(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in fields:
+        found.setdefault(name.lower(), []).append(value)
+    return found
+
+
+def _lines(name: bytes, values: list[bytes]) -> list[FieldChange]:
+    first, *rest = values
+    return [
+        FieldChange(name, FieldAction.SET, first),
+        *[FieldChange(name, FieldAction.APPEND, value) for value in rest],
+    ]

