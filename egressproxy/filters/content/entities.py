@@ -1,0 +1,76 @@
+"""Entities: what can be looked for, by the names of a configuration, and the scanner that looks for a set of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from egressproxy.filters.content.addresses import IPAddresses
+from egressproxy.filters.content.emails import Emails
+from egressproxy.filters.content.lettered import Lettered, iban_at
+from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of
+from egressproxy.filters.content.numbers import NumberKind, Numbers, card_at
+from egressproxy.filters.content.own_patterns import OwnPattern
+from egressproxy.filters.content.secret_keys import SecretKeys
+from egressproxy.filters.content.spans import Detector, Scanner
+
+__all__ = ["ENTITIES", "KEYS", "scanner_of"]
+
+KEYS: Final = frozenset(("API_KEY", "JWT", "PRIVATE_KEY"))
+#: Name -> what it is.
+ENTITIES: Final[Mapping[str, str]] = {
+    "EMAIL": "e-mail addresses",
+    "PHONE": "telephone numbers: with a country code, and those of `regions` as they are dialled there",
+    "CARD": "card numbers: prefix and length of a network, and Luhn's checksum",
+    "IBAN": "bank accounts (ISO 13616), with their checksum",
+    "NATIONAL_ID": "identifiers of people, of `countries`",
+    "IP_ADDRESS": "IPv4 and IPv6 addresses",
+    "API_KEY": "keys and tokens of providers that publish their form",
+    "JWT": "JSON Web Tokens",
+    "PRIVATE_KEY": "private keys in PEM",
+}
+
+
+def scanner_of(
+    entities: Iterable[str],
+    *,
+    regions: tuple[str, ...] = (),
+    countries: tuple[str, ...] = COUNTRIES,
+    patterns: Iterable[tuple[str, str, int]] = (),
+) -> Scanner:
+    """A scanner for these entities. `patterns` are own ones: name, expression and the longest match in characters.
+
+    Of what is the same text and could be two things, the first in the order of ENTITIES is taken; own patterns come
+    before all. Raises ValueError for an entity, region or country that is not known, and for a wrong expression.
+    """
+    wanted = frozenset(entities)
+    for entity in sorted(wanted - ENTITIES.keys()):
+        raise ValueError(f"{entity!r} is no entity; known are {', '.join(ENTITIES)}, and the names of `patterns`")
+    for country in countries:
+        if country not in COUNTRIES:
+            raise ValueError(f"{country!r} has no identifiers here; there are those of {', '.join(COUNTRIES)}")
+    detectors: list[Detector] = [OwnPattern(*pattern) for pattern in patterns]
+    if wanted & KEYS:
+        detectors.append(SecretKeys(wanted & KEYS))
+    if "EMAIL" in wanted:
+        detectors.append(Emails())
+    numbers: list[tuple[str, NumberKind]] = []
+    letters: list[tuple[str, NumberKind]] = []
+    if "CARD" in wanted:
+        numbers.append(("CARD", card_at))
+    if "IBAN" in wanted:
+        letters.append(("IBAN", iban_at))
+    if "NATIONAL_ID" in wanted:
+        numbers += [("NATIONAL_ID", kind) for kind in numbers_of(countries)]
+        letters += [("NATIONAL_ID", kind) for kind in lettered_of(countries)]
+    if "IP_ADDRESS" in wanted:
+        detectors.append(IPAddresses())
+    if "PHONE" in wanted:
+        from egressproxy.filters.content.phones import Phones
+
+        numbers.append(("PHONE", Phones(regions)))
+    if letters:
+        detectors.append(Lettered(letters))
+    if numbers:
+        detectors.append(Numbers(numbers))
+    return Scanner(detectors)

@@ -1,0 +1,78 @@
+"""Lettered: what begins with letters and goes on with digits: IBANs, and national identifiers that others hand in."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from egressproxy.filters.content.check_digits import IBAN_LENGTHS, is_iban
+from egressproxy.filters.content.numbers import NumberKind, stands_alone
+from egressproxy.filters.content.spans import Detector, Span
+
+__all__ = ["Lettered", "iban_at"]
+
+#: A digit behind a letter, or behind a word of two letters and a separator (NINO).
+_FIRST_DIGIT = re.compile(r"[0-9](?:(?<=[A-Za-z].)|(?<=[A-Za-z]{2}[ -].)(?<![0-9A-Za-z][A-Za-z]{2}[ -].))")
+_WORD_BACKWARDS = re.compile(r"[ -]?[A-Za-z]{1,6}")
+_IBAN = re.compile(r"[A-Za-z]{2}[0-9]{2}(?:[ -]?[0-9A-Za-z]){11,30}")
+_SEPARATORS = re.compile(r"[ -]")
+
+#: What may go on, backwards: a short word; one of two letters and a blank; letters and digits with little behind; an
+#: IBAN.
+_OPEN_WORD = re.compile(r"[A-Za-z]{1,6}(?![0-9A-Za-z])|[ -][A-Za-z]{2}(?![0-9A-Za-z])")
+_OPEN_SHORT = re.compile(r"[ -]?(?:[0-9A-Za-z][ -]?){0,15}[0-9][ -]?[A-Za-z]{1,6}(?![0-9A-Za-z])")
+_OPEN_IBAN = re.compile(r"[ -]?(?:[0-9A-Za-z][ -]?){0,32}[0-9]{2}[A-Za-z]{2}(?![0-9A-Za-z])")
+_DIGIT = re.compile("[0-9]")
+_MAX_LENGTH: Final = 72
+
+
+def iban_at(text: str, at: int) -> int:
+    """IBAN: of the length of its country, in groups if need be, with its checksum."""
+    length = IBAN_LENGTHS.get(text[at : at + 2].upper(), 0)
+    match = _IBAN.match(text, at) if length else None
+    if match is None:
+        return 0
+    end = at
+    for character in match[0]:
+        end += 1
+        length -= character not in " -"
+        if not length:
+            break
+    if length or text[end : end + 1].isalnum():
+        return 0
+    return end if is_iban(_SEPARATORS.sub("", text[at:end]).upper()) else 0
+
+
+class Lettered(Detector):
+    """What begins with one to six letters, with digits soon after. `kinds` are pairs of an entity and what finds its
+    end.
+    """
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self, kinds: list[tuple[str, NumberKind]]) -> None:
+        self._kinds = tuple(kinds)
+
+    def find(self, text: str, start: int, found: list[Span]) -> None:
+        """As `Detector.find`."""
+        for match in _FIRST_DIGIT.finditer(text, start):
+            digit = match.start()
+            word = _WORD_BACKWARDS.match(text[max(0, digit - 7) : digit][::-1])
+            at = digit - (0 if word is None else word.end())
+            if at < start or word is None or not stands_alone(text, at):
+                continue
+            for entity, end_of in self._kinds:
+                end = end_of(text, at)
+                if end:
+                    found.append(Span(at, end, entity, at))
+
+    def open_end(self, text: str, tail: str) -> int:
+        """As `Detector.open_end`."""
+        word = _OPEN_WORD.match(tail)
+        length = 0 if word is None else word.end()
+        if _DIGIT.search(tail, 0, _MAX_LENGTH) is not None:
+            for pattern in (_OPEN_SHORT, _OPEN_IBAN):
+                match = pattern.match(tail)
+                if match is not None and match.end() > length:
+                    length = match.end()
+        return length

@@ -1,0 +1,88 @@
+"""Identifiers of people that countries give out: those that a form or check digits tell from other numbers.
+
+US: Social Security Number (in three parts, ranges of the SSA). GB: National Insurance number. DE:
+Identifikationsnummer. FR: numéro de sécurité sociale. ES: DNI and NIE. IT: codice fiscale. CH: AHV number. SE:
+personnummer. PL: PESEL. BR: CPF. IN: Aadhaar. CN: resident identity number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from egressproxy.filters.content import check_digits
+from egressproxy.filters.content.numbers import NumberKind, stands_alone
+
+__all__ = ["COUNTRIES", "lettered_of", "numbers_of"]
+
+_SEPARATORS = re.compile(r"[ .+-]")
+_END: Final = r"(?![0-9A-Za-z])"
+
+
+def _number(pattern: str, check: Callable[[str], bool] | None = None) -> NumberKind:
+    """What finds the end of a number of this form; `check` gets it without separators, in capitals."""
+    compiled = re.compile(pattern + _END)
+
+    def end_of(text: str, at: int) -> int:
+        match = compiled.match(text, at)
+        if match is None or not stands_alone(text, at):
+            return 0
+        return match.end() if check is None or check(_SEPARATORS.sub("", match[0]).upper()) else 0
+
+    return end_of
+
+
+def _is_ahv(digits: str) -> bool:
+    """EAN-13."""
+    return sum(int(digit) * (3 if place % 2 else 1) for place, digit in enumerate(digits)) % 10 == 0
+
+
+def _is_personnummer(digits: str) -> bool:
+    return check_digits.is_luhn(digits[-10:])
+
+
+_NUMBERS: Final[dict[str, NumberKind]] = {
+    "US": _number(r"(?!000|666|9)[0-9]{3}([- ])(?!00)[0-9]{2}\1(?!0000)[0-9]{4}"),
+    "DE": _number(r"[0-9]{2} ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}", check_digits.is_steuer_id),
+    "FR": _number(r"[1-478] ?[0-9]{2} ?[0-9]{2} ?[0-9][0-9ABab] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}", check_digits.is_nir),
+    "ES": _number(r"[0-9]{8}[ -]?[A-Za-z]", check_digits.is_dni),
+    "CH": _number(r"756\.?[0-9]{4}\.?[0-9]{4}\.?[0-9]{2}", _is_ahv),
+    "SE": _number(r"(?:19|20)?[0-9]{2}(?:0[1-9]|1[0-2])(?:[0-8][0-9]|9[01])[-+][0-9]{4}", _is_personnummer),
+    "PL": _number(r"[0-9]{11}", check_digits.is_pesel),
+    "BR": _number(r"[0-9]{3}\.?[0-9]{3}\.?[0-9]{3}-?[0-9]{2}", check_digits.is_cpf),
+    "IN": _number(r"[2-9][0-9]{3}([ -]?)[0-9]{4}\1[0-9]{4}", check_digits.is_aadhaar),
+    "CN": _number(r"[1-8][0-9]{16}[0-9Xx]", check_digits.is_resident_id_of_china),
+}
+#: Those that begin with letters.
+_LETTERED: Final[dict[str, tuple[str, Callable[[str], bool] | None]]] = {
+    "GB": (r"(?![DFIQUV])[A-Z](?![DFIQUVO])[A-Z](?<!BG|GB|NK|KN|TN|NT|ZZ) ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]", None),
+    "IT": (
+        r"[A-Z]{6}[0-9LMNP-V]{2}[A-EHLMPRST][0-9LMNP-V]{2}[A-Z][0-9LMNP-V]{3}[A-Z]",
+        check_digits.is_codice_fiscale,
+    ),
+    "ES": (r"[XYZ]-?[0-9]{7}-?[A-Z]", check_digits.is_dni),
+}
+COUNTRIES: Final = tuple(sorted({*_NUMBERS, *_LETTERED}))
+
+
+def numbers_of(countries: tuple[str, ...]) -> list[NumberKind]:
+    """What finds the numbers of these countries that begin with a digit."""
+    return [_NUMBERS[country] for country in countries if country in _NUMBERS]
+
+
+def lettered_of(countries: tuple[str, ...]) -> list[NumberKind]:
+    """What finds those that begin with letters."""
+    return [_lettered(*_LETTERED[country]) for country in countries if country in _LETTERED]
+
+
+def _lettered(pattern: str, check: Callable[[str], bool] | None) -> NumberKind:
+    compiled = re.compile(pattern + _END, re.IGNORECASE | re.ASCII)
+
+    def end_of(text: str, at: int) -> int:
+        match = compiled.match(text, at)
+        if match is None:
+            return 0
+        return match.end() if check is None or check(_SEPARATORS.sub("", match[0]).upper()) else 0
+
+    return end_of

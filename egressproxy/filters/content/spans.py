@@ -1,0 +1,179 @@
+"""Spans: where a text says what is looked for, and the same for text that comes in pieces.
+
+Whether a match begins at a character depends on a bounded number of characters before and behind it, so a stream holds
+back as much and no more, and what is found is the same however the text is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from egressproxy.filters.content.folding import Folder
+
+__all__ = ["Detector", "Replace", "Scanner", "Span", "TextStream"]
+
+#: Folded characters before a place that detectors may look at.
+_CONTEXT: Final = 4
+#: Characters at the end that every detector gets, backwards, to see whether something may begin there.
+TAIL: Final = 320
+
+
+class Span(NamedTuple):
+    """`text[start:end]` is an `entity`, or the rest of one that began at `began`, inside of the span before."""
+
+    start: int
+    end: int
+    entity: str
+    began: int
+
+
+#: What stands instead of a value: called with the entity and the value as it came.
+Replace = Callable[[str, str], str]
+
+
+class Detector:
+    """Finds entities of one family in folded text. It keeps nothing between calls, and finds what begins inside of what
+    it has found as well.
+    """
+
+    __slots__ = ()
+
+    def find(self, text: str, start: int, found: list[Span]) -> None:
+        """Append what begins at `start` or later, as if the text ended where it ends. Characters before are context."""
+        raise NotImplementedError
+
+    def open_end(self, text: str, tail: str) -> int:
+        """How many characters at the end belong to what may be something else when more text comes; 0: none.
+
+        `tail` is the end of the text backwards, at most TAIL characters of it.
+        """
+        raise NotImplementedError
+
+
+class Scanner:
+    """Several detectors. Where spans overlap, the one that begins first has the characters; of those that begin at one
+    place the longest, then that of the first detector. What is left of another one stays a span.
+    """
+
+    __slots__ = ("_detectors", "escaped", "plain")
+
+    def __init__(self, detectors: Sequence[Detector]) -> None:
+        self._detectors = tuple(detectors)
+        self.plain = Folder()
+        self.escaped = Folder(has_escapes=True)
+
+    def spans(self, text: str, folder: Folder | None = None) -> list[Span]:
+        """What a whole text says, in order, without overlaps."""
+        folded, index = (folder or self.plain).fold(text)
+        found = self.scan(folded, 0, [])
+        if index is None:
+            return found
+        return [Span(index[s], index[e], entity, index[began]) for s, e, entity, began in found]
+
+    def replaced(self, text: str, replace: Replace) -> str:
+        """The text with every span replaced; the same object if there is none."""
+        found = self.spans(text)
+        return _replaced(text, found, replace) if found else text
+
+    def stream(self, replace: Replace, *, has_escapes: bool = False) -> TextStream:
+        """For a text that comes in pieces; `has_escapes`: it is the inside of JSON."""
+        return TextStream(self, self.escaped if has_escapes else self.plain, replace)
+
+    def scan(self, folded: str, start: int, kept: list[Span]) -> list[Span]:
+        """The spans of folded text from `start`; what came before is context, and `kept` began there."""
+        found: list[Span] = []
+        for detector in self._detectors:
+            detector.find(folded, start, found)
+        if not kept and len(found) < 2:
+            return found
+        found.sort(key=lambda span: (span.start, -span.end))  # stable: the order of the detectors decides the rest
+        at = kept[-1].end if kept else start
+        for span in found:
+            if span.end > at:
+                kept.append(span if span.start >= at else Span(at, span.end, span.entity, span.start))
+                at = span.end
+        return kept
+
+    def open_end(self, folded: str) -> int:
+        """How many characters at the end are not decided yet."""
+        tail = folded[: -TAIL - 1 : -1]
+        longest = 0
+        for detector in self._detectors:
+            length = detector.open_end(folded, tail)
+            if length > longest:
+                longest = length
+        return longest
+
+
+def _replaced(text: str, found: list[Span], replace: Replace) -> str:
+    parts: list[str] = []
+    at = 0
+    for start, end, entity, _ in found:
+        parts.append(text[at:start])
+        parts.append(replace(entity, text[start:end]))
+        at = end
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+class TextStream:
+    """A text that comes in pieces: what is fed goes out with every span replaced, an undecided end held back."""
+
+    __slots__ = ("_begun", "_context", "_folder", "_held", "_replace", "_scanner")
+
+    def __init__(self, scanner: Scanner, folder: Folder, replace: Replace) -> None:
+        self._scanner = scanner
+        self._folder = folder
+        self._replace = replace
+        self._context = ""  # folded
+        self._held = ""
+        self._begun: list[Span] = []  # at the beginning of what is held: spans that began in what was sent
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """Take a piece ("" too) and return what can go out now; with `last` all. Raises what `replace` raises."""
+        text = self._held + text if self._held else text
+        if not text:
+            return ""
+        folder, context = self._folder, self._context
+        unsettled = 0 if last else folder.open_end(text)
+        folded, index = folder.fold(text[:-unsettled] if unsettled else text)
+        before = len(context)
+        whole = context + folded if before else folded
+        end = len(whole)
+        found = self._scanner.scan(whole, before, self._begun)
+        if not last:
+            end = max(before, end - self._scanner.open_end(whole))
+            for span in found:
+                if span.end > end:
+                    end = min(end, span.start)
+                    break
+        cut = end - before if index is None else index[end - before]
+        self._held = text[cut:]
+        self._context = whole[max(0, end - _CONTEXT) : end]
+        if not found:
+            return text[:cut]
+        shift = end - len(self._context)
+        self._begun = [
+            Span(s - shift, e - shift, entity, began - shift) for s, e, entity, began in found if began < end <= s
+        ]
+        places = [span for span in found if span.start < end]
+        if not places:
+            return text[:cut]
+        if index is None:
+            places = [Span(s - before, e - before, entity, 0) for s, e, entity, _ in places]
+        else:
+            places = [Span(index[s - before], index[e - before], entity, 0) for s, e, entity, _ in places]
+        return _replaced(text[:cut], places, self._replace)
+
+    def flush(self) -> str:
+        """The text is over: what was held back."""
+        return self.feed("", last=True)
+
+    @property
+    def held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"TextStream({len(self._held)} characters held)"

@@ -1,0 +1,156 @@
+# ruff: noqa: E501
+"""What each entity is, and what only looks like it."""
+
+import pytest
+
+from egressproxy.filters.content.entities import ENTITIES, scanner_of
+from egressproxy.filters.content.national_ids import COUNTRIES
+
+#: Values that their issuers publish as examples, and test numbers.
+FOUND = {
+    "EMAIL": [
+        "alice@example.com", "o'neil+x@mail.example.co.uk", "first.last@xn--mnchen-3ya.de", "müller@münchen.de",
+        "用户@例子.公司", "a_b%c@example.museum",
+    ],
+    "PHONE": [
+        "+49 30 901820", "+49 (0)30 901820", "+1 415-555-2671", "+44 20 7946 0958", "0033 1 42 68 53 00",
+        "+81 3-1234-5678", "+86 138 0013 8000",
+    ],
+    "CARD": [
+        "4111111111111111", "4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005", "6011111111111117",
+        "30569309025904", "3530111333300000", "2223003122003222", "6200000000000005", "4.1.1.1.1.1.1.1.1.1.1.1.1.1.1.1",
+    ],
+    "IBAN": [
+        "DE89370400440532013000", "DE89 3704 0044 0532 0130 00", "GB33BUKB20201555555555", "gb33 bukb 2020 1555 5555 55",
+        "NO9386011117947", "MT84MALT011000012345MTLCAST001S", "FR1420041010050500013M02606",
+    ],
+    "NATIONAL_ID": [
+        "123-45-6789", "123 45 6789", "AB 12 34 56 C", "JG103759A", "86095742719", "86 095 742 719",
+        "2 55 08 14 168 025 38", "12345678Z", "X1234567L", "RSSMRA85T10A562S", "756.9217.0769.85", "529.982.247-25",
+        "44051401359", "9999 4105 7058", "11010519491231002X", "811218-9876", "19811218-9876",
+    ],
+    "IP_ADDRESS": ["192.168.1.1", "8.8.8.8", "2001:db8::1", "fe80::1ff:fe23:4567:890a", "::1", "::ffff:192.0.2.1"],
+    "API_KEY": [
+        "sk-abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGH", "sk-proj-ab_cd-efghijklmnopqrstuv", "sk-ant-api03-" + "x" * 40,
+        "AKIAIOSFODNN7EXAMPLE", "ghp_" + "a1" * 18, "github_pat_" + "a1" * 20, "xoxb-123456789012-abcdefghij",
+        "AIza" + "x" * 35, "sk_live_abcdefghij0123", "rk_test_abcdefghij0123", "glpat-abcdefghijklmnopqrst", "hf_" + "a" * 34,
+        "npm_" + "a" * 36, "SG." + "a" * 22 + "." + "b" * 43, "GOCSPX-" + "a" * 28, "AGE-SECRET-KEY-1" + "Q" * 58,
+        "dop_v1_" + "0f" * 32, "gsk_" + "a" * 52,
+    ],
+    "JWT": ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc_def-123"],
+    "PRIVATE_KEY": [
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc=\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\r\nb3Bl\r\n-----END OPENSSH PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\\nMIIE\\n-----END PRIVATE KEY-----",
+        "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0F\n\nabc\n-----END RSA PRIVATE KEY-----",
+    ],
+}  # fmt: skip
+NOT_FOUND = {
+    "EMAIL": ["alice@localhost", "@example.com", "alice@", "a @ b.com", "alice@example.", "user@host:path", "x@1.2"],
+    "PHONE": ["2024-11-22 19:10", "1234567890", "+99 123 456 789", "$ 1,234,567.89", "12345", "+49", "030 901820"],
+    "CARD": ["4111111111111112", "41111111111111111111", "1234567812345670", "411111111111111", "4111-1111"],
+    "IBAN": ["DE88370400440532013000", "DE8937040044053201300", "XX89370400440532013000", "DE893704004405320130001"],
+    "NATIONAL_ID": [
+        "000-12-3456", "666-12-3456", "923-12-3456", "123-00-4567", "123456789", "BG123456A", "AB123456E", "86095742718",
+        "12345678A", "X1234567A", "RSSMRA85T10A562T", "756.9217.0769.84", "529.982.247-26", "111.111.111-11",
+        "44051401358", "9999 4105 7059", "110105194912310021", "811218-9875",
+    ],
+    "IP_ADDRESS": ["1.2.3.4.5", "256.1.1.1", "12:30:45", "std::vector", "a::b", "v1.2.3", "1:2:3", "01.02.03.04x"],
+    "API_KEY": ["sk-short", "ask-abcdefghijklmnopqrstuvwxyz0123456789", "AKIAIOSFODNN7", "task_live_abcdefghij", "ghp_abc", "risk-averse"],
+    "JWT": ["eyJhbGci", "eyJhbGciOiJIUzI1NiJ9.", "a.b.c"],
+    "PRIVATE_KEY": ["-----BEGIN PUBLIC KEY-----", "-----BEGIN CERTIFICATE-----", "BEGIN PRIVATE KEY"],
+}  # fmt: skip
+
+
+def pairs(table):
+    return [pytest.param(entity, value, id=f"{entity}-{value[:40]!a}") for entity in table for value in table[entity]]
+
+
+@pytest.mark.parametrize(("entity", "value"), pairs(FOUND))
+@pytest.mark.parametrize("around", ["{}", "is ({}), and", "x\n{}\ny", "é„{}“"])
+def test_it_is_found_from_its_first_character_to_its_last(entity, value, around):
+    text = around.format(value)
+    begin = text.index(value)
+    found = [(s, e, kind) for s, e, kind, _ in scanner_of([entity]).spans(text)]
+    assert found == [(begin, begin + len(value), entity)]
+
+
+@pytest.mark.parametrize(("entity", "value"), pairs(NOT_FOUND))
+def test_it_only_looks_like_it(entity, value):
+    assert scanner_of([entity]).spans(f"is {value} !") == []
+
+
+def test_numbers_of_a_region_are_found_where_it_is_named():
+    said = "call 030 901820 or (415) 555-2671"
+    assert scanner_of(["PHONE"]).spans(said) == []
+    assert [said[s:e] for s, e, *_ in scanner_of(["PHONE"], regions=("DE",)).spans(said)] == ["030 901820"]
+    assert [said[s:e] for s, e, *_ in scanner_of(["PHONE"], regions=("US",)).spans(said)] == ["(415) 555-2671"]
+
+
+def test_what_stands_behind_a_number_is_not_taken():
+    said = "4111 1111 1111 1111 12/25, +1 415 555 2671 2024"
+    found = scanner_of(["CARD", "PHONE"]).spans(said)
+    assert [said[s:e] for s, e, *_ in found] == ["4111 1111 1111 1111", "+1 415 555 2671"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "４１１１ １１１１ １１１１ １１１１", "٤١١١١١١١١١١١١١١١", "4111\u00a01111\u20091111\u202f1111", "4111‑1111–1111−1111",
+        "41\u200b11111\u200d111111\ufeff111", "𝟒𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏𝟏", "④①①①①①①①①①①①①①①①",
+    ],
+)  # fmt: skip
+def test_digits_of_other_scripts_and_what_nobody_sees_hide_no_card(said):
+    found = scanner_of(["CARD"]).spans(f"a {said} b")
+    assert [(s, e) for s, e, *_ in found] == [(2, 2 + len(said))]
+
+
+def test_full_width_signs_hide_no_address():
+    said = "al\u00adice＠example。com"
+    assert [said[s:e] for s, e, *_ in scanner_of(["EMAIL"]).spans(said)] == [said]
+
+
+def test_the_longer_of_two_that_begin_together_is_taken_and_no_character_is_left():
+    said = "+49 30 901820@example.com"
+    scanner = scanner_of(["EMAIL", "PHONE"])
+    assert scanner.replaced(said, lambda entity, value: f"<{entity}>") == "<PHONE><EMAIL>"
+
+
+def test_own_patterns_come_before_all():
+    scanner = scanner_of(["EMAIL"], patterns=[("STAFF", r"[a-z]+@example\.com", 40)])
+    assert [entity for *_, entity, _ in scanner.spans("bob@example.com bob@example.org")] == ["STAFF", "EMAIL"]
+
+
+def test_a_match_of_an_own_pattern_ends_where_it_may_be_no_longer():
+    scanner = scanner_of([], patterns=[("DIGITS", r"\d+", 8)])
+    assert (
+        scanner.replaced("1" * 20, lambda entity, value: f"<{len(value)}>") == "<8>" + "<1>" * 12
+    )  # the rest of what begins inside
+
+
+@pytest.mark.parametrize(
+    ("wanted", "more", "message"),
+    [
+        (["EMAILS"], {}, "'EMAILS' is no entity; known are EMAIL, PHONE"),
+        (["PHONE"], {"regions": ("XX",)}, "'XX' is no region"),
+        (["NATIONAL_ID"], {"countries": ("ZZ",)}, "'ZZ' has no identifiers here; there are those of BR, CH, CN"),
+        ([], {"patterns": [("A", "(?=x)", 8)]}, "is not an expression of RE2"),
+        ([], {"patterns": [("A", "x*", 8)]}, "matches the empty text"),
+    ],
+)
+def test_a_wrong_choice_says_what_is_wrong(wanted, more, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        scanner_of(wanted, **more)
+
+
+def test_every_country_has_an_identifier_that_is_found_only_with_it():
+    values = {country: [] for country in COUNTRIES}
+    for value in FOUND["NATIONAL_ID"]:
+        for country in COUNTRIES:
+            if scanner_of(["NATIONAL_ID"], countries=(country,)).spans(value):
+                values[country].append(value)
+    assert [country for country in COUNTRIES if not values[country]] == []
+
+
+def test_every_entity_is_tested():
+    assert set(FOUND) == set(NOT_FOUND) == set(ENTITIES)

@@ -1,0 +1,124 @@
+# ruff: noqa: E501
+"""What is found is the same however a text is cut, and where it is found does not depend on what came long before."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egressproxy.filters.content.entities import ENTITIES, scanner_of
+from egressproxy.filters.content.spans import Scanner
+
+EVERYTHING = scanner_of(
+    ENTITIES, regions=("DE", "US"), patterns=[("PROJECT", r"\bPROJ-\d+\b", 24), ("CODE", "x[^y]*y", 8)]
+)
+ORDINARY = scanner_of(("EMAIL", "PHONE", "CARD"), regions=("DE",))
+#: Without own patterns, which hold back as much as their matches may be long.
+KNOWN = scanner_of(ENTITIES, regions=("DE", "US"))
+
+VALUES = [
+    "alice@example.com", "o'neil+x@mail.example.co.uk", "müller@münchen.de", "a@b.co", "x" * 70 + "@example.org",
+    "+49 30 901820", "+1 (415) 555-2671", "0049 89 1234567", "030 901820",
+    "4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005", "DE89 3704 0044 0532 0130 00",
+    "GB33BUKB20201555555555", "123-45-6789", "AB 12 34 56 C", "86 095 742 719", "12345678Z", "X1234567L",
+    "RSSMRA85T10A562S", "756.9217.0769.85", "192.168.1.1", "2001:db8::1", "::1",
+    "sk-proj-abcdefghijklmnopqrstuvwx", "AKIAIOSFODNN7EXAMPLE", "xoxb-123456789012-abcdef", "PROJ-4711",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc_def",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\nMIIabc=",
+]  # fmt: skip
+BETWEEN = [
+    "", " ", ".", ",", "-", "/", "@", "a", "1", "12", "_", "+", "(", ":", "\n", " and ", "E", "eyJ", "sk-", "-----",
+    "\u200b", "\u200b\u2060\ufeff" * 4, "xy", "PROJ-", "４１", "é", "日本", " 2024 ", "BEGIN",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(VALUES) | st.sampled_from(BETWEEN) | st.text("a1@. -+:", max_size=6), max_size=8).map(
+    "".join
+)
+
+
+def marked(entity: str, value: str) -> str:
+    return f"<{entity}:{value}>"
+
+
+def streamed(scanner: Scanner, pieces: list[str], has_escapes: bool = False) -> str:
+    stream = scanner.stream(marked, has_escapes=has_escapes)
+    return "".join([stream.feed(piece, n == len(pieces)) for n, piece in enumerate(pieces, 1)])
+
+
+@given(TEXTS, st.data())
+@settings(deadline=None, max_examples=400)
+@pytest.mark.parametrize("scanner", [EVERYTHING, ORDINARY], ids=["everything", "ordinary"])
+def test_a_text_in_pieces_gives_what_the_whole_gives(scanner, text, data):
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert streamed(scanner, pieces) == scanner.replaced(text, marked)
+    assert streamed(scanner, [*text, ""]) == scanner.replaced(text, marked)
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_every_single_cut_of_a_value_in_a_sentence(value):
+    text = f"Ask {value}, or {value} again."
+    whole = EVERYTHING.replaced(text, marked)
+    assert "<" in whole
+    for cut in range(len(text) + 1):
+        assert streamed(EVERYTHING, [text[:cut], text[cut:]]) == whole
+
+
+@given(TEXTS, st.data())
+@settings(deadline=None, max_examples=200)
+def test_the_inside_of_json_is_seen_unescaped(text, data):
+    """Some characters are escaped: what is found are the same values, and the text between them stays as it came."""
+    escapes = data.draw(st.lists(st.booleans(), min_size=len(text), max_size=len(text)))
+    escaped = "".join(
+        f"\\u{ord(each):04x}" if is_escaped or each in '"\\' or each < " " else each
+        for each, is_escaped in zip(text, escapes, strict=True)
+    )
+    spans = KNOWN.spans(text)
+    found = KNOWN.spans(escaped, KNOWN.escaped)
+    if not any(ord(each) > 0x7F for each in text):
+        assert [entity for *_, entity, _ in found] == [entity for *_, entity, _ in spans]
+    assert streamed(KNOWN, [*escaped, ""], has_escapes=True) == "".join(_with(escaped, found))
+
+
+def _with(text, found):
+    at = 0
+    for start, end, entity, _ in found:
+        yield text[at:start]
+        yield marked(entity, text[start:end])
+        at = end
+    yield text[at:]
+
+
+@given(TEXTS)
+@settings(deadline=None, max_examples=200)
+def test_what_is_held_back_has_a_bound(text):
+    stream = ORDINARY.stream(marked)
+    for _ in range(6):
+        stream.feed(text * 20)
+        assert stream.held <= 2 * 330
+
+
+def test_a_word_goes_out_with_the_next_one():
+    stream = scanner_of(("EMAIL", "CARD", "PHONE", "API_KEY")).stream(marked)
+    said = [stream.feed(piece) for piece in ("Hel", "lo", " my", " friend", ",", " how")]
+    assert said == ["", "", "Hello ", "my ", "friend,", " "]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a@b.co ", "@", "a@", "+49 30 901820 ", "1 ", "4 ", "1", ":", "A1", "A1 ", "DE89 3704 ", "sk-", "a-", "eyJ", "eyJaaaaaaaaa.", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "a.", "1.", "\u200b", "４"],
+)  # fmt: skip
+def test_time_is_linear(unit):
+    """Twice the text takes about twice as long; a quadratic one would take four times."""
+
+    def best(length):
+        text = (unit * length)[:length]
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            KNOWN.spans(text)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    short = best(1 << 13)
+    assert best(1 << 16) < 8 * 3 * short + 0.05
