@@ -187,7 +187,7 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
             said: Any = None
             if "arguments" in value:
                 said = value["arguments"]
-            elif value.get("type") in _CALL_TYPES or key in _CALL_KEYS or _is_custom(value, key):
+            elif str(value.get("type")) in _CALL_TYPES or key in _CALL_KEYS or _is_custom(value, key):
                 said = value.get("input", value.get("args", {}))
             if said is not None:
                 yield CalledTool(name, _id_of(value), _parsed(said), path)

@@ -88,11 +88,12 @@ _KIND_OF_KEY: Final = {
 #: Members whose strings are words of the API, ids, or data that is not text.
 _NO_TEXT: Final = frozenset(
     (
-        "anthropic_version", "b64_json", "bytes", "call_id", "created_at", "data", "detail", "encrypted_content",
-        "file_data", "file_id", "finishReason", "finish_reason", "format", "id", "item_id", "jsonrpc", "media_type",
-        "mimeType", "mime_type", "model", "modelVersion", "name", "object", "previous_response_id", "responseId",
-        "role", "service_tier", "signature", "status", "stopReason", "stop_reason", "system_fingerprint",
-        "thoughtSignature", "thought_signature", "toolUseId", "tool_call_id", "tool_use_id", "type",
+        "anthropic_version", "b64_json", "bytes", "call_id", "created_at", "data", "detail", "effort",
+        "encrypted_content", "file_data", "file_id", "finishReason", "finish_reason", "format", "id", "item_id",
+        "jsonrpc", "media_type", "mimeType", "mime_type", "model", "modelVersion", "name", "object",
+        "previous_response_id", "responseId", "role", "service_tier", "signature", "status", "stopReason",
+        "stop_reason", "system_fingerprint", "thoughtSignature", "thought_signature", "toolUseId", "tool_call_id",
+        "tool_choice", "tool_use_id", "truncation", "type", "verbosity",
     )
 )  # fmt: skip
 #: Members that hold definitions of tools and schemas: of these the descriptions are text.
@@ -141,6 +142,8 @@ def _walk(value: Any, path: Path, role: TextRole, kind: TextKind) -> Iterator[Fo
 
 def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
     said, type_ = value.get("role"), value.get("type")
+    if type(type_) is not str:
+        type_ = ""
     if type(said) is str:
         role = _ROLES.get(said, TextRole.USER)
         if role is TextRole.TOOL:

@@ -1,0 +1,266 @@
+"""StreamReader and StreamEditor: answers that are streamed, as texts; bytes in, bytes out, cut anywhere.
+
+An editor has a function for each channel (a choice, a block, an item of the answer). It gets the pieces of its text and
+returns what is sent for them; it may hold back what it cannot decide on yet, and is asked for that where its channel
+ends. What it held back then comes in an event of the same shape, before the one that ends the channel. An event whose
+text is not changed goes on byte for byte as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from egressproxy.ai_apis.answer import AiAnswer
+from egressproxy.ai_apis.apis import Api, Operation
+from egressproxy.ai_apis.aws_event_stream import AwsFraming
+from egressproxy.ai_apis.framing import MAX_EVENT_BYTES, AddedEvent, Frame, Framing, JsonArrayFraming, SseFraming
+from egressproxy.ai_apis.stream_events import (
+    EVERY,
+    Channel,
+    Group,
+    StreamEvent,
+    TextDelta,
+    WholeText,
+    delta_event,
+    read_event,
+)
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
+from egressproxy.ai_apis.texts import Found, TextKind, TextRole
+
+__all__ = ["StreamEditor", "StreamReader", "TextFunction", "framing_of"]
+
+#: The last event of OpenAI's streams, which is no JSON.
+_DONE: Final = b"[DONE]"
+
+
+class TextFunction(Protocol):
+    """What is done to the text of one channel. What it raises ends the stream."""
+
+    def feed(self, text: str) -> str:
+        """What is sent for a piece of the text; "" where it is held back."""
+
+    def flush(self) -> str:
+        """The text is over: what was held back."""
+
+
+def framing_of(media_type: bytes, operation: Operation | None = None) -> Framing | None:
+    """How a stream of this type (in lower case, without parameters) is framed; None where it is no stream.
+
+    `operation`: what was asked for; Gemini answers with an array of JSON where it is not asked for events.
+    """
+    if media_type == b"text/event-stream":
+        return SseFraming()
+    if media_type == b"application/vnd.amazon.eventstream":
+        return AwsFraming()
+    if media_type == b"application/json" and operation is not None and operation.is_stream:
+        return JsonArrayFraming() if operation.api is Api.GEMINI else None
+    return None
+
+
+class StreamReader:
+    """Tells the events of a stream. Raises Unreadable where the framing is broken or an event is too long."""
+
+    __slots__ = ("_framing",)
+
+    def __init__(self, framing: Framing) -> None:
+        self._framing = framing
+
+    def feed(self, data: bytes) -> list[StreamEvent]:
+        """The events that end in these bytes. One whose data is no JSON says nothing."""
+        events: list[StreamEvent] = []
+        for frame in self._framing.feed(data):
+            if frame.payload and frame.payload != _DONE:
+                try:
+                    events.append(read_event(loads(frame.payload)))
+                except Unreadable:
+                    continue
+        return events
+
+
+class _EditedChannel:
+    """A channel with its function. `last` is the latest event with a piece of it; `given` and `sent` are what came and
+    went, where a later event tells it whole.
+    """
+
+    __slots__ = ("_function", "_half", "_is_signed", "given", "last", "sent")
+
+    def __init__(self, function: TextFunction, *, is_signed: bool, keeps_sent: bool) -> None:
+        self._function = function
+        self._is_signed = is_signed
+        self._half = ""  # the first half of a surrogate pair, whose other half is in the next piece
+        self.last: tuple[Frame, StreamEvent, TextDelta] | None = None
+        self.given: list[str] = []
+        self.sent: list[str] | None = [] if keeps_sent else None
+
+    def feed(self, text: str) -> str:
+        """What is sent for a piece."""
+        whole = _joined(self._half, text) if self._half else text
+        self._half = ""
+        if "\ud800" <= whole[-1:] <= "\udbff":
+            self._half = whole[-1]
+            whole = whole[:-1]
+        return self._kept(text, self._function.feed(whole) if whole else "")
+
+    def flush(self) -> str:
+        """What is sent at the end."""
+        held = self._function.feed(self._half) if self._half else ""
+        self._half = ""
+        return self._kept("", held + self._function.flush())
+
+    def _kept(self, given: str, made: str) -> str:
+        if self._is_signed:
+            return given
+        if self.sent is not None:
+            self.given.append(given)
+            self.sent.append(made)
+        return made
+
+
+class StreamEditor:
+    """Edits one stream. `function_for` makes the function of a channel; None lets its text pass.
+
+    A text that an event tells whole, and not in pieces, gets a function of its own. Signed channels are told to their
+    function, and go as they came. `hides_usage`: the event that tells nothing but usage, which a filter has asked for
+    in the client's place, is left out. Raises Unreadable where the framing is broken or too much would be kept.
+    """
+
+    __slots__ = ("_channels", "_framing", "_function_for", "_hides_usage", "_kept_size")
+
+    def __init__(
+        self,
+        framing: Framing,
+        function_for: Callable[[Channel], TextFunction | None],
+        *,
+        hides_usage: bool = False,
+    ) -> None:
+        self._framing = framing
+        self._function_for = function_for
+        self._hides_usage = hides_usage
+        self._channels: dict[Channel, _EditedChannel | None] = {}
+        self._kept_size = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """What is sent for these bytes."""
+        return b"".join([self._edited(frame) for frame in self._framing.feed(data)])
+
+    def end(self) -> bytes:
+        """The stream is over, or has broken off: what is left of it. An event that is not whole is left out."""
+        frame = self._framing.rest()
+        last = b""
+        if frame is not None and (not frame.payload or frame.payload == _DONE or _is_json(frame.payload)):
+            last = self._edited(frame)
+        return last + self._framing.write(None, None, self._flushed(EVERY, {}))
+
+    def _edited(self, frame: Frame) -> bytes:
+        payload = frame.payload
+        if not payload:
+            is_end = frame.raw.endswith(b"]")
+            return self._framing.write(frame, None, self._flushed(EVERY, {}) if is_end else ())
+        if payload == _DONE:
+            return self._framing.write(frame, None, self._flushed(EVERY, {}))
+        try:
+            value = loads(payload)
+        except Unreadable:
+            text = payload.decode("utf-8", "replace")
+            made = self._whole(Channel(("event",), frame.name, TextKind.TEXT), text)
+            return self._framing.write(frame, None if made == text else made.encode("utf-8", "replace"), ())
+        event = read_event(value)
+        message = AiAnswer(payload, value)
+        made_of: dict[Channel, tuple[TextDelta, str]] = {}
+        for delta in event.deltas:
+            channel = self._channel(delta.channel)
+            if channel is not None:
+                made = channel.feed(delta.text)
+                if channel.sent is not None:
+                    self._count(len(delta.text) + len(made))
+                channel.last = frame, event, delta
+                made_of[delta.channel] = delta, made
+                if made != delta.text:
+                    message.replace_text(_found_at(delta), made)
+        added: list[AddedEvent] = []
+        for group in event.ends:
+            added += self._flushed(group, made_of, message)
+        for whole in event.wholes:
+            self._edit_whole(whole, message)
+        if self._hides_usage and value.__class__ is dict and value.get("choices") == [] and value.get("usage"):
+            return self._framing.write(None, None, added)
+        return self._framing.write(frame, message.body() if message.is_changed else None, added)
+
+    def _channel(self, channel: Channel) -> _EditedChannel | None:
+        if channel in self._channels:
+            return self._channels[channel]
+        function = self._function_for(channel)
+        made = None
+        if function is not None:
+            keeps_sent = type(channel.part) is str and channel.part.startswith("response.")
+            made = _EditedChannel(function, is_signed=channel.is_signed, keeps_sent=keeps_sent)
+        self._count(64)
+        self._channels[channel] = made
+        return made
+
+    def _flushed(
+        self, group: Group, made_of: dict[Channel, tuple[TextDelta, str]], message: AiAnswer | None = None
+    ) -> list[AddedEvent]:
+        """What the channels of a group held back: at the end of this event's own piece, or in events before it."""
+        added: list[AddedEvent] = []
+        for key, channel in list(self._channels.items()):
+            if channel is None or channel.last is None or (group is not EVERY and key.group != group):
+                continue
+            held = channel.flush()
+            frame, event, delta = channel.last
+            channel.last = None
+            if channel.sent is None:
+                del self._channels[key]  # whatever comes behind its end is another text
+            if not held:
+                continue
+            if key in made_of and message is not None:
+                own, made = made_of[key]
+                message.replace_text(_found_at(own), made + held)
+            else:
+                name, value = delta_event(event, delta, held)
+                added.append(AddedEvent(name, dumps(value), frame))
+        return added
+
+    def _edit_whole(self, whole: WholeText, message: AiAnswer) -> None:
+        found = whole.found
+        channel = self._channels.get(whole.channel) if whole.channel is not None else None
+        if channel is not None and channel.sent is not None and "".join(channel.given) == found.text:
+            made = "".join(channel.sent)
+        elif whole.channel is not None:
+            made = self._whole(whole.channel, found.text)
+        else:
+            made = self._whole(Channel(("whole",), found.path, found.kind, found.is_signed), found.text)
+        if made != found.text and not found.is_signed:
+            message.replace_text(found, made)
+
+    def _whole(self, channel: Channel, text: str) -> str:
+        function = self._function_for(channel)
+        return text if function is None else function.feed(text) + function.flush()
+
+    def _count(self, size: int) -> None:
+        self._kept_size += size
+        if self._kept_size > MAX_EVENT_BYTES:
+            raise Unreadable("the stream has more text than is kept of it")
+
+    def __repr__(self) -> str:
+        return f"StreamEditor({len(self._channels)} channels)"
+
+
+def _found_at(delta: TextDelta) -> Found:
+    return Found(delta.path, (), TextRole.ASSISTANT, delta.channel.kind, delta.text)
+
+
+def _is_json(payload: bytes) -> bool:
+    try:
+        loads(payload)
+    except Unreadable:
+        return False
+    return True
+
+
+def _joined(half: str, text: str) -> str:
+    """The two halves of a pair are one character."""
+    if "\udc00" <= text[:1] <= "\udfff":
+        return chr(0x10000 + ((ord(half) - 0xD800) << 10) + ord(text[0]) - 0xDC00) + text[1:]
+    return half + text
