@@ -43,6 +43,10 @@ class FilterCall(Protocol):
     def backend(self) -> str:
         """`namespace/name` of the backend, or "-" where the reference leads nowhere."""
 
+    @property
+    def is_verified(self) -> bool:
+        """Whether it is reached over TLS, and its certificate is verified."""
+
     async def request(
         self,
         method: bytes,

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
+from egressproxy.filters.credentials.token_config import Gcp, OAuth2
 from egressproxy.filters.header_policy import is_protected
-from egressproxy.filters.settings import Checked, FieldName, FieldValue, FilterConfig, Hostname, SecretRef, Within
+from egressproxy.filters.settings import (
+    CalledBackendRef,
+    Checked,
+    FieldName,
+    FieldValue,
+    FilterConfig,
+    Hostname,
+    SecretRef,
+    Within,
+    spelling,
+)
 
-__all__ = ["Basic", "Binding", "Command", "CredentialInjectorConfig", "machine_field", "secret_refs"]
+__all__ = ["Basic", "Binding", "Command", "CredentialInjectorConfig", "backend_refs", "machine_field", "secret_refs"]
 
 
 def _template(text: str) -> str:
@@ -76,12 +88,12 @@ class Binding(FilterConfig):
 
 
 #: Where the value comes from: exactly one of these fields.
-SOURCES = ("secret_ref", "env", "file", "command")
+SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "gcp")
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialInjectorConfig(FilterConfig):
-    """One source (`secretRef`, `env`, `file`, `command`) and one place (`header`, `query`, `basic`).
+    """One source (`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`) and one place (`header`, `query`, `basic`).
 
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
@@ -93,6 +105,8 @@ class CredentialInjectorConfig(FilterConfig):
     env: Annotated[str, Within(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""
     file: str = ""
     command: Command | None = None
+    oauth2: OAuth2 | None = None
+    gcp: Gcp | None = None
     header: FieldName | Literal[""] = ""
     query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
     basic: Basic | None = None
@@ -105,7 +119,7 @@ class CredentialInjectorConfig(FilterConfig):
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
-            listed = "`secretRef`, `env`, `file`, `command`"
+            listed = "`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`"
             raise ValueError(f"one source of the credential is needed: write one of {listed}")
         if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
             raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
@@ -123,10 +137,27 @@ class CredentialInjectorConfig(FilterConfig):
 
 def secret_refs(config: Any) -> tuple[SecretRef, ...]:
     """Every Secret that a config refers to."""
-    wanted: tuple[SecretRef | None, ...] = (config.secret_ref, config.basic and config.basic.username_ref)
-    return tuple(ref for ref in wanted if ref is not None)
+    return tuple(value for _, value in _inside(config) if isinstance(value, SecretRef))
+
+
+def backend_refs(config: Any) -> tuple[tuple[str, CalledBackendRef], ...]:
+    """Every backend that a config refers to, with its field."""
+    return tuple((path, value) for path, value in _inside(config) if isinstance(value, CalledBackendRef))
 
 
 def machine_field(config: Any) -> str:
     """The field of a config that reads something of the machine or runs a program, as it is written; "" for none."""
-    return next((name for name in ("env", "file", "command") if getattr(config, name)), "")
+    return next((path for path, value in _inside(config) if value and path.rpartition(".")[2] in _OF_MACHINE), "")
+
+
+#: Fields that lead to a file, a variable of the environment or a program.
+_OF_MACHINE = frozenset(("env", "file", "command", "tokenFile", "authorizationTokenFile"))
+
+
+def _inside(config: Any, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every field of a config with its path as it is written, and those of the configs in it."""
+    for each in fields(config):
+        name, value = path + spelling(each.name), getattr(config, each.name)
+        yield name, value
+        if is_dataclass(value) and not isinstance(value, SecretRef | CalledBackendRef):
+            yield from _inside(value, name + ".")

@@ -19,7 +19,7 @@ from typing import Final
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.credentials.binding import BackendBinding
-from egressproxy.filters.credentials.config import CredentialInjectorConfig, machine_field, secret_refs
+from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
 from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS, Placement, with_parameter
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
 from egressproxy.filters.masking import MIN_SECRET, Mask
@@ -81,7 +81,7 @@ class CredentialInjector(Filter):
                 return
             user = SecretBytes(user.reveal().rstrip(_SPACE))
         self._placement = Placement(config, user)
-        fetch = _fetch(config, context.folder)
+        fetch = _fetch(config, context)
         if fetch is not None:
             self._refresher = Refresher(fetch, self._keep)
             return
@@ -213,7 +213,7 @@ def _static(config: CredentialInjectorConfig, context: FilterContext) -> tuple[s
     return f"the environment variable {config.env}", os.environb.get(config.env.encode(), b"")
 
 
-def _fetch(config: CredentialInjectorConfig, folder: str) -> Callable[[], Awaitable[Fetched]] | None:
+def _fetch(config: CredentialInjectorConfig, context: FilterContext) -> Callable[[], Awaitable[Fetched]] | None:
     """What fetches a value that changes while the filter lives; None for one that does not. Raises ValueError."""
     # Here, since few filters have such a source.
     if config.file or config.command is not None:
@@ -221,7 +221,15 @@ def _fetch(config: CredentialInjectorConfig, folder: str) -> Callable[[], Awaita
 
         if config.command is not None:
             return local_sources.from_command(config.command)
-        return local_sources.from_file(folder, config.file)
+        return local_sources.from_file(context.folder, config.file)
+    if config.oauth2 is not None:
+        from egressproxy.filters.credentials.oauth2 import from_oauth2
+
+        return from_oauth2(context, config.oauth2)
+    if config.gcp is not None:
+        from egressproxy.filters.credentials.google import from_gcp
+
+        return from_gcp(context, config.gcp)
     return None
 
 
@@ -249,6 +257,7 @@ CREDENTIAL_INJECTOR = FilterType(
     build=CredentialInjector,
     also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
     secret_refs=secret_refs,
+    backend_refs=backend_refs,
     machine_field=machine_field,
     summary="Puts a credential into the request to a backend, over TLS only.",
 )

@@ -52,6 +52,12 @@ class BackendCall:
         self._fault = fault
         self._counts = counts
 
+    @property
+    def is_verified(self) -> bool:
+        """As of FilterCall."""
+        tls = self._connector.spec.backend.tls if self._connector is not None else None
+        return tls is not None and not tls.insecure_skip_verify
+
     async def request(
         self,
         method: bytes,

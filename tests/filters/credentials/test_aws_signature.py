@@ -25,7 +25,7 @@ from tests.support.properties import examples
 
 KEYS = AwsKeys("AKIDEXAMPLE", SecretBytes(b"wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"))
 SESSION = AwsKeys("ASIAEXAMPLE", KEYS.secret, SecretBytes(b"FwoGZXIvYXdzE//token=="))
-NOW = datetime.datetime(2026, 3, 4, 5, 6, 7, tzinfo=datetime.timezone.utc)
+NOW = datetime.datetime(2026, 3, 4, 5, 6, 7, tzinfo=datetime.UTC)
 TIME = b"20260304T050607Z"
 HOST = "service.eu-central-1.amazonaws.com"
 

@@ -1,0 +1,150 @@
+"""OAuth 2.0: access tokens for the gateway itself.
+
+Source: RFC 6749 section 4.4 (client credentials), RFC 7523 (JWT bearer as a grant, and to authenticate a client),
+RFC 8707 (resource). A Google service account is the JWT bearer grant with the names of its file; Azure workload
+identity is client credentials with a token of the cluster as the assertion.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote_plus, urlparse
+
+from egressproxy.filters.base import FilterContext
+from egressproxy.filters.credentials.assertions import AssertionKey
+from egressproxy.filters.credentials.local_sources import read_file
+from egressproxy.filters.credentials.refresher import Fetched, FetchError
+from egressproxy.filters.credentials.token_config import GoogleServiceAccount, OAuth2
+from egressproxy.filters.credentials.token_endpoint import ask_json, checked_call, token_of
+from egressproxy.filters.settings import SecretRef
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["JWT_BEARER", "from_google_service_account", "from_oauth2", "secret_of", "token_file"]
+
+JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_CLIENT_ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+_SPACE: Final = b" \t\r\n"
+
+Fetch = Callable[[], Awaitable[Fetched]]
+
+
+def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
+    """Asks the token endpoint. A missing Secret is a failed fetch. Raises ValueError for a key that is none."""
+    call = context.calls.get(config.token_endpoint.backend_ref.label)
+    key = _key(context, config.private_key_ref, config.key_id)
+    secret = secret_of(context, config.client_secret_ref)
+
+    async def fetch() -> Fetched:
+        asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
+        form = _grant(config, key)
+        fields = _authentication(config, key, secret, form)
+        return token_of(await ask_json(asked, config.token_endpoint.path, form=form, fields=fields))
+
+    return fetch
+
+
+def _grant(config: OAuth2, key: AssertionKey | None) -> list[tuple[str, str]]:
+    """The parameters of the grant, and what is asked for."""
+    form = [("grant_type", "client_credentials")]
+    if config.grant == "JwtBearer":
+        if key is None:
+            raise FetchError("the Secret of privateKeyRef is missing")
+        claims = {"iss": config.issuer or config.client_id, "sub": config.subject or config.client_id}
+        claims["aud"] = config.assertion_audience
+        form = [("grant_type", JWT_BEARER), ("assertion", key.sign({k: v for k, v in claims.items() if v}))]
+    if config.scopes:
+        form.append(("scope", " ".join(config.scopes)))
+    if config.audience:
+        form.append(("audience", config.audience))
+    form += [("resource", each) for each in config.resource]
+    return form
+
+
+def _authentication(
+    config: OAuth2, key: AssertionKey | None, secret: SecretBytes | None, form: list[tuple[str, str]]
+) -> list[tuple[bytes, bytes]]:
+    """The fields that say which client asks; other methods add to the form."""
+    method = config.authentication
+    if method in ("ClientSecretBasic", "ClientSecretPost") and secret is None:
+        raise FetchError("the Secret of clientSecretRef is missing")
+    if method == "ClientSecretBasic":
+        assert secret is not None
+        pair = f"{quote_plus(config.client_id)}:{quote_plus(secret.reveal())}"  # RFC 6749 section 2.3.1
+        return [(b"authorization", b"Basic " + b64encode(pair.encode()))]
+    if config.client_id:
+        form.append(("client_id", config.client_id))
+    if method == "ClientSecretPost":
+        assert secret is not None
+        form.append(("client_secret", secret.reveal().decode("latin-1")))
+    elif method in ("PrivateKeyJwt", "TokenFile"):
+        if method == "TokenFile":
+            assertion = token_file(config.token_file)
+        elif key is None:
+            raise FetchError("the Secret of privateKeyRef is missing")
+        else:
+            assertion = key.sign({"iss": config.client_id, "sub": config.client_id, "aud": config.assertion_audience})
+        form += [("client_assertion_type", _CLIENT_ASSERTION), ("client_assertion", assertion)]
+    return []
+
+
+def from_google_service_account(context: FilterContext, config: GoogleServiceAccount) -> Fetch:
+    """The JWT bearer grant as the JSON file of a service account says it.
+
+    Raises ValueError for a file that is none, or whose token endpoint is another one.
+    """
+    call = context.calls.get(config.token_endpoint.backend_ref.label)
+    text = secret_of(context, config.key_ref)
+    account = _google_account(text, config.token_endpoint.path) if text is not None else None
+
+    async def fetch() -> Fetched:
+        asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
+        if account is None:
+            raise FetchError("the Secret of keyRef is missing")
+        key, claims = account
+        assertion = key.sign({**claims, "scope": " ".join(config.scopes)})
+        form = [("grant_type", JWT_BEARER), ("assertion", assertion)]
+        return token_of(await ask_json(asked, config.token_endpoint.path, form=form))
+
+    return fetch
+
+
+def _google_account(text: SecretBytes, path: str) -> tuple[AssertionKey, dict[str, Any]]:
+    try:
+        found = json.loads(text.reveal())
+        email, pem, uri = found["client_email"], found["private_key"], found["token_uri"]
+        key = AssertionKey(SecretBytes(pem.encode()), str(found.get("private_key_id", "")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(
+            "gcp.serviceAccount: keyRef has to lead to the JSON key file of a service account, with client_email, "
+            "private_key and token_uri"
+        ) from None
+    if urlparse(uri).path != path:
+        raise ValueError(f"gcp.serviceAccount: tokenEndpoint.path is {path}, and the key file says another token_uri")
+    return key, {"iss": email, "sub": email, "aud": uri}
+
+
+def _key(context: FilterContext, ref: SecretRef | None, key_id: str) -> AssertionKey | None:
+    pem = secret_of(context, ref)
+    try:
+        return AssertionKey(pem, key_id) if pem is not None else None
+    except ValueError as error:
+        assert ref is not None
+        raise ValueError(f"the secret {ref.label} cannot sign: {error}") from None
+
+
+def secret_of(context: FilterContext, ref: SecretRef | None) -> SecretBytes | None:
+    """The value of a Secret, without what an editor leaves at its end; None where it is missing."""
+    value = context.secrets.get(ref.label) if ref is not None else None
+    return SecretBytes(value.reveal().rstrip(_SPACE)) if value is not None else None
+
+
+def token_file(path: str) -> str:
+    """A token that the platform has put into a file, and replaces there. Raises FetchError."""
+    try:
+        return read_file(Path(path)).decode("ascii").strip()
+    except UnicodeDecodeError:
+        raise FetchError(f"{path} does not hold a token", is_final=True) from None

@@ -1,0 +1,100 @@
+"""A token endpoint: what it is asked over a call of the gateway's own, and what is made of its answer (RFC 6749)."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from egressproxy.filters.calls import CallFailed, FilterCall
+from egressproxy.filters.credentials.refresher import Fetched, FetchError
+
+__all__ = ["ask_json", "checked_call", "life_of", "token_of"]
+
+#: For one answer of a token endpoint, in seconds.
+TIMEOUT_S: Final = 15.0
+#: When to ask again where an answer does not say how long its token is valid, in seconds.
+UNKNOWN_LIFE_S: Final = 300.0
+#: An error code of RFC 6749 section 5.2, which may be shown; a description may repeat what was sent.
+_ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
+#: A token that a field can have (RFC 6750 section 2.1, and what goes beyond it in practice).
+_TOKEN: Final = re.compile(r"[\x21-\x7e]{1,65536}")
+
+Form = Iterable[tuple[str, str]]
+
+
+def checked_call(call: FilterCall | None, *, allow_plaintext: bool) -> FilterCall:
+    """The call, if credentials may be sent over it. Raises FetchError."""
+    if call is None:
+        raise FetchError("the backend of the token endpoint cannot be used: see the status of the object")
+    if not (call.is_verified or allow_plaintext):
+        raise FetchError(
+            f"backend {call.backend} of the token endpoint is not reached over verified TLS: add `tls` to it"
+        )
+    return call
+
+
+async def ask_json(
+    call: FilterCall,
+    path: str,
+    *,
+    form: Form | None = None,
+    document: object = None,
+    fields: Iterable[tuple[bytes, bytes]] = (),
+    method: bytes = b"POST",
+) -> dict[str, Any]:
+    """Ask with a form, or with a JSON document; the object that is the answer. Raises FetchError.
+
+    What it says of a failure is the status and the error code: never what was sent, or the rest of the answer.
+    """
+    body, kind = b"", b""
+    if form is not None:
+        body, kind = urlencode(list(form)).encode(), b"application/x-www-form-urlencoded"
+    elif document is not None:
+        body, kind = json.dumps(document).encode(), b"application/json"
+    lines = [(b"accept", b"application/json"), *fields, *([(b"content-type", kind)] if kind else ())]
+    try:
+        answer = await call.request(method, path.encode(), lines, body, timeout_s=TIMEOUT_S)
+    except CallFailed as failed:
+        raise FetchError(str(failed)) from None
+    try:
+        found = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        found = None
+    if answer.status != 200:
+        code = found.get("error") if isinstance(found, dict) else None
+        shown = f" ({code})" if isinstance(code, str) and _ERROR_CODE.fullmatch(code) else ""
+        raise FetchError(f"backend {call.backend} answered with {answer.status}{shown} for a token")
+    if not isinstance(found, dict):
+        raise FetchError(f"backend {call.backend} answered a request for a token with no JSON object")
+    return found
+
+
+def token_of(answer: dict[str, Any], name: str = "access_token", *, bearer: bool = True) -> Fetched:
+    """The token of an answer, and how long it is valid. Raises FetchError.
+
+    `bearer`: it has to be a bearer token (RFC 6749 section 7.1).
+    """
+    token, kind = answer.get(name), answer.get("token_type", "Bearer")
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise FetchError(f"the answer has no usable {name}")
+    if bearer and (not isinstance(kind, str) or kind.lower() != "bearer"):
+        raise FetchError("the token is not a bearer token")
+    life = life_of(answer.get("expires_in"))
+    return Fetched(token.encode(), life, UNKNOWN_LIFE_S if life == math.inf else 0.0)
+
+
+def life_of(said: object) -> float:
+    """`expires_in` in seconds, which some servers write as a text; infinite where there is none. Raises FetchError."""
+    if said is None:
+        return math.inf
+    try:
+        life = float(said) if isinstance(said, int | float | str) and not isinstance(said, bool) else math.nan
+    except ValueError:
+        life = math.nan
+    if not 0 < life < math.inf:
+        raise FetchError("the answer has an expires_in that is not a number of seconds")
+    return life
