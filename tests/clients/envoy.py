@@ -39,18 +39,20 @@ def envoy_program() -> str:
 
 
 class EnvoyProcess:
-    """Listens on `port`, sends every request to `origin`, and asks the processor at the Unix socket `filters`.
+    """Listens on `port`, sends every request to `origin`, and asks the processor at `filters`: a socket or address.
 
-    `ext_proc` overrides fields of the ext_proc filter; `metadata` is the initial metadata of its calls.
+    `ext_proc` overrides fields of the ext_proc filter; `metadata` is the initial metadata of its calls, `tls` an
+    UpstreamTlsContext for them.
     """
 
     def __init__(
         self,
         folder: Path,
-        filters: str,
+        filters: str | tuple[str, int],
         origin: tuple[str, int],
         *,
         ext_proc: Mapping[str, Any] | None = None,
+        tls: Mapping[str, Any] | None = None,
         metadata: Mapping[str, str] | None = None,
         concurrency: int = 1,
     ) -> None:
@@ -60,7 +62,7 @@ class EnvoyProcess:
         self._concurrency = concurrency
         self._config = folder / "envoy.json"
         folder.mkdir(parents=True, exist_ok=True)
-        config = bootstrap(self.port, self.admin_port, filters, origin, dict(ext_proc or {}), dict(metadata or {}))
+        config = bootstrap(self.port, self.admin_port, filters, origin, dict(ext_proc or {}), dict(metadata or {}), tls)
         self._config.write_text(json.dumps(config), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -116,10 +118,11 @@ class EnvoyProcess:
 def bootstrap(
     port: int,
     admin_port: int,
-    filters: str,
+    filters: str | tuple[str, int],
     origin: tuple[str, int],
     ext_proc: dict[str, Any],
     metadata: dict[str, str],
+    tls: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Envoy's whole configuration: that of docs/serve-filters.md, for one origin."""
     service: dict[str, Any] = {"envoy_grpc": {"cluster_name": "filters"}, "timeout": "0s"}
@@ -159,6 +162,11 @@ def bootstrap(
             "explicit_http_config": {"http2_protocol_options": {}},
         }
     }
+    at = {"pipe": {"path": filters}} if isinstance(filters, str) else socket_address(*filters)
+    secured = {}
+    if tls is not None:
+        kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+        secured = {"transport_socket": {"name": "tls", "typed_config": {"@type": kind, **tls}}}
     return {
         "admin": {"address": socket_address("127.0.0.1", admin_port)},
         "static_resources": {
@@ -177,7 +185,7 @@ def bootstrap(
             ],
             "clusters": [
                 cluster("origin", socket_address(*origin)),
-                cluster("filters", {"pipe": {"path": filters}}, typed_extension_protocol_options=http2),
+                cluster("filters", at, typed_extension_protocol_options=http2, **secured),
             ],
         },
     }

@@ -8,9 +8,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import textwrap
+import re
+import socket
+import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +24,7 @@ from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.origins import basic
 from tests.support.origins.server import OriginServer, Seen
-from tests.support.pki import Pki
+from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
 
@@ -96,6 +100,9 @@ class Heads(Filter):
     def response_headers(self, x):
         x.response.fields.set(b"x-heads", b"seen")
 '''
+
+
+FILES = {"upper": FILTERS, "whole": WHOLE, "notes": NOTES, "heads": HEADS}
 
 
 def extension(name: str, kind: str, phase: str, **config: Any) -> dict[str, Any]:
@@ -214,8 +221,8 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Way]]:
             GatewayProcess(folder / "direct", ()),
         )
         for each in (served, direct):
-            for name, text in (("upper", FILTERS), ("whole", WHOLE), ("notes", NOTES), ("heads", HEADS)):
-                (each.config / f"{name}.py").write_text(textwrap.dedent(text))
+            for name, text in FILES.items():
+                (each.config / f"{name}.py").write_text(text)
             each.replace(configuration(port, origin))
         with served, direct, EnvoyProcess(folder / "envoy", str(sock), (origin.address, origin.plain_port)) as envoy:
             yield {"envoy": Way("envoy", envoy.port, origin, served), "gateway": Way("gateway", port, origin, direct)}
@@ -350,3 +357,91 @@ def test_events_are_not_held_back(way: Way):
 def test_head_and_no_content(way: Way):
     assert way.ask("HEAD", "/whole/hello").body == b""
     assert way.ask("GET", "/whole/status/204").status == 204
+
+
+def test_many_at_once(way: Way):
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        for number in range(20):
+            answers.append(way.ask("POST", "/upper/echo", b"x%d" % number).body)
+
+    threads = [threading.Thread(target=ask) for _ in range(10)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(WAIT_S)
+    assert sorted(answers) == sorted(b"X%d" % number for number in range(20) for _ in range(10))
+
+
+def test_a_websocket_passes(way: Way):
+    with socket.create_connection(("127.0.0.1", way.port), WAIT_S) as sock:
+        sock.sendall(
+            b"GET /policy/ws HTTP/1.1\r\nHost: %b\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n" % HOST.encode()
+        )
+        said = b""
+        while b"\r\n\r\n" not in said:
+            said += sock.recv(65536)
+        assert said.startswith(b"HTTP/1.1 101")
+        assert b"x-served-by: filters" in said.lower()
+        sock.sendall(b"\x81\x82\0\0\0\0hi")
+        assert sock.recv(4, socket.MSG_WAITALL) == b"\x81\x02hi"
+
+
+def test_an_envoy_that_takes_no_overrides_gets_nothing_past_a_filter_of_whole_bodies(
+    ways: dict[str, Way], tmp_path: Path
+):
+    sock = ways["envoy"].gateway.config.parent.parent / "f.sock"
+    origin = ways["envoy"].origin
+    at = (origin.address, origin.plain_port)
+    with EnvoyProcess(tmp_path, str(sock), at, ext_proc={"allow_mode_override": False}) as envoy:
+        way = Way("strict", envoy.port, origin, ways["envoy"].gateway)
+        answer = way.ask("POST", "/whole/echo", b"hello")
+        assert answer.status == 500
+        assert "allow_mode_override" in json.loads(answer.body)["error"]["remedy"]
+        assert way.ask("GET", "/policy/hello").status == 200
+
+
+def test_an_envoy_over_mutual_tls(ways: dict[str, Way], tmp_path: Path):
+    """Only one with a certificate of the authority is served."""
+    pki, port = Pki(), free_port()
+    files = {name: tmp_path / f"{name}.pem" for name in ("cert", "key", "ca")}
+    leaf = pki.issue("filters.test")
+    files["cert"].write_text(chain(leaf))
+    files["key"].write_bytes(leaf.private_key_pem.bytes())
+    files["ca"].write_text(pki.ca_pem)
+    arguments = ["--listen", f"127.0.0.1:{port}"]
+    arguments += ["--tls-cert", str(files["cert"]), "--tls-key", str(files["key"]), "--tls-client-ca", str(files["ca"])]
+    origin = ways["envoy"].origin
+    served = GatewayProcess(tmp_path / "served", (), verb="serve-filters", arguments=arguments)
+    for name, text in FILES.items():
+        (served.config / f"{name}.py").write_text(text)
+    served.replace(configuration(free_port(), origin))
+    shows = {
+        "tls_certificates": [{"certificate_chain": file(files["cert"]), "private_key": file(files["key"])}],
+    }
+    at = (origin.address, origin.plain_port)
+    with served:
+        for context, status in (shows, 200), ({}, 500):
+            tls = {"common_tls_context": {**context, "validation_context": {"trusted_ca": file(files["ca"])}}}
+            folder = tmp_path / f"envoy-{status}"
+            with EnvoyProcess(folder, ("127.0.0.1", port), at, tls={**tls, "sni": "filters.test"}) as envoy:
+                assert Way("tls", envoy.port, origin, served).ask("GET", "/policy/hello").status == status
+
+
+def test_the_configuration_of_the_documentation_is_valid(ways: dict[str, Way], tmp_path: Path):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "serve-filters.md").read_text(encoding="utf-8")
+    ours, envoys = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "envoy.yaml").write_text(envoys)
+    command = [envoy_program(), "--mode", "validate", "-c", str(tmp_path / "envoy.yaml")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    made = GatewayProcess(tmp_path / "p", (), verb="serve-filters", arguments=["--listen", f"unix:{tmp_path / 's'}"])
+    made.replace_text(ours)
+    with made:
+        assert "warning" not in made.stderr
+
+
+def file(path: Path) -> dict[str, str]:
+    return {"filename": str(path)}
