@@ -202,7 +202,7 @@ def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(c
         ["a.example"],
         limits={
             "tokens": [{"per": "Gateway", "limit": 1, "window": "1s"}],
-            "bytes": [{"per": "Gateway", "limit": 1, "window": "1s"}],
+            "store": {"type": "Redis", "backendRef": {"name": "r", "port": 6379}},
         },
     )
     policy["spec"]["targetRefs"][0]["name"] = "egress"
@@ -210,7 +210,7 @@ def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(c
         told = cluster.run("apply", how, "-f", "-", stdin=[policy])
         assert told.returncode == 0
         assert "limits.tokens[] are not supported yet" in told.stderr
-        assert "limits.bytes[] are not supported yet" in told.stderr
+        assert "limits.store is not supported yet" in told.stderr
     assert cluster.run("apply", "-f", "-", stdin=[m.config_map("quiet", {"a": "b"})]).stderr == ""
 
 

@@ -8,20 +8,30 @@ from pydantic import Field, field_validator
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
-from egressproxy.config.resources.values import Count, Duration, Positive, RefusedValue
+from egressproxy.config.resources.values import Count, Duration, HeaderName, Positive, RefusedValue, check_unique
 
-__all__ = ["Limits"]
+__all__ = ["AmountRate", "Concurrency", "Limits", "Rate"]
+
+
+LimitKey = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
+LimitUnit = Literal["Second", "Minute", "Hour", "Day", "Month"]
 
 
 class Rate(Model):
-    """At most `limit` in each `window`; `burst` more at once (default: as many as the limit)."""
+    """At most `limit` in each `window` or `unit`; `burst` at once (default: as many as the limit)."""
 
-    per: Literal["Gateway", "Route", "Backend", "Identity"]
-    """Whose count a request adds to."""
+    per: LimitKey
+    """Whose count a request adds to. Identity: the service account, or the address of a client that is not known."""
+    also_per: tuple[LimitKey, ...] = ()
+    """Further parts: each combination has a count of its own."""
+    header: HeaderName | None = None
+    """The name of the field for Header."""
     limit: Positive
     """How many in each window."""
     window: Duration = Duration("1s", 1.0)
-    """Length of the window."""
+    """Length of the window, in which the count refills steadily."""
+    unit: LimitUnit | None = None
+    """Instead of window. Day and Month are those of the calendar, in UTC."""
     burst: Positive | None = None
     """How many at once. Default: as many as the limit."""
 
@@ -32,12 +42,74 @@ class Rate(Model):
             raise RefusedValue("a window cannot be empty", "write 1s, 1m or 1h")
         return window
 
+    def model_post_init(self, context: Any) -> None:
+        """What belongs together is written together."""
+        if self.unit is not None and "window" in self.model_fields_set:
+            raise RefusedValue("unit and window say the same", "keep one of them")
+        if self.unit in ("Day", "Month") and self.burst is not None:
+            raise RefusedValue(f"a {self.unit} does not refill, so burst means nothing", "remove burst")
+        require_key(self.keys, self.header)
+
+    @property
+    def keys(self) -> tuple[LimitKey, ...]:
+        """`per` and `alsoPer`."""
+        return (self.per, *self.also_per)
+
+
+class AmountRate(Rate):
+    """A Rate of bytes or tokens."""
+
+    count: Literal["Total", "Input", "Output"] = "Total"
+    """Those of the request (Input), of the answer (Output), or both."""
+
+
+class CostRate(Rate):
+    """A Rate of money, in the currency of the prices."""
+
+    limit: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # type: ignore[assignment]
+    """How much in each window."""
+    unit: LimitUnit | None = "Month"
+    """Instead of window. Day and Month are those of the calendar, in UTC."""
+
 
 class Concurrency(Model):
-    per: Literal["Gateway", "Route", "Backend", "Identity"]
+    per: LimitKey
     """Whose count a request adds to."""
+    also_per: tuple[LimitKey, ...] = ()
+    """Further parts: each combination has a count of its own."""
+    header: HeaderName | None = None
+    """The name of the field for Header."""
     limit: Positive
     """How many at the same time."""
+
+    def model_post_init(self, context: Any) -> None:
+        """What belongs together is written together."""
+        require_key(self.keys, self.header)
+
+    @property
+    def keys(self) -> tuple[LimitKey, ...]:
+        """`per` and `alsoPer`."""
+        return (self.per, *self.also_per)
+
+
+def require_key(keys: tuple[LimitKey, ...], header: str | None) -> None:
+    """Raises RefusedValue for a part that stands twice, and for Header without its field, or the field without it."""
+    check_unique(keys, "part", "per and alsoPer")
+    if ("Header" in keys) != (header is not None):
+        raise RefusedValue("header names the field of per: Header", "write both, or neither")
+
+
+class ModelPrice(Model):
+    """What tokens of these models cost, for each million of them."""
+
+    models: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of models, with `*` for any characters. The first entry that matches counts."""
+    input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Of the request."""
+    cached_input: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Of what the provider had in its cache. Default: as input."""
+    output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Of the answer."""
 
 
 class LimitStore(Model):
@@ -75,11 +147,26 @@ class Limits(Model):
     """Tunnels of one listener, in each worker."""
     requests: tuple[Rate, ...] = ()
     """Requests by time; 429 with Retry-After beyond."""
-    tokens: tuple[Rate, ...] = ()
-    """Tokens of language models by time."""
-    bytes: tuple[Rate, ...] = ()
-    """Bytes by time."""
+    tokens: tuple[AmountRate, ...] = ()
+    """Tokens of language models by time, reserved before and settled when the provider has told them; 429 beyond."""
+    bytes: tuple[AmountRate, ...] = ()
+    """Bytes by time, as the access log counts them; 429 beyond."""
+    cost: tuple[CostRate, ...] = ()
+    """Money by time, of tokens at these prices; 429 beyond."""
+    prices: tuple[ModelPrice, ...] = ()
+    """What tokens cost. A model without a price is refused where cost is limited."""
     concurrency: tuple[Concurrency, ...] = ()
     """Requests at the same time."""
+    mode: Literal["Enforce", "Report"] = "Enforce"
+    """Report: what these limits would refuse passes, and log and metrics tell of it. Not for sizes and connections."""
+    rate_limit_headers: Literal["Denied", "Always", "Never"] = "Denied"
+    """On which responses RateLimit fields say what is left: on those that are refused, on all, or on none."""
+    max_keys: Annotated[int, Field(strict=True, ge=1, le=4_000_000)] = 16_384
+    """How many keys of one limit have counts of their own; 64 bytes of memory each. What is beyond shares one."""
     store: LimitStore | None = None
-    """Where `requests` and `concurrency` are counted."""
+    """Where these limits are counted, but for concurrency, which each machine counts."""
+
+    @property
+    def are_counted(self) -> bool:
+        """Whether any of them counts requests, or what they take."""
+        return bool(self.requests or self.tokens or self.bytes or self.cost or self.concurrency)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
 from egressproxy.filters.limits.keys import Per
@@ -113,14 +113,14 @@ class QoSControllerConfig(FilterConfig):
     def __post_init__(self) -> None:
         if not self.entries:
             raise ValueError("write at least one limit: `requestsPerMinute`, or an entry of `limits`")
-        labels = [entry.label for entry in self.entries]
-        twice = next((label for label in labels if labels.count(label) > 1), None)
+        names = [entry.name for entry in self.entries]
+        twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"two limits are called {twice}: give them a `name`")
+            raise ValueError(f"two limits are called {twice}: give each its own `name`")
 
     @property
     def entries(self) -> tuple[LimitEntry, ...]:
-        """Every limit in its general form."""
+        """Every limit in its general form, with a name; of those without one that are alike, the later have numbers."""
         kinds: tuple[LimitType, ...] = ("Requests", "Tokens")
         made = []
         for kind in kinds:
@@ -130,4 +130,12 @@ class QoSControllerConfig(FilterConfig):
                     made.append(LimitEntry(kind, float(limit), unit, per=self.per, header=self.header))  # type: ignore[arg-type]
         if (self.per or self.header) and not made:
             raise ValueError(f"`{spelling('per')}` belongs to the short forms: write it into the entries of `limits`")
-        return (*made, *self.limits)
+        seen: dict[str, int] = {}
+        named = []
+        for entry in (*made, *self.limits):
+            label = entry.label
+            if not entry.name:
+                seen[label] = seen.get(label, 0) + 1
+                label = label if seen[label] == 1 else f"{label}-{seen[label]}"
+            named.append(replace(entry, name=label))
+        return tuple(named)

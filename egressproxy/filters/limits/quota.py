@@ -213,7 +213,7 @@ def _check(config: QoSControllerConfig, phase: Phase) -> None:
     for entry in config.entries:
         if NEEDS_BACKEND in entry.per and phase is not Phase.BACKEND_REQUEST:
             raise ValueError(
-                f"limit {entry.label}: per Backend counts in phase backend-request, in which the backend is known"
+                f"limit {entry.name}: per Backend counts in phase backend-request, in which the backend is known"
             )
 
 
@@ -221,7 +221,7 @@ def _rule(context: FilterContext, entry: LimitEntry) -> QuotaRule:
     window = window_of(entry.limit, entry.unit, entry.window, entry.burst)
     identity = _identity(context, entry)
     return QuotaRule(
-        entry.label,
+        entry.name,
         entry.type,
         entry.count,
         window,
@@ -234,12 +234,12 @@ def _rule(context: FilterContext, entry: LimitEntry) -> QuotaRule:
 
 def _concurrency(context: FilterContext, entry: LimitEntry) -> ConcurrencyRule:
     table = _table(context, entry, _identity(context, entry))
-    return ConcurrencyRule(entry.label, int(entry.limit), key_text(entry.per, entry.header), table, _message(entry))
+    return ConcurrencyRule(entry.name, int(entry.limit), key_text(entry.per, entry.header), table, _message(entry))
 
 
 def _identity(context: FilterContext, entry: LimitEntry) -> bytes:
     """What the limit is known by: not by how much it allows, so that what was spent stays spent when that changes."""
-    said = (context.source, context.scope, context.name, entry.label, entry.type, entry.count, entry.unit, entry.window)
+    said = (context.source, context.scope, context.name, entry.name, entry.type, entry.count, entry.unit, entry.window)
     return blake2b(repr((*said, entry.per, entry.header.lower())).encode(), digest_size=KEY_BYTES).digest()
 
 

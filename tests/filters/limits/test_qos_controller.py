@@ -60,7 +60,14 @@ def test_everything_else_holds_together(config):
 
 def test_the_short_forms_are_entries():
     config = validated(QoSControllerConfig, json.dumps({"requestsPerMonth": 9, "per": ["Header"], "header": "X-Team"}))
-    assert config.entries == (LimitEntry("Requests", 9.0, "Month", per=("Header",), header="X-Team"),)
+    (entry,) = config.entries
+    assert entry == LimitEntry("Requests", 9.0, "Month", per=("Header",), header="X-Team", name="requests-month-header")
+
+
+def test_limits_that_are_alike_have_numbers():
+    alike = {"type": "Requests", "unit": "Minute"}
+    config = validated(QoSControllerConfig, json.dumps({"limits": [{**alike, "limit": n} for n in (5, 6)]}))
+    assert [entry.name for entry in config.entries] == ["requests-minute", "requests-minute-2"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,7 @@ def test_the_short_forms_are_entries():
         ({"limits": [{"type": "Requests", "limit": 1, "unit": "Day", "count": "Input"}]}, "`count` is for"),
         ({"limits": [{"type": "Concurrency", "limit": 1, "unit": "Day"}]}, "remove them"),
         ({"limits": [{"type": "Concurrency", "limit": 1.5}]}, "whole number"),
-        ({"limits": [{"type": "Requests", "limit": 1, "unit": "Day"}] * 2}, "two limits are called requests-day"),
+        ({"limits": [{"type": "Requests", "limit": 1, "unit": "Day", "name": "d"}] * 2}, "two limits are called d"),
     ],
 )
 def test_a_qos_controller_that_cannot_be_meant_is_refused(config, said):

@@ -1,14 +1,16 @@
 """Which filters run at a place: extensions of the policies that hold there, their limits, the backend's own.
 
 The `limits` section of a policy has no mechanism of its own: each entry becomes one of the built-in limit filters.
-Whose bucket it fills is the filter's scope: `per: Gateway` is shared by the whole Gateway, `per: Route` by a route's
-rules.
+A count of everybody at a place is one number; whose it is, is the filter's scope: `per: Gateway` is shared by the
+whole Gateway, `per: Route` by a route's rules. All other limits of a policy are one QoSController, which decides on
+them together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from egressproxy.config.compile.extensions.extension_compiler import (
     AttachmentPoint,
@@ -19,6 +21,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
 )
 from egressproxy.config.compile.extensions.extension_faults import closing, must_run
 from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, Rate
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.policy import ExtensionIR
 
@@ -27,6 +30,7 @@ __all__ = ["LimitScopes", "PolicyFilters"]
 REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
 CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
 BODY = "egressproxy.io/BodyLimit:v1"
+QOS = "egressproxy.io/QoSController:v1"
 
 #: What an ExtensionIR calls the level of a layer.
 _LEVELS = {Level.GATEWAY: 0, Level.LISTENER: 0, Level.ROUTE: 1, Level.RULE: 1, Level.BACKEND: 2}
@@ -136,22 +140,38 @@ class PolicyFilters:
             return
         level = _LEVELS[layer.level]
         phase = "backend-request" if backend else "request-headers"
+        entries: list[dict[str, Any]] = []
         for index, rate in enumerate(limits.requests):
-            if _is_counted_here(rate.per, layer, backend=backend):
-                config = {"limit": rate.limit, "window": rate.window.seconds}
-                if rate.burst is not None:
-                    config["burst"] = rate.burst
-                place = AttachmentPoint(level, scopes.scope(rate.per))
-                yield self._compiler.builtin(
-                    REQUEST_RATE, f"limits.requests[{index}]", phase, config, policy, place, index=index
-                )
+            if not _is_counted_here(rate.keys, layer, backend=backend):
+                continue
+            if not _is_plain(rate, limits):
+                entries.append(_entry("Requests", rate))
+                continue
+            config = {"limit": rate.limit, "window": rate.window.seconds}
+            if rate.burst is not None:
+                config["burst"] = rate.burst
+            place = AttachmentPoint(level, scopes.scope(rate.per))
+            yield self._compiler.builtin(
+                REQUEST_RATE, f"limits.requests[{index}]", phase, config, policy, place, index=index
+            )
         for index, entry in enumerate(limits.concurrency):
-            if _is_counted_here(entry.per, layer, backend=backend):
-                place = AttachmentPoint(level, scopes.scope(entry.per))
-                name = f"limits.concurrency[{index}]"
-                yield self._compiler.builtin(
-                    CONCURRENCY, name, phase, {"limit": entry.limit}, policy, place, index=index
-                )
+            if not _is_counted_here(entry.keys, layer, backend=backend):
+                continue
+            if not _is_plain(entry, limits):
+                entries.append(_entry("Concurrency", entry))
+                continue
+            place = AttachmentPoint(level, scopes.scope(entry.per))
+            name = f"limits.concurrency[{index}]"
+            yield self._compiler.builtin(CONCURRENCY, name, phase, {"limit": entry.limit}, policy, place, index=index)
+        for rate in limits.bytes:
+            if _is_counted_here(rate.keys, layer, backend=backend):
+                entries.append(_entry("Bytes", rate))
+        of_backend = [entry for entry in entries if "Backend" in entry["per"]]
+        others = [entry for entry in entries if "Backend" not in entry["per"]]
+        for together, scope in ((of_backend, scopes.backend), (others, str(policy))):
+            if together:
+                place, config = AttachmentPoint(level, scope), _quota(limits, together)
+                yield self._compiler.builtin(QOS, "limits", phase, config, policy, place, path="spec.limits")
         if not backend:
             yield from self._body_limit(policy, layer)
 
@@ -163,8 +183,38 @@ class PolicyFilters:
             yield self._compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, place)
 
 
-def _is_counted_here(per: str, layer: Layer, *, backend: bool) -> bool:
+def _is_counted_here(keys: tuple[str, ...], layer: Layer, *, backend: bool) -> bool:
     """Whether a limit is counted when the backend is asked (else when the request comes in)."""
-    if per == "Identity":
+    return ("Backend" in keys or layer.level is Level.BACKEND) == backend
+
+
+def _is_plain(entry: Rate | Concurrency, limits: Limits) -> bool:
+    """Whether a limit is one number of everybody at a place, in the memory of this machine."""
+    if limits.mode != "Enforce" or limits.rate_limit_headers == "Always":
         return False
-    return (per == "Backend" or layer.level is Level.BACKEND) == backend
+    if entry.also_per or entry.per not in ("Gateway", "Route", "Backend"):
+        return False
+    if isinstance(entry, Concurrency):
+        return True
+    return entry.unit is None and (limits.store is None or limits.store.type == "Memory")
+
+
+def _entry(kind: str, written: Rate | Concurrency) -> dict[str, Any]:
+    """A limit as an entry of a QoSController."""
+    made: dict[str, Any] = {"type": kind, "limit": written.limit, "per": list(written.keys)}
+    if written.header is not None:
+        made["header"] = written.header
+    if isinstance(written, Rate):
+        made.update({"unit": written.unit} if written.unit is not None else {"window": written.window.seconds})
+        if written.burst is not None:
+            made["burst"] = written.burst
+    if isinstance(written, AmountRate):
+        made["count"] = written.count
+    return made
+
+
+def _quota(limits: Limits, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The config of the QoSController that these entries of a policy become."""
+    config: dict[str, Any] = {"limits": entries, "mode": limits.mode, "rateLimitHeaders": limits.rate_limit_headers}
+    config["maxKeys"] = limits.max_keys
+    return config

@@ -394,7 +394,7 @@ class BackendRefCompiler:
                 yield f"extensions of {policy}"
             if policy.spec.parent is not None and not policy.spec.parent.direct:
                 yield f"parent of {policy}"
-            if limits is not None and (limits.requests or limits.concurrency or limits.max_body_bytes):
+            if limits is not None and (limits.are_counted or limits.max_body_bytes):
                 yield f"limits of {policy}"
 
 

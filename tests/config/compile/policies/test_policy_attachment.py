@@ -63,9 +63,7 @@ def test_places_without_policies_of_their_own_share_one_value():
     ("sections", "named"),
     [
         ("limits: {tokens: [{per: Route, limit: 5}]}", "limits.tokens"),
-        ("limits: {bytes: [{per: Route, limit: 5}]}", "limits.bytes"),
-        ("limits: {requests: [{per: Identity, limit: 5}]}", "limits per Identity"),
-        ("limits: {concurrency: [{per: Identity, limit: 5}]}", "limits per Identity"),
+        ("limits: {cost: [{per: Route, limit: 5}]}", "limits.cost"),
         ("limits: {store: {type: Redis, backendRef: {name: r, port: 6379}}}", "limits.store"),
         ("dns: {reverseCheck: Report}", "dns.reverseCheck"),
         ("identity: {address: {}}", "identity"),

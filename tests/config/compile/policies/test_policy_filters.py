@@ -5,6 +5,7 @@ import json
 from egressproxy.ir.policy import ExtensionIR
 from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, listener, policy, rule
 
+QOS = "egressproxy.io/QoSController:v1"
 RATE = "egressproxy.io/RequestRateLimit:v1"
 
 
@@ -52,6 +53,36 @@ def test_a_routes_limit_is_not_that_of_the_listener():
     made = compiled(FORWARD, PLAIN, ROUTE, limit("requests: [{per: Route, limit: 5}]", "HTTPRoute", "route"))
     assert named(rule(made).extensions) == [(RATE, "request-headers", "HTTPRoute default/route", 1)]
     assert listener(made).extensions == ()
+
+
+def test_limits_with_keys_are_one_filter_for_all_places_of_the_policy():
+    rows = (
+        "requests: [{per: Identity, limit: 5, window: 1m}, {per: Route, alsoPer: [Header], header: X-Team, limit: 9,"
+        " unit: Day}], bytes: [{per: Namespace, limit: 7, unit: Month, count: Output}],"
+        " concurrency: [{per: Identity, limit: 2}], mode: Report, rateLimitHeaders: Always, maxKeys: 50"
+    )
+    made = compiled(FORWARD, PLAIN, ROUTE, limit(rows))
+    (found,) = rule(made).extensions
+    assert named((found,)) == [(QOS, "request-headers", "EgressPolicy default/policy", 0)]
+    assert listener(made).extensions == (found,)
+    assert json.loads(found.config) == {
+        "limits": [
+            {"type": "Requests", "limit": 5, "window": 60.0, "per": ["Identity"]},
+            {"type": "Requests", "limit": 9, "unit": "Day", "per": ["Route", "Header"], "header": "X-Team"},
+            {"type": "Concurrency", "limit": 2, "per": ["Identity"]},
+            {"type": "Bytes", "limit": 7, "unit": "Month", "per": ["Namespace"], "count": "Output"},
+        ],
+        "mode": "Report",
+        "rateLimitHeaders": "Always",
+        "maxKeys": 50,
+    }
+
+
+def test_what_is_counted_for_each_backend_is_counted_when_it_is_asked_and_the_rest_before():
+    rows = "requests: [{per: Backend, alsoPer: [Identity], limit: 5}, {per: Identity, limit: 6}]"
+    made = compiled(FORWARD, PLAIN, ROUTE, limit(rows))
+    assert named(rule(made).extensions) == [(QOS, "request-headers", "EgressPolicy default/policy", 0)]
+    assert named(rule(made).backends[0].extensions) == [(QOS, "backend-request", "Backend default/plain", 0)]
 
 
 def test_concurrency_is_limited_the_same_way():

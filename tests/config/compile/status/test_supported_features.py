@@ -31,7 +31,7 @@ spec: {processors: [{name: one, type: egressproxy.io/HeaderPolicy:v1}]}
     "Identity.basic": policy("identity: {basic: {secretRef: {name: users}}}"),
     "Dns.reverseCheck": policy("dns: {reverseCheck: Report}"),
     "Limits.tokens": policy(f"limits: {{tokens: {RATE}}}"),
-    "Limits.bytes": policy(f"limits: {{bytes: {RATE}}}"),
+    "Limits.cost": policy("limits: {cost: [{per: Gateway, limit: 5}]}"),
     "Limits.store": policy("limits: {store: {type: Redis, backendRef: {name: redis, port: 6379}}}"),
 }
 
