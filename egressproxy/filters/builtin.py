@@ -17,7 +17,8 @@ __all__ = ["BUILTIN", "FULL_NAMES", "builtin_type", "support_level"]
 _OURS: Final = "egressproxy.io/"
 _GATEWAY_API: Final = "gateway.networking.k8s.io/"
 
-#: Full name -> module and constant, below `egressproxy.filters`.
+#: Full name -> module and constant, below `egressproxy.filters`; or the module's whole name, where a type speaks a
+#: protocol, which filters do not know of.
 BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
     f"{_OURS}{kind}:v1": place
     for kind, place in {
@@ -25,6 +26,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "ConcurrencyLimit": "limits.concurrency:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",
         "CredentialInjector": "credentials.credential_injector:CREDENTIAL_INJECTOR",
+        "ExternalProcessor": "egressproxy.gateway.processors.external_processor:EXTERNAL_PROCESSOR",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
         "Python": "python_filter:PYTHON",
         "QoSController": "limits.qos_controller:QOS_CONTROLLER",
@@ -66,7 +68,8 @@ def builtin_type(name: str) -> FilterType | None:
     if full_name is None:
         return None
     module, _, constant = BUILTIN[full_name].partition(":")
-    found: FilterType = getattr(import_module(f"egressproxy.filters.{module}"), constant)
+    whole = module if module.startswith("egressproxy.") else f"egressproxy.filters.{module}"
+    found: FilterType = getattr(import_module(whole), constant)
     return found
 
 

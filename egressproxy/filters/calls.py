@@ -14,7 +14,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 
-__all__ = ["CallAnswer", "CallFailed", "FilterCall"]
+__all__ = ["CallAnswer", "CallFailed", "FilterCall", "MessageStream", "StreamReceiver"]
 
 
 class CallAnswer(NamedTuple):
@@ -34,6 +34,42 @@ class CallFailed(Exception):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class MessageStream(Protocol):
+    """A call of gRPC in which both sides send messages, at any time."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of messages that wait for a connection, or for the backend to take them."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message; one that is sent behind the end goes nowhere."""
+
+    async def drained(self) -> None:
+        """Wait until at most 64 KiB wait to be sent, or the stream is over."""
+
+    def pause_reading(self) -> None:
+        """Take no more messages until `resume_reading`, beyond what is on its way."""
+
+    def resume_reading(self) -> None:
+        """Take messages again."""
+
+    def end(self, linger_s: float) -> None:
+        """Say no more. The stream is given up if the backend has not ended it in this many seconds."""
+
+    def close(self) -> None:
+        """Give the stream up."""
+
+
+class StreamReceiver(Protocol):
+    """Who is told what comes on a MessageStream, also while it is being opened. Must not raise or wait."""
+
+    def message_came(self, message: bytes) -> None:
+        """A message of the backend."""
+
+    def stream_ended(self, failure: CallFailed | None) -> None:
+        """The stream is over; None: the backend has ended it with the status OK, or it was closed."""
 
 
 class FilterCall(Protocol):
@@ -62,4 +98,19 @@ class FilterCall(Protocol):
         `path` begins with "/" and may have a query; `fields` are without Host and framing. `x` is the exchange that
         the call is made for, whose client gets its share of the pools, no more. None: the filter asks for itself.
         Raises CallFailed, also when `timeout_s` seconds are over.
+        """
+
+    def open_stream(
+        self,
+        path: bytes,
+        receiver: StreamReceiver,
+        fields: Iterable[tuple[bytes, bytes]] = (),
+        *,
+        max_message_bytes: int,
+        x: Exchange | None = None,
+    ) -> MessageStream:
+        """Begin a call of the gRPC method `path`; the config has to refer to the backend by a `CalledGrpcBackendRef`.
+
+        `fields` are metadata. A message of the backend has at most `max_message_bytes`. The caller has to `end` or
+        `close` the stream. In a running event loop.
         """

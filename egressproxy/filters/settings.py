@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CalledBackendRef",
+    "CalledGrpcBackendRef",
     "Checked",
     "DocumentRef",
     "FieldName",
@@ -121,6 +122,7 @@ class CalledBackendRef(FilterConfig):
     group: str = ""
     kind: Annotated[str, Within(min_length=1)] = "Service"
     port: Annotated[int, Within(ge=1, le=65535)] | None = None
+    is_grpc: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.port is None and not self.group and self.kind == "Service":
@@ -144,6 +146,13 @@ class DocumentRef(SecretRef):
     def is_document(self) -> bool:
         """As of SecretRef."""
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class CalledGrpcBackendRef(CalledBackendRef):
+    """A reference to a backend that the filter calls by gRPC, whatever else the backend speaks with others."""
+
+    is_grpc: ClassVar[bool] = True
 
 
 def _hostname(text: str) -> str:

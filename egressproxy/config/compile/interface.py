@@ -96,6 +96,10 @@ class BackendReference(Reference, Protocol):
     def label(self) -> str:
         """Under which the filter finds the call."""
 
+    @property
+    def is_grpc(self) -> bool:
+        """It is called by gRPC, whatever else it speaks."""
+
 
 class FilterTypeInfo(Protocol):
     """What the compiler needs to know of a filter type."""

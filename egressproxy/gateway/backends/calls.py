@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.body import BodyPlan
-from egressproxy.filters.calls import CallAnswer, CallFailed
-from egressproxy.filters.chain import Chain, Steps, finish, run_to_end
+from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
+from egressproxy.filters.chain import Chain, finish
+from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.parent_connect import refused_credentials
+from egressproxy.gateway.backends.questions import answered_in_its_place, passed, passed_body, question
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
@@ -24,7 +26,7 @@ from egressproxy.net.driver import Driver, driven
 from egressproxy.net.pieces import Pieces
 from egressproxy.telemetry.call_counts import CallCounts
 
-__all__ = ["Answer", "BackendCall", "asked_host", "converse", "passed_body", "question", "unusable"]
+__all__ = ["Answer", "BackendCall", "converse", "unusable"]
 
 #: The longest answer that is read: a page that tells people where to log in.
 MAX_ANSWER_BYTES: Final = 1024 * 1024
@@ -87,6 +89,20 @@ class BackendCall:
         finally:
             self._counts.count(self._filter, self.backend, result, monotonic() - started)
 
+    def open_stream(
+        self,
+        path: bytes,
+        receiver: StreamReceiver,
+        fields: Iterable[tuple[bytes, bytes]] = (),
+        *,
+        max_message_bytes: int,
+        x: Exchange | None = None,
+    ) -> BidirectionalCall:
+        """As `FilterCall.open_stream`."""
+        inner = self._question(RequestHead(b"POST", path, Fields.of(fields)), x)
+        counted = partial(self._counts.count, self._filter, self.backend)
+        return BidirectionalCall(self._connector, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
+
     async def _asked(self, method: bytes, path: bytes, fields: Fields, body: bytes, x: Exchange | None) -> CallAnswer:
         connector, chain = self._connector, self._chain
         if connector is None:
@@ -94,11 +110,7 @@ class BackendCall:
             raise self._fault
         head = RequestHead(method, path, fields)
         head.body = len(body)
-        if x is None:
-            x = Exchange("-", "-", "-", monotonic())
-        inner = question(x, head, connector)
-        inner.path = path.partition(b"?")[0]
-        inner.backend_is_secure = connector.spec.backend.tls is not None
+        inner = self._question(head, x)
         try:
             answer = await driven(lambda driver: converse(driver, inner, connector, chain, body))
             coding = answer.head.fields.get(b"content-encoding")
@@ -108,6 +120,14 @@ class BackendCall:
         finally:
             finish(chain.complete, inner)
         return CallAnswer(answer.head.status, answer.head.fields, said)
+
+    def _question(self, head: RequestHead, x: Exchange | None) -> Exchange:
+        """An exchange of our own with the backend, made for `x` if there is one."""
+        connector = self._connector
+        inner = question(x or Exchange("-", "-", "-", monotonic()), head, self.backend)
+        inner.path = head.path.partition(b"?")[0]
+        inner.backend_is_secure = connector is not None and connector.spec.backend.tls is not None
+        return inner
 
     def __repr__(self) -> str:
         return f"BackendCall({self.backend})"
@@ -177,33 +197,3 @@ class _Question(UpstreamCaller):
     def end_body(self, trailers: bytes) -> None:
         """Keep the fields behind the answer."""
         self.trailers = trailers
-
-
-def question(x: Exchange, head: RequestHead, connector: Connector) -> Exchange:
-    """An exchange of our own with the server, for the filters that run for it as a backend."""
-    return Exchange(
-        x.client, x.gateway, x.listener, x.started_at, identity=x.identity, request_id=x.request_id, route=x.route,
-        request=head, method=head.method, path=x.path, backend=connector.name,
-    )  # fmt: skip
-
-
-def asked_host(x: Exchange) -> bytes:
-    """The Host that the client has asked for; b"" if it has named none."""
-    return x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
-
-
-async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
-    """The whole body of an answer as its body filters leave it: a client may get it."""
-    chain = plan.begin(x) if plan is not None else None
-    return body if chain is None else await chain.feed_to_end(x, body, True)
-
-
-async def passed(steps: Steps | None, x: Exchange) -> None:
-    """Run a phase of the server's filters. Raises what they refuse with, and UpstreamFault if one responds."""
-    if await run_to_end(steps, x) is not None:
-        raise answered_in_its_place()
-
-
-def answered_in_its_place() -> UpstreamFault:
-    """The error for a filter that responds instead of the backend, where its response means nothing."""
-    return UpstreamFault(Reason.FILTER_REJECTED, "a filter of the backend answered in its place")

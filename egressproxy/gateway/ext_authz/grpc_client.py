@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egressproxy.filters.chain import Chain, finish
-from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
+from egressproxy.gateway.backends.calls import converse
 from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.questions import asked_host, passed_body, question
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_for_clients, is_ours
 from egressproxy.ir.route import ExternalAuthIR
@@ -44,7 +45,7 @@ class GrpcAuthzClient:
         head = RequestHead(b"POST", CHECK, Fields.of(call_fields(timeout_s)))
         head.te_trailers = True
         head.body = len(message)
-        inner = question(x, head, self._connector)
+        inner = question(x, head, self._connector.name)
         inner.backend_is_secure = self._connector.spec.backend.tls is not None
         connector, chain = self._connector, self._chain
         try:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.chain import Chain, finish
-from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
+from egressproxy.gateway.backends.calls import converse
 from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.questions import asked_host, passed_body, question
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR
@@ -45,7 +46,7 @@ class HttpAuthzClient:
         head = RequestHead(x.request.method, x.request.target, self._fields(x.request.fields))
         head.path = self._path(x.request.path)
         head.body = len(body)
-        inner = question(x, head, self._connector)
+        inner = question(x, head, self._connector.name)
         inner.upstream_host = asked_host(x)
         connector, chain = self._connector, self._chain
         try:

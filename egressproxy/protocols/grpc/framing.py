@@ -1,16 +1,17 @@
-"""What a unary gRPC call looks like on HTTP/2: heads, one message each way, and how it ended. Pure.
+"""What a gRPC call looks like on HTTP/2: heads, the message each way of a unary one, and how it ended. Pure.
 
 Source: grpc.io, gRPC over HTTP2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Reason, UpstreamFault
 
-__all__ = ["call_fields", "framed", "reply"]
+__all__ = ["STREAM_FIELDS", "call_fields", "check_end", "check_head", "framed", "reply"]
 
 #: Flag (compressed or not) and length in front of a message.
 _PREFIX = 5
@@ -19,15 +20,14 @@ _MAX_TEXT = 200
 _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 4, 8, 14
 
 
+#: What every call says of itself, beside `te: trailers`.
+STREAM_FIELDS: Final = ((b"content-type", b"application/grpc"), (b"user-agent", b"egressproxy"))
+
+
 def call_fields(timeout_s: float) -> list[tuple[bytes, bytes]]:
-    """What every call says of itself, beside `te: trailers`. The server is told `timeout_s` (seconds, at least a
-    millisecond), so that it can give up as well.
-    """
+    """STREAM_FIELDS, and `timeout_s` (seconds, at least a millisecond), so that the server can give up as well."""
     milliseconds = min(max(int(timeout_s * 1000), 1), 99_999_999)
-    return [
-        (b"content-type", b"application/grpc"), (b"user-agent", b"egressproxy"),
-        (b"grpc-timeout", b"%dm" % milliseconds),
-    ]  # fmt: skip
+    return [*STREAM_FIELDS, (b"grpc-timeout", b"%dm" % milliseconds)]
 
 
 def framed(message: bytes) -> bytes:
@@ -44,18 +44,26 @@ def reply(
     Raises UpstreamFault if the call failed, or if this is no answer of gRPC: RESPONSE_TIMEOUT (504) or BAD_RESPONSE
     (503 where the service is not available).
     """
-    first = dict(head)
-    if status != 200 or not first.get(b"content-type", b"").startswith(b"application/grpc"):
-        raise _bad(f"the server does not speak gRPC: status {status}")
-    last = {**first, **dict(trailers)}
-    code = last.get(b"grpc-status", b"")
-    if code != b"0":
-        raise _failure(code, last.get(b"grpc-message", b""))
+    check_head(status, head)
+    check_end({**dict(head), **dict(trailers)})
     if len(data) < _PREFIX or int.from_bytes(data[1:_PREFIX], "big") != len(data) - _PREFIX:
         raise _bad("the answer is not one message")
     if data[0]:
         raise _bad("the message is compressed, which was not offered")
     return data[_PREFIX:]
+
+
+def check_head(status: int, head: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises UpstreamFault(BAD_RESPONSE) unless this head begins an answer of gRPC."""
+    if status != 200 or not dict(head).get(b"content-type", b"").startswith(b"application/grpc"):
+        raise _bad(f"the server does not speak gRPC: status {status}")
+
+
+def check_end(last: Mapping[bytes, bytes]) -> None:
+    """Raises UpstreamFault, as `reply`, unless these trailers (or fields of a head that is all) say OK."""
+    code = last.get(b"grpc-status", b"")
+    if code != b"0":
+        raise _failure(code, last.get(b"grpc-message", b""))
 
 
 def _failure(code: bytes, message: bytes) -> UpstreamFault:

@@ -263,6 +263,8 @@ class BackendRefCompiler:
                 self._calling.pop()
             if callee.backend is not None and callee.backend.destination is Destination.DYNAMIC:
                 callee = WeightedBackend(None, error="what a filter calls is a fixed place: the backend is Dynamic")
+            if ref.is_grpc and callee.backend is not None:
+                callee = replace(callee, backend=replace(callee.backend, protocol=Protocol.GRPC))
             calls.append((ref.label, callee))
         return placed._replace(spec=replace(spec, calls=tuple(calls)))
 

@@ -1,0 +1,77 @@
+"""Attributes of an exchange, as processors are told them. Source: Envoy documentation, Attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["REQUEST_ATTRIBUTES", "RESPONSE_ATTRIBUTES", "attributes"]
+
+
+def attributes(names: Iterable[str], x: Exchange) -> dict[str, Any]:
+    """The values of these attributes, without those that this exchange does not have."""
+    found = ((name, _READERS[name](x)) for name in names)
+    return {name: value for name, value in found if value not in (None, "")}
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode("utf-8", "replace") if value else ""
+
+
+def _field(name: bytes) -> Callable[[Exchange], str]:
+    return lambda x: _text(x.request.fields.get(name))
+
+
+def _headers(x: Exchange) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in x.request.fields}
+
+
+def _response_headers(x: Exchange) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in x.response.fields}
+
+
+def _host(x: Exchange) -> str:
+    return _text(x.request.host) or str(x.authority or "")
+
+
+def _port(address: str) -> int | None:
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdigit() else None
+
+
+_OF_REQUEST: Final[Mapping[str, Callable[[Exchange], Any]]] = {
+    "request.path": lambda x: _text(x.request.path),
+    "request.url_path": lambda x: _text(x.request.path.partition(b"?")[0]),
+    "request.query": lambda x: _text(x.request.path.partition(b"?")[2]),
+    "request.host": _host,
+    "request.scheme": lambda x: _text(x.scheme),
+    "request.method": lambda x: _text(x.request.method),
+    "request.headers": _headers,
+    "request.referer": _field(b"referer"),
+    "request.useragent": _field(b"user-agent"),
+    "request.id": lambda x: x.request_id,
+    "request.time": lambda x: datetime.fromtimestamp(x.started_wall, UTC).isoformat() if x.started_wall else "",
+    "request.size": lambda x: x.request.body if x.request.body >= 0 else None,
+    "source.address": lambda x: x.client,
+    "source.port": lambda x: _port(x.client),
+    "xds.route_name": lambda x: x.route,
+    "xds.cluster_name": lambda x: x.backend if x.backend != "-" else "",
+    # What Envoy cannot know of our clients and places.
+    "egressproxy.gateway": lambda x: x.gateway,
+    "egressproxy.listener": lambda x: x.listener,
+    "egressproxy.namespace": lambda x: x.identity.namespace,
+    "egressproxy.service_account": lambda x: x.identity.service_account,
+}
+_OF_RESPONSE: Final[Mapping[str, Callable[[Exchange], Any]]] = {
+    "response.code": lambda x: x.response.status,
+    "response.headers": _response_headers,
+    "upstream.address": lambda x: x.upstream,
+    "upstream.port": lambda x: _port(x.upstream),
+}
+_READERS: Final = {**_OF_REQUEST, **_OF_RESPONSE}
+
+REQUEST_ATTRIBUTES: Final = frozenset(_OF_REQUEST)
+RESPONSE_ATTRIBUTES: Final = frozenset(_OF_RESPONSE)

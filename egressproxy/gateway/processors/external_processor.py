@@ -1,0 +1,510 @@
+"""ExternalProcessor: a server that speaks Envoy's ext_proc looks at exchanges and changes them.
+
+Sources: Envoy API v3, service/ext_proc/v3/external_processor.proto and extensions/filters/http/ext_proc/v3.
+Where it differs from Envoy is told in docs/filters/external-processor.md.
+"""
+
+from __future__ import annotations
+
+from asyncio import timeout
+from dataclasses import replace
+from itertools import cycle
+from typing import Final
+
+from egressproxy.errors import Reason
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.settings import CalledBackendRef
+from egressproxy.gateway.ext_authz.buffered_body import HELD
+from egressproxy.gateway.processors.attributes import attributes
+from egressproxy.gateway.processors.heads import request_lines, response_lines
+from egressproxy.gateway.processors.mutations import MutationChecker, forwarded
+from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession, SessionSettings, StreamBroke
+from egressproxy.gateway.processors.settings import ExternalProcessorConfig
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.protocols.ext_proc.messages import (
+    BodySendMode,
+    HeaderSendMode,
+    ImmediateResponse,
+    MessagePart,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc
+
+__all__ = ["EXTERNAL_PROCESSOR", "ExternalProcessor"]
+
+#: The name under which Envoy's filter says attributes.
+_NAMESPACE: Final = "envoy.filters.http.ext_proc"
+#: The note with the dynamic metadata of the exchange, by namespace: all processors of it share it.
+METADATA: Final = "dynamic metadata"
+#: A body goes to the processor in messages of at most this size, whatever size it comes in.
+_PIECE: Final = 64 * 1024
+#: How long a streamed piece waits for an answer before the next one is taken. A processor that answers each piece is
+#: not slowed down by it; one that collects pieces gets them this much later.
+_GRACE_S: Final = 0.05
+_MAX_DETAILS: Final = 200
+
+_SEND: Final = HeaderSendMode.SEND
+_STREAMED, _BUFFERED = BodySendMode.STREAMED, BodySendMode.BUFFERED
+_PARTIAL, _DUPLEX, _NONE = BodySendMode.BUFFERED_PARTIAL, BodySendMode.FULL_DUPLEX_STREAMED, BodySendMode.NONE
+
+
+class _MadeBody:
+    """The body that a processor has given to a request without one, where the conductor looks for a body."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+
+class ExternalProcessor(Filter):
+    """One stream for each exchange; on a Backend, one for each attempt. Whatever it raises is a failure of the
+    processor, named by its class, but for Rejected.
+    """
+
+    def __init__(self, context: FilterContext) -> None:
+        config: ExternalProcessorConfig = context.config
+        self._config = config
+        self._settings = SessionSettings(config)
+        self._source = context.source
+        self._checker = MutationChecker(config.mutation_rules)
+        self._shown = forwarded(config.forward_rules)
+        calls = [context.calls[ref.label] for ref in config.backend_refs if ref.label in context.calls]
+        self._calls = cycle(calls)  # empty while a configuration is only checked, and nothing is asked then
+        self._note = f"ext_proc {id(self)}"
+        self._observes = config.observability_mode
+        self.max_buffer_bytes = config.max_body_bytes
+        request, response = Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS
+        self._is_of_backend = context.phase is Phase.BACKEND_REQUEST
+        if self._is_of_backend:
+            request, response = Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE
+            if config.processing_mode.request_body_mode != "NONE" or config.allow_mode_override:
+                raise ValueError(
+                    "bodies of requests are not sent for one backend alone: set requestBodyMode NONE and no"
+                    " allowModeOverride, or put the processor on the route"
+                )
+        self.runs_in = frozenset((request, Phase.REQUEST_BODY, response, Phase.RESPONSE_BODY))
+
+    # --- phases ------------------------------------------------------------------------------------------------------
+    async def request_headers(self, x: Exchange) -> LocalResponse | None:
+        """Open the stream, show the head of the request, and do what the processor says."""
+        session = self._begin(x)
+        try:
+            return await self._request_headers(session, x)
+        except Exception:
+            session.is_off = True
+            raise
+
+    backend_request = request_headers
+
+    async def response_headers(self, x: Exchange) -> LocalResponse | None:
+        """Show the head of the response, and do what the processor says."""
+        session = self._session(x)
+        if session is None:
+            return None
+        try:
+            return await self._response_headers(session, x)
+        except Exception:
+            session.is_off = True
+            raise
+
+    backend_response = response_headers
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """As the mode of this exchange says."""
+        session = self._session(x)
+        if session is None:
+            return None
+        of_request = phase is Phase.REQUEST_BODY
+        new = session.new_request if of_request else session.new_response
+        if new is not None:
+            return BodyMode.BUFFER if of_request and session.has_made_body else BodyMode.STREAM
+        if session.has_failed:
+            return BodyMode.STREAM  # the body method raises what has happened meanwhile
+        mode = session.mode.request_body_mode if of_request else session.mode.response_body_mode
+        if session.is_over or mode is _NONE:
+            return None
+        if mode is _BUFFERED or (mode is _DUPLEX and (of_request or not _is_event_stream(x))):
+            return BodyMode.BUFFER
+        return BodyMode.STREAM
+
+    async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
+        """Show the body, or a piece of it. Returns what the processor has made of it."""
+        return await self._body(x, MessagePart.REQUEST_BODY, data, last=last)
+
+    async def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
+        """As `request_body`. Raises Rejected for an immediate response that comes too late."""
+        return await self._body(x, MessagePart.RESPONSE_BODY, data, last=last)
+
+    def complete(self, x: Exchange) -> None:
+        """End the stream."""
+        session: ProcessorSession | None = x.notes.pop(self._note, None) if x.notes is not None else None
+        if session is not None:
+            session.finish()
+
+    # --- heads -------------------------------------------------------------------------------------------------------
+    async def _request_headers(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
+        if session.mode.request_header_mode is not _SEND:
+            return None
+        has_body = x.request.body != 0 and not x.is_tunnel
+        message = ProcessingRequest(
+            MessagePart.REQUEST_HEADERS,
+            request_lines(x, self._shown),
+            end_of_stream=not has_body,
+            attributes=self._attributes(self._config.request_attributes, x),
+            metadata=self._metadata(x),
+            observability_mode=self._observes,
+        )
+        answer = None
+        if self._observes:
+            session.tell(message)
+        elif has_body and session.mode.request_body_mode is _DUPLEX:
+            session.check()  # the processor may answer when it has the body: the answer is waited for there
+            session.late_head = session.expect(MessagePart.REQUEST_HEADERS)
+            session.tell(message)
+        else:
+            response = await session.ask(message)
+            answer = self._take_request_head(session, x, response, has_body=has_body)
+        if x.is_tunnel:
+            session.finish()
+        return answer
+
+    async def _response_headers(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
+        if session.is_off:
+            return None
+        session.check()
+        if session.is_over or session.mode.response_header_mode is not _SEND:
+            return None
+        has_body = x.response.body != 0 and x.request.method != b"HEAD"
+        message = ProcessingRequest(
+            MessagePart.RESPONSE_HEADERS,
+            response_lines(x, self._shown),
+            end_of_stream=not has_body,
+            attributes=self._attributes(self._config.response_attributes, x),
+            metadata=self._metadata(x),
+            observability_mode=self._observes,
+        )
+        answer = None
+        if self._observes:
+            session.tell(message)
+        elif has_body and session.mode.response_body_mode is _DUPLEX and not _is_event_stream(x):
+            session.late_head = session.expect(MessagePart.RESPONSE_HEADERS)
+            session.tell(message)
+        else:
+            response = await session.ask(message)
+            answer = self._take_response_head(session, x, response, has_body=has_body)
+        if x.response.status == 101:
+            session.finish()
+        return answer
+
+    def _take_request_head(
+        self, session: ProcessorSession, x: Exchange, response: ProcessingResponse | None, *, has_body: bool
+    ) -> LocalResponse | None:
+        """Do what the answer to the head of the request says."""
+        if response is None:
+            return self._immediate(session, x)
+        session.override(response.mode_override, of_response=False)
+        self._keep_metadata(response, x)
+        try:
+            self._checker.change_request(response.headers, x, replaces=response.replaces)
+        except Exception as error:
+            raise session.failed(error) from None
+        if response.replaces:
+            session.mode = replace(session.mode, request_body_mode=_NONE)
+            body = response.body or b""
+            if self._is_of_backend and (has_body or body):
+                raise session.failed(InvalidMessage())
+            if has_body:
+                session.new_request = body
+            elif body and not x.is_tunnel:
+                session.new_request = body
+                session.has_made_body = True
+                x.note(HELD, _MadeBody(body))
+                x.request.body = len(body)
+        return None
+
+    def _take_response_head(
+        self, session: ProcessorSession, x: Exchange, response: ProcessingResponse | None, *, has_body: bool
+    ) -> LocalResponse | None:
+        """Do what the answer to the head of the response says."""
+        if response is None:
+            return self._immediate(session, x)
+        session.override(response.mode_override, of_response=True)
+        self._keep_metadata(response, x)
+        try:
+            self._checker.change_response(response.headers, x)
+        except Exception as error:
+            raise session.failed(error) from None
+        if response.replaces:
+            session.mode = replace(session.mode, response_body_mode=_NONE)
+            body = response.body or b""
+            if has_body:
+                session.new_response = body
+            elif body and x.request.method != b"HEAD" and x.response.status not in (101, 204, 205, 304):
+                return LocalResponse(x.response.status, tuple(x.response.fields), body, x.response.phrase)
+        return None
+
+    # --- bodies ------------------------------------------------------------------------------------------------------
+    async def _body(self, x: Exchange, part: MessagePart, data: bytes, *, last: bool) -> bytes | LocalResponse:
+        session = self._session(x)
+        if session is None:
+            return data
+        try:
+            made = await self._changed_body(session, x, part, data, last=last)
+            if session.immediate is not None and not session.is_off:
+                answer = self._immediate(session, x)
+                if answer is not None:
+                    return self._in_time(answer, x, part, session)
+            return made
+        except Exception:
+            session.is_off = True
+            raise
+
+    async def _changed_body(
+        self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool
+    ) -> bytes:
+        of_request = part is MessagePart.REQUEST_BODY
+        new = session.new_request if of_request else session.new_response
+        if new is not None:
+            if of_request:
+                session.new_request = b""
+            else:
+                session.new_response = b""
+            return new
+        session.check()
+        mode = session.mode.request_body_mode if of_request else session.mode.response_body_mode
+        if session.is_over or session.is_off:
+            return data
+        if self._observes:
+            self._tell_body(session, part, data, last=last)
+            return data
+        if mode is _STREAMED:
+            return await self._streamed(session, part, data, last=last)
+        if mode is _PARTIAL:
+            return await self._partial(session, x, part, data, last=last)
+        if mode is _DUPLEX:
+            if of_request or not _is_event_stream(x):
+                return await self._duplex_whole(session, x, part, data)
+            return await self._duplex_piece(session, part, data, last=last)
+        response = await session.ask(ProcessingRequest(part, body=data, end_of_stream=True))
+        return self._take_whole(session, x, part, data, response)
+
+    async def _streamed(self, session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
+        made = []
+        for piece, is_last in _pieces(data, last=last):
+            response = await session.ask(ProcessingRequest(part, body=piece, end_of_stream=is_last))
+            made.append(piece if response is None or response.body is None else response.body)
+        return made[0] if len(made) == 1 else b"".join(made)
+
+    async def _partial(
+        self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool
+    ) -> bytes:
+        """BUFFERED_PARTIAL: the first bytes in one message, when they are complete or the body is over."""
+        kept = session.kept.setdefault(part, bytearray())
+        if kept is None:
+            return data
+        kept += data
+        if len(kept) <= self.max_buffer_bytes and not last:
+            return b""
+        session.kept[part] = None
+        shown, rest = bytes(kept[: self.max_buffer_bytes]), bytes(kept[self.max_buffer_bytes :])
+        response = await session.ask(ProcessingRequest(part, body=shown, end_of_stream=last and not rest))
+        return (shown if response is None or response.body is None else response.body) + rest
+
+    async def _duplex_whole(self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes) -> bytes:
+        """FULL_DUPLEX_STREAMED, of a body that is here: the head waits until its answer has come, too."""
+        session.collected.add(part)
+        for piece, is_last in _pieces(data, last=True):
+            await session.stream_body(part, piece, is_last=is_last)
+        head, session.late_head = session.late_head, None
+        if head is not None:
+            of_request = part is MessagePart.REQUEST_BODY
+            head_part = MessagePart.REQUEST_HEADERS if of_request else MessagePart.RESPONSE_HEADERS
+            response = await session.answered(head_part, head)
+            if response is None and (session.immediate is not None or session.is_over):
+                return self._unanswered(session, data)
+            if of_request:
+                self._take_request_head(session, x, response, has_body=True)
+                new, session.new_request = session.new_request, None
+            else:
+                self._take_response_head(session, x, response, has_body=True)
+                new, session.new_response = session.new_response, None
+            if new is not None:
+                return new
+        made = []
+        while True:
+            pieces = await session.next_streamed(part)
+            made += [piece.body for piece in pieces]
+            if pieces and pieces[-1].end_of_stream:
+                return b"".join(made)
+            if not pieces:
+                return self._unanswered(session, data if not made else None)
+
+    async def _duplex_piece(self, session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
+        """FULL_DUPLEX_STREAMED, of a stream of events."""
+        for piece, is_last in _pieces(data, last=last):
+            await session.stream_body(part, piece, is_last=is_last)
+        made = []
+        if last:
+            while True:
+                pieces = await session.next_streamed(part)
+                made += [piece.body for piece in pieces]
+                if not pieces and session.immediate is None:
+                    raise session.failed(StreamBroke("the stream ended before the body"))
+                if not pieces or pieces[-1].end_of_stream:
+                    return b"".join(made)
+        try:
+            async with timeout(_GRACE_S):
+                made = [piece.body for piece in await session.next_streamed(part)]
+        except TimeoutError:
+            pass
+        return b"".join(made)
+
+    def _unanswered(self, session: ProcessorSession, data: bytes | None) -> bytes:
+        """The body where the processor has ended the stream and says nothing of it. Raises where a part was said."""
+        if session.immediate is not None:
+            return b""
+        if data is None:
+            raise session.failed(StreamBroke("the stream ended before the body"))
+        return data
+
+    def _take_whole(
+        self,
+        session: ProcessorSession,
+        x: Exchange,
+        part: MessagePart,
+        data: bytes,
+        response: ProcessingResponse | None,
+    ) -> bytes:
+        """The answer to a body BUFFERED may change the head, too: that has not gone yet."""
+        if response is None:
+            return data
+        try:
+            if part is MessagePart.REQUEST_BODY:
+                self._checker.change_request(response.headers, x)
+            else:
+                self._checker.change_response(response.headers, x)
+        except Exception as error:
+            raise session.failed(error) from None
+        self._keep_metadata(response, x)
+        return data if response.body is None else response.body
+
+    def _tell_body(self, session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> None:
+        """Observing never makes an exchange wait: who does not keep up is told no more of it."""
+        if session.is_full:
+            session.close()
+            return
+        for piece, is_last in _pieces(data, last=last):
+            session.tell(ProcessingRequest(part, body=piece, end_of_stream=is_last, observability_mode=True))
+
+    # --- immediate responses -----------------------------------------------------------------------------------------
+    def _immediate(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
+        """The response that the processor wants the client to have; None: none. Raises InvalidMessage."""
+        immediate, session.immediate = session.immediate, None
+        if immediate is None:
+            return None
+        session.finish()
+        if self._config.disable_immediate_response:
+            return None
+        status = immediate.status or 200
+        if not 200 <= status <= 599 or status == 407:
+            raise session.failed(InvalidMessage())
+        fields = Fields()
+        if immediate.body:
+            fields.add(b"content-type", b"text/plain")
+        try:
+            self._checker.change_answer(immediate.headers, fields)
+        except Exception as error:
+            raise session.failed(error) from None
+        if status >= 400:
+            x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
+            x.detail = immediate.details[:_MAX_DETAILS]
+        return self._local_response(immediate, status, fields, x)
+
+    def _local_response(self, immediate: ImmediateResponse, status: int, fields: Fields, x: Exchange) -> LocalResponse:
+        if immediate.grpc_status is not None and is_grpc(x.request.fields.get(b"content-type")):
+            fields.set(b"content-type", b"application/grpc")
+            fields.set(b"grpc-status", b"%d" % immediate.grpc_status)
+            if immediate.body:
+                fields.set(b"grpc-message", encoded_message(immediate.body.decode("utf-8", "replace")))
+            return LocalResponse(200, tuple(fields))
+        return LocalResponse(status, tuple(fields), b"" if status in (204, 205, 304) else immediate.body)
+
+    def _in_time(
+        self, answer: LocalResponse, x: Exchange, part: MessagePart, session: ProcessorSession
+    ) -> LocalResponse:
+        """The answer, where the head has not gone yet. Raises Rejected, which breaks the response off."""
+        mode = session.mode.response_body_mode
+        is_held = mode is _BUFFERED or (mode is _DUPLEX and not _is_event_stream(x))
+        if part is MessagePart.REQUEST_BODY or is_held:
+            return answer
+        raise Rejected("the processor ended the response with one of its own", status=answer.status)
+
+    # --- what goes with a message ------------------------------------------------------------------------------------
+    def _attributes(self, names: tuple[str, ...], x: Exchange) -> dict[str, dict[str, object]]:
+        return {_NAMESPACE: attributes(names, x)} if names else {}
+
+    def _metadata(self, x: Exchange) -> dict[str, dict[str, object]]:
+        wanted = self._config.metadata_options.forwarding_namespaces
+        if not wanted or x.notes is None:
+            return {}
+        known = x.notes.get(METADATA, {})
+        return {name: known[name] for name in wanted if name in known}
+
+    def _keep_metadata(self, response: ProcessingResponse, x: Exchange) -> None:
+        wanted = self._config.metadata_options.receiving_namespaces
+        said = {name: value for name, value in response.dynamic_metadata.items() if name in wanted}
+        said = {name: value for name, value in said.items() if isinstance(value, dict)}
+        if said:
+            known = (x.notes or {}).get(METADATA, {})
+            x.note(METADATA, {**known, **said})
+
+    # --- the session -------------------------------------------------------------------------------------------------
+    def _begin(self, x: Exchange) -> ProcessorSession:
+        """A session of this exchange, or of this attempt: one of the attempt before it is given up."""
+        before: ProcessorSession | None = x.notes.get(self._note) if x.notes is not None else None
+        if before is not None:
+            before.close()
+        call = next(self._calls, None)
+        if call is None:
+            raise StreamBroke("there is no backend to call")
+        session = ProcessorSession(self._settings, call, x)
+        x.note(self._note, session)
+        return session
+
+    def _session(self, x: Exchange) -> ProcessorSession | None:
+        """The session, while the processor may be asked."""
+        session: ProcessorSession | None = x.notes.get(self._note) if x.notes is not None else None
+        return None if session is None or session.is_off else session
+
+    def __repr__(self) -> str:
+        return f"ExternalProcessor({', '.join(ref.label for ref in self._config.backend_refs)})"
+
+
+def _is_event_stream(x: Exchange) -> bool:
+    """Whether the response goes on as it comes (a stream of events has no end that is worth waiting for)."""
+    content_type = x.response.fields.get(b"content-type") or b""
+    return content_type.lower().startswith(b"text/event-stream")
+
+
+def _pieces(data: bytes, *, last: bool) -> list[tuple[bytes, bool]]:
+    """The messages that a piece of a body makes, and whether each is the last of the body."""
+    cut = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
+    return [(piece, last and number == len(cut)) for number, piece in enumerate(cut, 1)]
+
+
+def _refs(config: ExternalProcessorConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
+    return tuple((f"backendRefs[{index}]", ref) for index, ref in enumerate(config.backend_refs))
+
+
+EXTERNAL_PROCESSOR: Final = FilterType(
+    name="egressproxy.io/ExternalProcessor:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    config_model=ExternalProcessorConfig,
+    build=ExternalProcessor,
+    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
+    backend_refs=_refs,
+    summary="Shows exchanges to a server that speaks Envoy's ext_proc, and does what it says.",
+)

@@ -1,0 +1,353 @@
+"""ProcessorSession: the stream to a processor for one exchange (for one attempt, on a Backend), and its answers.
+
+Requests and responses may be under way at once, and so may their answers. What the processor says out of turn is a
+failure: an answer to nothing, or to something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from egressproxy.filters.calls import CallFailed, FilterCall, MessageStream
+from egressproxy.gateway.processors.settings import ExternalProcessorConfig, seconds
+from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.ext_proc.messages import (
+    PROCESS,
+    BodySendMode,
+    ImmediateResponse,
+    MessagePart,
+    ProcessingMode,
+    ProcessingRequest,
+    ProcessingResponse,
+    ProtocolConfiguration,
+    StreamedBody,
+)
+
+__all__ = [
+    "InvalidMessage",
+    "MessageTimeout",
+    "ProcessorSession",
+    "SessionSettings",
+    "StreamBroke",
+    "UnexpectedMessage",
+]
+
+#: Bytes of streamed answers that wait to be taken, before no more are read.
+_MOST_WAITING: Final = 256 * 1024
+#: An answer holds a body and what is around it.
+_AROUND_A_BODY: Final = 1024 * 1024
+#: The shortest time that a processor may ask for (external_processor.proto).
+_SHORTEST_S: Final = 0.001
+
+_DUPLEX: Final = BodySendMode.FULL_DUPLEX_STREAMED
+_BODY_MODES: Final = {
+    MessagePart.REQUEST_BODY: "request_body_mode",
+    MessagePart.RESPONSE_BODY: "response_body_mode",
+}
+
+
+class MessageTimeout(Exception):
+    """The processor did not answer a message within `messageTimeout`."""
+
+
+class UnexpectedMessage(Exception):
+    """The processor answered what was not asked."""
+
+
+class InvalidMessage(Exception):
+    """The processor sent what is no message, or a mode that there is not."""
+
+
+class TooMuch(Exception):
+    """The processor sent back a longer body than is taken."""
+
+
+class StreamBroke(Exception):
+    """The stream to the processor could not be opened, or ended with an error."""
+
+
+class SessionSettings:
+    """What all sessions of one filter share."""
+
+    __slots__ = (
+        "allows_override", "linger_s", "max_message_bytes", "max_override_s", "message_timeout_s", "metadata", "mode",
+        "observes",
+    )  # fmt: skip
+
+    def __init__(self, config: ExternalProcessorConfig) -> None:
+        self.mode = config.processing_mode.mode
+        self.allows_override = config.allow_mode_override
+        self.message_timeout_s = seconds(config.message_timeout) or None
+        self.max_override_s = seconds(config.max_message_timeout)
+        self.linger_s = seconds(config.deferred_close_timeout)
+        self.max_message_bytes = config.max_body_bytes + _AROUND_A_BODY
+        self.observes = config.observability_mode
+        self.metadata = tuple((each.key.lower().encode(), each.value.encode()) for each in config.grpc_initial_metadata)
+
+
+class ProcessorSession:
+    """Implements `filters.calls.StreamReceiver`.
+
+    Attributes:
+        mode: what the processor is sent of this exchange.
+        is_over: nothing more is asked.
+        immediate: the response that the processor wants the client to have, whoever takes it first.
+        new_request: the body in place of the client's, from CONTINUE_AND_REPLACE; b"" once it is sent.
+        new_response: the same of the response.
+        kept: what BUFFERED_PARTIAL has collected, None: it has been sent.
+        collected: bodies FULL_DUPLEX_STREAMED that are taken whole; reading on never waits for the rest to be sent.
+        has_made_body: the processor has given a body to a request without one.
+        late_head: the answer to a head that is waited for with the body behind it.
+        is_off: the filter has failed in this exchange, and it goes on without it.
+    """
+
+    __slots__ = (
+        "_deadlines",
+        "_failure",
+        "_has_begun",
+        "_settings",
+        "_stream",
+        "_streamed",
+        "_streamed_bytes",
+        "_waiting",
+        "collected",
+        "has_made_body",
+        "immediate",
+        "is_off",
+        "is_over",
+        "kept",
+        "late_head",
+        "mode",
+        "new_request",
+        "new_response",
+    )
+
+    def __init__(self, settings: SessionSettings, call: FilterCall, x: Exchange) -> None:
+        """Open the stream."""
+        self._settings = settings
+        self.mode = settings.mode
+        self.is_over = False
+        self.immediate: ImmediateResponse | None = None
+        self.new_request: bytes | None = None
+        self.new_response: bytes | None = None
+        self.kept: dict[MessagePart, bytearray | None] = {}
+        self.collected: set[MessagePart] = set()
+        self.is_off = False
+        self.has_made_body = False
+        self.late_head: asyncio.Future[ProcessingResponse | None] | None = None
+        self._failure: BaseException | None = None
+        self._has_begun = False
+        self._waiting: dict[MessagePart, asyncio.Future[ProcessingResponse | None]] = {}
+        self._deadlines: dict[MessagePart, asyncio.Timeout | None] = {}  # None: more time was given once
+        self._streamed: dict[MessagePart, list[StreamedBody]] = {}
+        self._streamed_bytes = 0
+        self._stream: MessageStream | None = None
+        self._stream = call.open_stream(
+            PROCESS, self, settings.metadata, max_message_bytes=settings.max_message_bytes, x=x
+        )
+
+    # --- what is sent ------------------------------------------------------------------------------------------------
+    def tell(self, request: ProcessingRequest) -> None:
+        """Send a message, and wait for nothing."""
+        from egressproxy.protocols.ext_proc.wire import request_bytes
+
+        if self.is_over or self._stream is None:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            mode = self.mode
+            if mode.request_body_mode or mode.response_body_mode:
+                protocol = ProtocolConfiguration(mode.request_body_mode, mode.response_body_mode)
+                request = replace(request, protocol=protocol)
+        self._stream.send(request_bytes(request))
+
+    async def ask(self, request: ProcessingRequest) -> ProcessingResponse | None:
+        """Send a message and wait for its answer. None: the processor wants to be asked nothing more, or has given an
+        immediate response.
+
+        Raises MessageTimeout, UnexpectedMessage, InvalidMessage and StreamBroke.
+        """
+        self.check()
+        if self.is_over or self.immediate is not None:
+            return None
+        answer = self.expect(request.part)
+        self.tell(request)
+        return await self.answered(request.part, answer)
+
+    def expect(self, part: MessagePart) -> asyncio.Future[ProcessingResponse | None]:
+        """An answer to this part is waited for from now on; see `answered`."""
+        answer = self._waiting[part] = asyncio.get_running_loop().create_future()
+        return answer
+
+    async def answered(
+        self, part: MessagePart, answer: asyncio.Future[ProcessingResponse | None]
+    ) -> ProcessingResponse | None:
+        """Wait for the answer to this part. Returns and raises as `ask`."""
+        try:
+            async with asyncio.timeout(self._settings.message_timeout_s) as deadline:
+                self._deadlines[part] = deadline
+                response = await answer
+        except TimeoutError:
+            raise self.failed(MessageTimeout()) from None
+        finally:
+            self._waiting.pop(part, None)
+            self._deadlines.pop(part, None)
+        self.check()
+        return response
+
+    def check(self) -> None:
+        """Raises what the session has failed with."""
+        if self._failure is not None:
+            raise self._failure
+
+    def failed(self, error: Exception) -> Exception:
+        """The session has failed with this error: it is returned, and the stream is given up."""
+        if self._failure is None:
+            self._failure = error
+        self._let_go()
+        if self._stream is not None:
+            self._stream.close()
+        return error
+
+    async def stream_body(self, part: MessagePart, data: bytes, *, is_last: bool) -> None:
+        """Send a piece of a body FULL_DUPLEX_STREAMED, when the stream has room for it."""
+        self.check()
+        if self._stream is not None and not self.is_over:
+            self.tell(ProcessingRequest(part, body=data, end_of_stream=is_last))
+            await self._stream.drained()
+
+    def take_streamed(self, part: MessagePart) -> list[StreamedBody]:
+        """The pieces of this body that have come and were not taken. Raises as `ask`."""
+        self.check()
+        pieces = self._streamed.pop(part, [])
+        self._streamed_bytes -= sum(len(piece.body) for piece in pieces)
+        if pieces and self._stream is not None:
+            self._stream.resume_reading()
+        return pieces
+
+    async def next_streamed(self, part: MessagePart) -> list[StreamedBody]:
+        """As `take_streamed`, and waits for the first of them; empty where the processor has ended the stream."""
+        pieces = self.take_streamed(part)
+        if not pieces and not self.is_over and self.immediate is None:
+            await self.answered(part, self.expect(part))
+            pieces = self.take_streamed(part)
+        return pieces
+
+    @property
+    def has_failed(self) -> bool:
+        """`check` raises."""
+        return self._failure is not None
+
+    @property
+    def is_full(self) -> bool:
+        """The processor does not keep up with what it is told."""
+        return self._stream is not None and self._stream.unsent_bytes > _MOST_WAITING
+
+    def finish(self) -> None:
+        """The processor is asked nothing more: end the stream."""
+        self.is_over = True
+        if self._stream is not None:
+            self._stream.end(self._settings.linger_s)
+
+    def close(self) -> None:
+        """Give the stream up."""
+        self.is_over = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def override(self, wanted: ProcessingMode | None, *, of_response: bool) -> None:
+        """Take over the mode that an answer to headers asks for, if that is allowed. Raises InvalidMessage.
+
+        Source: ProcessingResponse.mode_override; of headers and trailers DEFAULT changes nothing.
+        """
+        if wanted is None or not self._settings.allows_override:
+            return
+        if BodySendMode.GRPC in (wanted.request_body_mode, wanted.response_body_mode):
+            raise self.failed(InvalidMessage())
+        mode = self.mode
+        self.mode = ProcessingMode(
+            mode.request_header_mode,
+            mode.response_header_mode if of_response else wanted.response_header_mode or mode.response_header_mode,
+            mode.request_body_mode if of_response else wanted.request_body_mode,
+            wanted.response_body_mode,
+            mode.request_trailer_mode if of_response else wanted.request_trailer_mode or mode.request_trailer_mode,
+            wanted.response_trailer_mode or mode.response_trailer_mode,
+        )
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+    def message_came(self, message: bytes) -> None:
+        """As of StreamReceiver."""
+        from egressproxy.protocols.ext_proc.wire import WireError, read_response
+
+        if self.is_over or self._failure is not None or self._settings.observes:
+            return
+        try:
+            response = read_response(message)
+        except WireError:
+            self._break(InvalidMessage())
+            return
+        if response.override_message_timeout_s is not None:
+            self._give_time(response.override_message_timeout_s)
+        elif response.immediate is not None:
+            self.immediate = response.immediate
+            self._let_go()
+        elif response.part is None:
+            self._break(InvalidMessage())
+        elif response.streamed is not None and self._is_duplex(response.part):
+            self._keep_streamed(response.part, response.streamed)
+        else:
+            answer = self._waiting.pop(response.part, None)
+            if answer is None or answer.done() or self._is_duplex(response.part):
+                self._break(UnexpectedMessage())
+            else:
+                answer.set_result(response)
+
+    def stream_ended(self, failure: CallFailed | None) -> None:
+        """As of StreamReceiver."""
+        self.is_over = True
+        self._stream = None
+        if failure is not None and self._failure is None and not self._settings.observes:
+            self._failure = StreamBroke(str(failure))
+        self._let_go()
+
+    def _is_duplex(self, part: MessagePart) -> bool:
+        name = _BODY_MODES.get(part)
+        return name is not None and getattr(self.mode, name) is _DUPLEX
+
+    def _keep_streamed(self, part: MessagePart, piece: StreamedBody) -> None:
+        self._streamed.setdefault(part, []).append(piece)
+        self._streamed_bytes += len(piece.body)
+        if part in self.collected:
+            if self._streamed_bytes > self._settings.max_message_bytes:
+                self._break(TooMuch())
+        elif self._streamed_bytes > _MOST_WAITING and self._stream is not None:
+            self._stream.pause_reading()
+        answer = self._waiting.pop(part, None)
+        if answer is not None and not answer.done():
+            answer.set_result(None)
+
+    def _give_time(self, more_s: float) -> None:
+        """Once for each message, within the bound; what is more is ignored, as Envoy does."""
+        if not _SHORTEST_S <= more_s <= self._settings.max_override_s:
+            return
+        for part, deadline in self._deadlines.items():
+            if deadline is not None:
+                deadline.reschedule(asyncio.get_running_loop().time() + more_s)
+                self._deadlines[part] = None
+                return
+
+    def _break(self, error: Exception) -> None:
+        self.failed(error)
+
+    def _let_go(self) -> None:
+        """Whoever waits goes on: there is a failure, an immediate response, or nothing more to come."""
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_result(None)
+
+    def __repr__(self) -> str:
+        state = "failed" if self._failure is not None else "over" if self.is_over else "open"
+        return f"ProcessorSession({state}, {len(self._waiting)} answers awaited)"
