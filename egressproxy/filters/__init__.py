@@ -21,6 +21,8 @@ from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.filter_meter import FilterCounter, FilterGauge, FilterHistogram, FilterMeter
+from egressproxy.telemetry.filter_notices import FilterNotices
 
 __all__ = [
     "Authority",
@@ -36,6 +38,11 @@ __all__ = [
     "FilterCall",
     "FilterConfig",
     "FilterContext",
+    "FilterCounter",
+    "FilterGauge",
+    "FilterHistogram",
+    "FilterMeter",
+    "FilterNotices",
     "FilterType",
     "HeaderResult",
     "LocalResponse",

@@ -19,6 +19,9 @@ from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from egressproxy.telemetry.filter_notices import FilterNotices
+from egressproxy.telemetry.notices import Notices
 
 __all__ = [
     "BodyMode",
@@ -176,6 +179,13 @@ class Filter:
     def complete(self, x: Exchange) -> None:
         """At the end of each exchange in which another method ran: releases what was taken. Must not raise or wait."""
 
+    def close(self) -> None:
+        """The filter is out of service: a reload has replaced it, or the process ends. Cancels its tasks, closes what
+        it has opened. Exchanges under way may still run it. Called once, on the event loop; must not raise or wait.
+
+        A task is begun at the first need, in a running loop, never in `__init__`: a configuration may only be checked.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class FilterContext:
@@ -194,6 +204,8 @@ class FilterContext:
             checked: `__init__` must not need them.
         keyed: gives the numbers of a limit, by what it is known by (16 bytes) and how many keys it has: the same for
             all workers, and kept across reloads. None: the filter makes its own.
+        meter: makes counters, gauges and histograms of the filter's own, which /metrics shows over all workers.
+        notices: tells an operator something, as an Event at `source`.
     """
 
     config: Any
@@ -206,6 +218,8 @@ class FilterContext:
     row: Row | None = None
     calls: Mapping[str, FilterCall] = field(default_factory=dict)
     keyed: Callable[[bytes, int], KeyedCounters] | None = None
+    meter: FilterMeter = field(default_factory=lambda: FilterMeter(FilterMetrics(), "test", ""))
+    notices: FilterNotices = field(default_factory=lambda: FilterNotices(Notices(), "test", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from egressproxy.filters.base import Filter, Phase, overrides
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import Fields
+from egressproxy.telemetry.filter_meter import FilterMeter
 from egressproxy.telemetry.notices import FilterStats, Notices
 
 __all__ = ["FilterAnswered", "PlacedFilter", "Step", "Steps", "checked_answer", "settle", "start", "wait"]
@@ -36,6 +37,7 @@ class PlacedFilter:
     stats: dict[Phase, FilterStats] = field(default_factory=dict)
     mark: str = ""
     notices: Notices | None = None
+    meter: FilterMeter | None = None
 
     def phases(self) -> frozenset[Phase]:
         """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
@@ -43,6 +45,15 @@ class PlacedFilter:
         if self.filter.runs_in is not None:
             phases &= self.filter.runs_in
         return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
+
+    def close(self) -> None:
+        """Out of service: `close` of the filter, and its gauges go."""
+        try:
+            self.filter.close()
+        except BaseException as error:
+            self.stats_in(Phase(self.spec.phase)).fail(type(error).__name__, is_open=True)
+        if self.meter is not None:
+            self.meter.close()
 
     def stats_in(self, phase: Phase) -> FilterStats:
         """Its counters in this phase."""

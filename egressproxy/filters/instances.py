@@ -15,6 +15,8 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import PlacedFilter
 from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.policy import Callee, ExtensionIR
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import FilterStats, Notices
 
 __all__ = ["FilterBuildError", "FilterInstances"]
@@ -29,7 +31,7 @@ class FilterInstances:
     the failures of filters.
     """
 
-    __slots__ = ("_catalog", "_held", "_made", "_notices", "_previous", "_reach")
+    __slots__ = ("_catalog", "_held", "_made", "_metrics", "_notices", "_previous", "_reach")
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class FilterInstances:
         previous: FilterInstances | None = None,
         notices: Notices | None = None,
         reach: Callable[[str, Callee], FilterCall] | None = None,
+        metrics: FilterMetrics | None = None,
     ) -> None:
         """`reach` gives a filter of this name the call of a backend that its config refers to; None: nothing is
         called, the filters are only checked.
@@ -44,6 +47,7 @@ class FilterInstances:
         self._catalog = catalog
         self._reach = reach
         self._notices = notices
+        self._metrics = FilterMetrics() if metrics is None else metrics
         self._made: dict[tuple[ExtensionIR, str], PlacedFilter] = {}
         self._previous = {} if previous is None else previous._made
         self._held: dict[ExtensionIR, PlacedFilter] | None = None  # while code is held: what stands in its place
@@ -95,9 +99,19 @@ class FilterInstances:
         return [stats for placed in self._made.values() for stats in placed.stats.values()]
 
     def seal(self) -> None:
-        """Drop the instances of the previous snapshot; call it when this one is complete."""
+        """Close those of the previous snapshot that this one does not have; call it when this one is in service."""
+        for key, placed in self._previous.items():
+            if key not in self._made:
+                placed.close()
         self._previous = {}
         self._reach = None  # it holds the builder
+
+    def close(self) -> None:
+        """Close what the previous snapshot does not have: this one does not come into service, or the process ends."""
+        for key, placed in self._made.items():
+            if key not in self._previous:
+                placed.close()
+        self._made = {}
 
     def _context(self, spec: ExtensionIR) -> tuple[FilterType, FilterContext]:
         where = f"{spec.source}: filter {spec.name}"
@@ -127,9 +141,12 @@ class FilterInstances:
             context = replace(context, row=counters.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
         if kind.is_shared:
             context = replace(context, keyed=self._catalog.keyed)
+        meter = FilterMeter(self._metrics, spec.name, kind.name)
+        told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
+        context = replace(context, meter=meter, notices=told)
         made = kind.build(context)
         mark = f"filter {id(made)}" if type(made).complete is not Filter.complete else ""
-        return PlacedFilter(spec, made, kind.also, mark=mark, notices=self._notices)
+        return PlacedFilter(spec, made, kind.also, mark=mark, notices=self._notices, meter=meter)
 
 
 class _Nothing(Filter):

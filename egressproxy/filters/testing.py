@@ -29,7 +29,8 @@ from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.filter_meter import FilterMetrics
+from egressproxy.telemetry.notices import Notices, event_reason
 
 __all__ = ["FilterBuildError", "FilterHarness", "FilterResult", "GatewayError", "exchange", "response"]
 
@@ -115,6 +116,7 @@ class FilterResult:
         error: what ended the exchange: a Rejected of the filter's (`status`, `message`, `remedy`, `rule`), or a fault
             with the reason `filter_failed`, whose `detail` has the type of the exception and its place; else None.
         failures: what the gateway logs of a filter that failed, one sentence each; also where `fail_open` let it pass.
+        events: what the filter told with `context.notices`, each as "Reason: message".
         request_pieces: what goes to the backend for each piece of the request's body; b"" where nothing goes yet.
         response_pieces: what goes to the client for each piece of the response's body.
     """
@@ -123,6 +125,7 @@ class FilterResult:
     local_response: LocalResponse | None = None
     error: GatewayError | None = None
     failures: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
     request_pieces: tuple[bytes, ...] = ()
     response_pieces: tuple[bytes, ...] = ()
 
@@ -191,7 +194,8 @@ class FilterHarness:
             folder=str(folder),
         )
         self._notices = Notices()
-        instances = FilterInstances(Catalog(), notices=self._notices)
+        self._metrics = FilterMetrics()
+        self._instances = instances = FilterInstances(Catalog(), notices=self._notices, metrics=self._metrics)
         # In the order of `check`: all that can be said without running the filter's file is said first.
         instances.hold_code()
         instances.place(spec)
@@ -200,6 +204,15 @@ class FilterHarness:
         if unknown:
             raise ValueError(f"the config of filter {name} does not refer to the Secret {', '.join(sorted(unknown))}")
         self._chain: Chain = compile_chain([spec], instances.place)
+
+    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """The filter's own metrics by name and labels, without the label `filter`; of a histogram the sums."""
+        read = self._metrics.read()
+        return {name: {labels[1:]: value for labels, value in each.values.items()} for name, each in read.items()}
+
+    def close(self) -> None:
+        """Take the filter out of service, as a reload does."""
+        self._instances.close()
 
     def run(
         self,
@@ -247,7 +260,10 @@ class FilterHarness:
             x.status, x.reason, x.rule, x.detail = error.status, error.reason, error.rule, error.detail
         if phases is None:
             finish(chain.complete, x)
-        result.failures = tuple(notice.message for notice in self._notices.take())
+        notices = self._notices.take()
+        failed = event_reason(Reason.FILTER_FAILED)
+        result.failures = tuple(notice.message for notice in notices if notice.reason == failed)
+        result.events = tuple(f"{notice.reason}: {notice.message}" for notice in notices if notice.reason != failed)
         return result
 
 

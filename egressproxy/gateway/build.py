@@ -90,7 +90,7 @@ class SnapshotBuilder:
         self.metrics = metrics
         self.session_key = network.session_key
         known = previous.filters if previous is not None else None
-        self.filters = FilterInstances(catalog, known, metrics.notices, self._called)
+        self.filters = FilterInstances(catalog, known, metrics.notices, self._called, metrics.filter_metrics)
         self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port

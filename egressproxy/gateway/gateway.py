@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
@@ -73,6 +74,7 @@ class GatewayServer:
         self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics, limits.connections)
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
+        self._prepared: FilterInstances | None = None  # of a configuration that is not in service yet
         self._bind = bind
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
@@ -102,12 +104,21 @@ class GatewayServer:
 
         Raises FilterBuildError, ssl.SSLError or ValueError.
         """
+        self._forget_prepared()
+        builder = SnapshotBuilder(self.catalog, self.network, self.metrics, self.snapshot)
+        self._prepared = builder.filters
         try:
-            builder = SnapshotBuilder(self.catalog, self.network, self.metrics, self.snapshot)
             return await in_slices(builder.snapshot(config))
         except BaseException:
+            self._forget_prepared()
             self._forget_resolvers()
             raise
+
+    def _forget_prepared(self) -> None:
+        """Close the filters of what was built and did not come into service."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.close()
 
     async def put_into_service(self, fresh: Snapshot, own: Iterable[tuple[str, int]] = ()) -> None:
         """Bind new sockets, and swap. Raises BindError; then nothing has changed. `own` as in `apply`."""
@@ -161,6 +172,7 @@ class GatewayServer:
             connector.start()
         self._forget_resolvers()
         fresh.filters.seal()
+        self._prepared = None
         self.overload.start()
         return old
 
@@ -193,6 +205,8 @@ class GatewayServer:
         if self.snapshot is not None:
             for connector in self.snapshot.connectors.values():
                 connector.retire()
+            self.snapshot.filters.close()
+        self._forget_prepared()
         await asyncio.sleep(0)
         self.overload.stop()
         self.wheel.stop()

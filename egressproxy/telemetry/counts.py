@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from operator import add
 
 from egressproxy.telemetry.series import Labels, Series, added
 
-__all__ = ["Counts", "Histogram", "MetricKind", "Reading"]
+__all__ = ["Counts", "FilterMetric", "Histogram", "MetricKind", "Reading"]
 
 
 class MetricKind(str, Enum):
@@ -16,6 +17,9 @@ class MetricKind(str, Enum):
     COUNTER = "counter"  # added up; the number of a process that has ended stays
     GAUGE = "gauge"  # added up
     PEAK = "peak"  # a gauge: the highest since it was last shown
+    LARGEST = "largest"  # a gauge: the highest of all processes
+    SMALLEST = "smallest"  # a gauge: the lowest of all processes
+    HISTOGRAM = "histogram"  # added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,43 @@ class Histogram:
         """The sum with the histogram of another process, which has the same bounds."""
         buckets = tuple(mine + others for mine, others in zip(self.buckets, other.buckets, strict=True))
         return replace(self, buckets=buckets, sum_s=self.sum_s + other.sum_s)
+
+
+@dataclass(slots=True)
+class FilterMetric:
+    """A metric that filters keep, by their labels. Of a histogram `values` are sums, and `buckets` as in Histogram."""
+
+    kind: MetricKind
+    description: str
+    labels: tuple[str, ...]
+    values: dict[tuple[str, ...], float]
+    bounds: tuple[float, ...] = ()
+    buckets: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
+
+    def plus(self, other: FilterMetric) -> FilterMetric:
+        """Both together. Where another process has it in another form, ours stays."""
+        if (self.kind, self.labels, self.bounds) != (other.kind, other.labels, other.bounds):
+            return self
+        values = dict(self.values)
+        for labels, value in other.values.items():
+            if labels not in values:
+                values[labels] = value
+            elif self.kind is MetricKind.LARGEST:
+                values[labels] = max(values[labels], value)
+            elif self.kind is MetricKind.SMALLEST:
+                values[labels] = min(values[labels], value)
+            else:
+                values[labels] += value
+        buckets = dict(self.buckets)
+        for labels, counted in other.buckets.items():
+            mine = buckets.get(labels)
+            buckets[labels] = counted if mine is None else tuple(map(add, mine, counted))
+        return replace(self, values=values, buckets=buckets)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether what a process has counted stays when it has ended."""
+        return self.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM)
 
 
 @dataclass(slots=True)
@@ -71,6 +112,7 @@ class Counts:
     events: dict[tuple[str, str], int] = field(default_factory=dict)
     readings: dict[str, Reading] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)
+    filter_metrics: dict[str, FilterMetric] = field(default_factory=dict)
 
     def add(self, other: Counts) -> None:
         """Add what another process counted."""
@@ -80,7 +122,7 @@ class Counts:
                 mine = self.series[labels] = Series(labels)
             mine.add(series)
         for each in fields(self):
-            if each.name not in ("series", "readings", "histograms"):
+            if each.name not in ("series", "readings", "histograms", "filter_metrics"):
                 setattr(self, each.name, added(getattr(self, each.name), getattr(other, each.name)))
         for name, reading in other.readings.items():
             before = self.readings.get(name)
@@ -91,6 +133,9 @@ class Counts:
         for name, histogram in other.histograms.items():
             known = self.histograms.get(name)
             self.histograms[name] = histogram if known is None else known.plus(histogram)
+        for name, metric in other.filter_metrics.items():
+            same = self.filter_metrics.get(name)
+            self.filter_metrics[name] = metric if same is None else same.plus(metric)
 
     def keep_peaks(self, earlier: Counts) -> None:
         """Keep the highest values of earlier counts that were not shown yet."""
@@ -115,3 +160,4 @@ class Counts:
         self.open_circuits.clear()
         self.parents_aside.clear()
         self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is MetricKind.COUNTER}
+        self.filter_metrics = {name: metric for name, metric in self.filter_metrics.items() if metric.lasts}

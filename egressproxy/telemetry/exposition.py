@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from egressproxy.model.certificate import Validity
 from egressproxy.net.loop import loop_name
-from egressproxy.telemetry.counts import Counts, MetricKind
+from egressproxy.telemetry.counts import Counts, FilterMetric, MetricKind
 from egressproxy.telemetry.process_figures import ProcessFigures
 from egressproxy.telemetry.series import BUCKETS_S
 
@@ -167,6 +167,22 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     for name, histogram in counts.histograms.items():
         buckets = _cumulative(_bound_texts(histogram.bounds), histogram.buckets)
         yield HistogramMetricFamily(name, histogram.description, buckets, histogram.sum_s)
+    for name, metric in sorted(counts.filter_metrics.items()):
+        yield _of_filters(name, metric)
+
+
+def _of_filters(name: str, metric: FilterMetric) -> Metric:
+    if metric.kind is MetricKind.HISTOGRAM:
+        histograms = HistogramMetricFamily(name, metric.description, labels=metric.labels)
+        bounds = _bound_texts(metric.bounds)
+        for labels, total in sorted(metric.values.items()):
+            histograms.add_metric(labels, _cumulative(bounds, metric.buckets[labels]), total)
+        return histograms
+    family = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
+    numbers = family(name, metric.description, labels=metric.labels)
+    for labels, value in sorted(metric.values.items()):
+        numbers.add_metric(labels, value)
+    return numbers
 
 
 def _endpoints(counts: Counts) -> Iterator[Metric]:

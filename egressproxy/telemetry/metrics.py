@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.telemetry.call_counts import CALL_BUCKETS_S, CallCounts
 from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
+from egressproxy.telemetry.filter_meter import FilterMetrics
 from egressproxy.telemetry.label_sets import OVERFLOW
 from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.notices import FilterStats, Notices
@@ -110,6 +111,7 @@ class Metrics:
         self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
         self.external_auth = CallCounts()
         self.filter_calls = CallCounts()
+        self.filter_metrics = FilterMetrics()
         self.mcp_calls = McpCalls()
         self.translations = Translations()
         self.config_generation = 0
@@ -307,6 +309,7 @@ class Metrics:
             dict(self.events),
             dict(_read_all([self._read_readings])),
             dict(_read_all([self._read_histograms])),
+            self.filter_metrics.read(),
         )
 
     def _read_readings(self) -> Iterator[tuple[str, Reading]]:

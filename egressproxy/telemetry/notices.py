@@ -188,6 +188,14 @@ class Notices:
         if not self._is_counted(key, "") and (source := InvolvedObject.read(filter_.source)) is not None:
             self._begin(key, "", _failure(source, filter_, how, is_open=is_open))
 
+    def filter_told(self, source: str, name: str, reason: str, message: str, severity: str) -> None:
+        """What a filter has to say; `source` is the object that declares it, `name` its extension there."""
+        regarding = InvolvedObject.read(source)
+        key = (source, reason, name)
+        if regarding is not None and not self._is_counted(key, message):
+            said = f"filter {name}: {message}"
+            self._begin(key, message, new_notice(reason, "RunFilter", regarding, said, severity=severity))
+
     def endpoint_changed(
         self, backend: InvolvedObject, reason: str, message: str, severity: str = EventType.WARNING
     ) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.settings import FilterConfig
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.ir.gateway import ConfigIR
+from egressproxy.model.exchange import Exchange
 from egressproxy.net.listening import BindError
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
@@ -111,3 +116,43 @@ async def test_a_request_that_is_on_its_way_on_an_idle_connection_when_the_drain
         answer = all_of(client)
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"\r\nConnection: close\r\n" in answer
+
+
+@dataclass(frozen=True, slots=True)
+class NoConfig(FilterConfig):
+    """Nothing."""
+
+
+class Closing(Filter):
+    closed: ClassVar[list[str]] = []
+
+    def __init__(self, context: FilterContext) -> None:
+        self.name = context.name
+
+    def request_headers(self, x: Exchange) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed.append(self.name)
+
+
+async def test_filters_of_a_configuration_that_does_not_come_into_service_are_closed(gateway: GatewayServer):
+    kind = FilterType("test/Closing:v1", frozenset(Phase), NoConfig, Closing)
+    gateway.catalog = Catalog([kind])
+    Closing.closed.clear()
+
+    def configured(*names: str) -> ConfigIR:
+        extensions = [{"name": name, "type": kind.name, "phase": "request-headers"} for name in names]
+        manifests = [m.gateway(m.forward_listener(free_port())), m.policy(["a.example"], extensions=extensions)]
+        return compiled_spec(manifests, gateway.catalog)
+
+    await gateway.apply(configured("a"))
+    await gateway.prepare(configured("a", "guarded"))
+    assert Closing.closed == []
+    await gateway.apply(configured("a", "b"))
+    assert Closing.closed == ["guarded"]
+    await gateway.apply(configured("b"))
+    assert Closing.closed == ["guarded", "a"]
+    await gateway.prepare(configured("b", "late"))
+    await gateway.drain(0)
+    assert sorted(Closing.closed) == ["a", "b", "guarded", "late"]

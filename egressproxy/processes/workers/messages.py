@@ -12,7 +12,7 @@ from egressproxy.errors import NotAnswered
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
-from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
+from egressproxy.telemetry.counts import Counts, FilterMetric, Histogram, MetricKind, Reading
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 from egressproxy.telemetry.series import Series
 
@@ -173,6 +173,7 @@ _FIND: Final = classes(
         Guarded,
         NotAnswered,
         Counts,
+        FilterMetric,
         Histogram,
         MetricKind,
         Reading,

@@ -1,0 +1,123 @@
+"""When filters are made, kept and closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from egressproxy.filters import Exchange, Filter, FilterContext, Phase
+from egressproxy.filters.base import FilterType
+from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.filters.settings import FilterConfig
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.telemetry.metrics import Metrics
+from tests.gateway.kit import forward
+from tests.support.conversation import conversation, scripted_filter
+
+
+@dataclass(frozen=True, slots=True)
+class NoConfig(FilterConfig):
+    """Nothing."""
+
+
+class Closing(Filter):
+    def __init__(self, context: FilterContext | None = None) -> None:
+        self.closed = 0
+        self.fails = False
+        if context is not None:
+            context.meter.gauge("open_calls", "Calls.").set(1)
+            self.context = context
+
+    def request_headers(self, x: Exchange) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.fails:
+            raise SystemExit
+
+
+TYPE = FilterType("test/Any:v1", frozenset(Phase), NoConfig, Closing)
+
+
+def place(name: str = "a") -> ExtensionIR:
+    return ExtensionIR(name, TYPE.name, "request-headers", source="EgressPolicy a/p")
+
+
+def made(previous: FilterInstances | None, metrics: Metrics, *names: str) -> tuple[FilterInstances, list[Any]]:
+    instances = FilterInstances(Catalog([TYPE]), previous, metrics.notices, None, metrics.filter_metrics)
+    return instances, [instances.place(place(name)).filter for name in names]
+
+
+def test_a_filter_is_closed_once_when_a_reload_has_replaced_it():
+    metrics = Metrics("1")
+    first, (a, b) = made(None, metrics, "a", "b")
+    first.seal()
+    second, (kept, c) = made(first, metrics, "a", "c")
+    assert kept is a
+    assert (a.closed, b.closed) == (0, 0)
+    second.seal()
+    second.seal()
+    assert (a.closed, b.closed, c.closed) == (0, 1, 0)
+    assert metrics.gather().filter_metrics["open_calls"].values == {("a",): 1, ("c",): 1}
+    second.close()
+    assert (a.closed, b.closed, c.closed) == (1, 1, 1)
+    assert not metrics.gather().filter_metrics
+
+
+def test_a_configuration_that_does_not_come_into_service_closes_what_it_has_made_alone():
+    metrics = Metrics("1")
+    first, (a,) = made(None, metrics, "a")
+    first.seal()
+    second, (_, b) = made(first, metrics, "a", "b")
+    second.close()
+    assert (a.closed, b.closed) == (0, 1)
+
+
+def test_a_filter_that_fails_as_it_is_closed_does_not_hold_up_the_reload():
+    metrics = Metrics("1")
+    first, (a, b) = made(None, metrics, "a", "b")
+    first.seal()
+    a.fails = True
+    second, _ = made(first, metrics)
+    second.seal()
+    assert (a.closed, b.closed) == (1, 1)
+    assert "SystemExit" in metrics.notices.take()[0].message
+
+
+def test_a_filter_tells_of_itself_at_the_object_that_declares_it():
+    metrics = Metrics("1")
+    _, (a,) = made(None, metrics, "a")
+    a.context.notices.warning("EngineDown", "no answer")
+    notice = metrics.notices.take()[0]
+    assert (str(notice.regarding), notice.message) == ("EgressPolicy a/p", "filter a: no answer")
+
+
+def test_a_metric_of_another_form_refuses_the_configuration():
+    class Wrong(Filter):
+        def __init__(self, context: FilterContext) -> None:
+            context.meter.counter("open_calls", "Calls.")
+
+        def request_headers(self, x: Exchange) -> None:
+            pass
+
+    metrics = Metrics("1")
+    made(None, metrics, "a")
+    kind = FilterType("test/Wrong:v1", frozenset(Phase), NoConfig, Wrong)
+    instances = FilterInstances(Catalog([kind]), None, metrics.notices, None, metrics.filter_metrics)
+    with pytest.raises(FilterBuildError, match="open_calls is there already"):
+        instances.place(ExtensionIR("w", kind.name, "request-headers"))
+
+
+def test_a_reload_closes_the_filters_that_it_has_left_out():
+    a, b = Closing(), Closing()
+    both = forward(extensions=[scripted_filter("a"), scripted_filter("b")])
+    talk = conversation(both, filters={"a": a, "b": b})
+    try:
+        talk.reload(forward(extensions=[scripted_filter("a")]))
+        assert (a.closed, b.closed) == (0, 1)
+    finally:
+        talk.close()
