@@ -1,43 +1,101 @@
-"""`egressproxy filters`: the filter types, with their phases and the schema of their config."""
+"""`egressproxy filters`: the catalogue of filter types, with their phases and the schema of their config."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from egressproxy.cli.options import output_option
+from egressproxy.cli.options import config_option
+from egressproxy.cli.problems import show_problems
 from egressproxy.cli.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from egressproxy.filters.catalog import Catalog
 
 __all__ = ["command"]
 
 
 @click.command("filters")
 @click.argument("name", required=False, metavar="[TYPE]")
-@output_option
-def command(name: str | None, output: str) -> None:
+@config_option("A manifest, or a folder of them, whose FilterTypes are listed, too; may be given again.")
+@click.option("-o", "--output", type=click.Choice(("text", "wide", "json", "yaml")), default="text", show_default=True)
+def command(name: str | None, config: tuple[Path, ...], output: str) -> None:
     """List the filter types, or describe one: where it may run, and the JSON Schema of its config.
+
+    Types of installed packages are listed, and imported for it; FilterTypes with --config.
 
     \b
     Examples:
       egressproxy filters
       egressproxy filters egressproxy.io/CredentialInjector:v1
+      egressproxy filters -o wide -c config/
       egressproxy filters -o json
     """
     from egressproxy.filters.catalog import Catalog
 
     catalog = Catalog()
-    described = catalog.describe()
+    described = {**catalog.describe(), **_declared(config, catalog)}
     if name is not None:
         found = catalog.get(name)
-        if found is None:
+        full_name = found.name if found is not None else name
+        if full_name not in described:
             hint = did_you_mean(name, described, f"known are {', '.join(described)}", cutoff=0.4)
             raise click.BadParameter(f"unknown type {name!r}; {hint}", param_hint="TYPE")
-        described = {found.name: described[found.name]}
-    if output == "json" or name is not None:
+        described = {full_name: described[full_name]}
+        output = "json" if output == "text" else output
+    described = dict(sorted(described.items()))
+    if output == "json":
         click.echo(json.dumps(described, indent=2))
-        return
-    for known, about in described.items():
-        click.echo(f"{known}\n    {about['summary']}\n    phases: {', '.join(about['phases'])}")
-        if about["published"]:
-            click.echo(f"    published as: {', '.join(about['published'])}")
+    elif output == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump(described, sort_keys=False, allow_unicode=True, width=110), nl=False)
+    elif output == "wide":
+        click.echo("\n".join(_table(described)))
+    else:
+        for known, about in described.items():
+            click.echo("\n".join(_lines(known, about)))
+
+
+def _declared(config: tuple[Path, ...], catalog: Catalog) -> dict[str, dict[str, Any]]:
+    """The types that FilterType objects in these files make known, described; what is wrong in a file ends the verb."""
+    if not config:
+        return {}
+    from egressproxy.config.compile.extensions.filter_types import FilterTypes
+    from egressproxy.config.compile.references import References
+    from egressproxy.config.reading.load import load
+    from egressproxy.config.reading.problems import ConfigError
+
+    try:
+        resources = load(config)
+    except ConfigError as error:
+        show_problems(error.problems, sys.stderr)
+        raise SystemExit(2) from None
+    return {each.name: each.described for each in FilterTypes(resources, catalog, References(resources)).all()}
+
+
+def _lines(name: str, about: dict[str, Any]) -> list[str]:
+    lines = [name, f"    {about['summary']}"] if about["summary"] else [name]
+    if "problem" in about:
+        return [*lines, f"    cannot be used: {about['problem']}"]
+    lines.append(f"    phases: {', '.join(about['phases'])}")
+    if about["published"]:
+        lines.append(f"    published as: {', '.join(about['published'])}")
+    lines.append(f"    support: {about['support']}")
+    if about["source"] != "built-in":
+        lines.append(f"    from: {about['source']}")
+    return lines
+
+
+def _table(described: dict[str, dict[str, Any]]) -> list[str]:
+    """One line for each type, in columns."""
+    rows = [("TYPE", "SUPPORT", "FROM", "PHASES")]
+    for name, about in described.items():
+        phases = f"cannot be used: {about['problem']}" if "problem" in about else ",".join(about["phases"])
+        rows.append((name, about["support"], about["source"], phases))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return ["  ".join((*map(str.ljust, row[:3], widths), row[3])) for row in rows]

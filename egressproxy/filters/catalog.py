@@ -74,20 +74,27 @@ class Catalog:
             self._packaged = packaged_types()
         return self._packaged
 
-    def describe(self) -> dict[str, dict[str, Any]]:
+    def support(self, name: str) -> str:
+        """The support level of a type, in Gateway API's words."""
+        return support_level(name)
+
+    def describe(self, *, imports: bool = True) -> dict[str, dict[str, Any]]:
         """By name: `summary`, `phases` in order, `also` (phases in which it runs besides), `published` (its other
         names), `support` (core, extended, implementation-specific), `source`, and `config` (JSON Schema); `problem`
-        in place of phases and config where it cannot be used.
+        in place of phases and config where it cannot be used. Without `imports` a package that is not imported yet
+        stays so, and its types have neither.
         """
-        return {name: self._described(name) for name in self.names()}
+        return {name: self._described(name, imports=imports) for name in self.names()}
 
-    def _described(self, name: str) -> dict[str, Any]:
+    def _described(self, name: str, *, imports: bool) -> dict[str, Any]:
         from egressproxy.filters.validation import schema
 
         described: dict[str, Any] = {"summary": "", "support": support_level(name), "source": "built-in"}
         packaged = self._of_packages().get(name)
         if packaged is not None and name not in BUILTIN:
             described["source"] = f"package {packaged.package}"
+            if not (imports or packaged.is_imported):
+                return described
         kind = self.get(name)
         if kind is None:
             return {**described, "problem": self.why_unusable(name)}

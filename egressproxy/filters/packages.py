@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Rejected
 
-__all__ = ["GROUP", "SWITCH", "PackagedType", "packaged_types"]
+__all__ = ["GROUP", "SWITCH", "PackagedType", "installed", "packaged_types"]
 
 GROUP: Final = "egressproxy.filters"
 SWITCH: Final = "EGRESSPROXY_FILTER_PACKAGES"
@@ -40,6 +42,11 @@ class PackagedType:
     value: str
     problem: str
     _entry_point: EntryPoint
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether its module was imported."""
+        return self._entry_point.module in sys.modules
 
     def load(self) -> FilterType:
         """Import the package and return the type. Raises ValueError with the reason and the place."""
@@ -66,7 +73,7 @@ def packaged_types() -> dict[str, PackagedType]:
     allowed = os.environ.get(SWITCH)
     names = None if allowed is None else {_normalized(name) for name in allowed.split(",")}
     found: dict[str, PackagedType] = {}
-    for entry_point in sorted(entry_points(group=GROUP), key=_age):
+    for entry_point in installed():
         package = entry_point.dist.name if entry_point.dist is not None else "-"
         version = entry_point.dist.version if entry_point.dist is not None else ""
         problem = _problem(entry_point.name)
@@ -77,6 +84,12 @@ def packaged_types() -> dict[str, PackagedType]:
         if before is not made and before.problem and not problem:
             found[made.name] = made
     return found
+
+
+@cache
+def installed() -> tuple[EntryPoint, ...]:
+    """The entry points of the group, sorted by package. Looked for once in a process: it reads many small files."""
+    return tuple(sorted(entry_points(group=GROUP), key=_age))
 
 
 def _problem(name: str) -> str:

@@ -118,7 +118,7 @@ def test_selectors_select(kubectl: Kubectl):
 
 def test_lists_come_in_pieces(kubectl: Kubectl):
     names = kubectl("get", "ns", "-o", "name", "--chunk-size", "1").split()
-    assert names == ["namespace/agents", "namespace/default"]
+    assert names == ["namespace/agents", "namespace/default", "namespace/egressproxy-system"]
 
 
 def test_describe_tells_status_in_words(kubectl: Kubectl):

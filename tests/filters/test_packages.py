@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from egressproxy.filters import Exchange
+from egressproxy.filters import Exchange, packages
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
@@ -43,8 +43,10 @@ def install(tmp_path, monkeypatch):
         (info / "entry_points.txt").write_text(f"[egressproxy.filters]\n{entry}\n")
         monkeypatch.delitem(sys.modules, name, raising=False)
 
+    packages.installed.cache_clear()
     yield installed
     sys.modules.pop("acme_filters", None)
+    packages.installed.cache_clear()
 
 
 def used(config="{team: research}"):
@@ -143,3 +145,12 @@ def test_what_building_it_raises_is_told_by_its_type_and_place_since_its_text_ma
 def test_a_type_that_the_loader_knew_and_this_process_does_not_is_told(install):
     with pytest.raises(FilterBuildError, match=f"unknown type {TYPE}"):
         FilterInstances(Catalog()).place(ExtensionIR("a", TYPE, "request-headers"))
+
+
+def test_the_published_catalogue_imports_no_package_that_nothing_needs(install):
+    install()
+    listed = Catalog().describe(imports=False)[TYPE]
+    assert "acme_filters" not in sys.modules
+    assert (listed["source"], "config" in listed) == ("package acme-filters 1.0", False)
+    Catalog().get(TYPE)
+    assert "config" in Catalog().describe(imports=False)[TYPE]

@@ -27,7 +27,7 @@ from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import OUT_OF_TIME, ListenerPlan
 from egressproxy.config.compile.generations import first_seen, generations_of
-from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog, Key, Status, age_of
+from egressproxy.config.compile.interface import CATALOG, Compiled, Defaults, FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.object_problems import problem_at, unserved
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
@@ -43,7 +43,7 @@ from egressproxy.config.compile.status.conditions import Conditions, ReferenceCo
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.backend import Backend
-from egressproxy.config.resources.core import Service
+from egressproxy.config.resources.core import ConfigMap, Service
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
@@ -97,6 +97,7 @@ def compile_config(
         warnings=tuple(run.warnings),
         written=written,
         created=first_seen(resources, previous),
+        filter_types={each.name: each.described for each in run.filter_types.all()},
         validities=tuple(sorted(validity for validity, _ in run.references.validities.values())),
     )
 
@@ -108,13 +109,14 @@ class _Run:
         self, resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, generations: Mapping[Key, int]
     ) -> None:
         self.warnings: list[Problem] = []
+        self._catalog = catalog
         self._resources = resources
         self._defaults = defaults
         self._generations = generations
         self.references = References(resources)
         self._tls_policies = BackendTlsPolicies(resources, self.references)
-        self._filter_types = FilterTypes(resources, catalog, self.references)
-        self._extensions = ExtensionCompiler(catalog, self._filter_types, self.references)
+        self.filter_types = FilterTypes(resources, catalog, self.references)
+        self._extensions = ExtensionCompiler(catalog, self.filter_types, self.references)
         self._policies = PolicyAttachments(resources, self.references)
         self._policy_filters = PolicyFilters(self._extensions)
         self._services = Services(resources, self._tls_policies)
@@ -144,6 +146,10 @@ class _Run:
             plan.recheck_listeners()
         for policy in self._policies.objects:
             self._policy_filters.check(policy)
+        ours = self._resources.find(ConfigMap, *CATALOG)
+        if ours is not None:
+            message = "the catalogue of filter types has this name: it is made by the gateway"
+            self._extensions.load_errors[problem_at(ours, "metadata.name", message, "remove the object")] = None
         self._check_calls()
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
         self._statuses.update(
@@ -177,8 +183,8 @@ class _Run:
     def statuses(self) -> dict[Key, Status]:
         """Every object's status, without times."""
         statuses = self._statuses
-        statuses.update(class_statuses(self._resources, self._generations))
-        statuses.update(self._filter_types.statuses(self._generations))
+        statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence()))
+        statuses.update(self.filter_types.statuses(self._generations))
         for plan in self._plans:
             plan.close()
             statuses.update(plan.statuses())
@@ -190,6 +196,15 @@ class _Run:
             conditions.set("Accepted", False, "UnsupportedValue", "pipelines are not supported yet")
             statuses[pipeline.key] = {"conditions": conditions.to_list()}
         return statuses
+
+    def _catalogue_sentence(self) -> str:
+        """Where the catalogue of filter types is, and which types it has, by support level."""
+        levels: dict[str, list[str]] = {"core": [], "extended": [], "implementation-specific": []}
+        for name in self._catalog.names():
+            levels[self._catalog.support(name)].append(name)
+        levels["implementation-specific"] += self.filter_types.names()
+        listed = "; ".join(f"{level}: {', '.join(sorted(names))}" for level, names in levels.items() if names)
+        return f"ConfigMap {'/'.join(CATALOG)} has the schemas of the filter types. {listed}"
 
     def warn_of_certificates(self, now_s: float) -> None:
         """Warn of those that nothing can be done with at this time; a listener's status says it of its own."""

@@ -19,6 +19,7 @@ from egressproxy.ir.policy import PolicyIR
 from egressproxy.model.certificate import Validity
 
 __all__ = [
+    "CATALOG",
     "CONTROLLER",
     "BackendReference",
     "Compiled",
@@ -37,6 +38,8 @@ __all__ = [
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
+#: Namespace and name of the ConfigMap with the catalogue of filter types, which the gateway makes.
+CATALOG: Final = ("egressproxy-system", "egressproxy-filter-catalog")
 
 #: Kinds that several groups have.
 _OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "XBackendDestination"})
@@ -149,6 +152,9 @@ class FilterCatalog(Protocol):
     def names(self) -> Sequence[str]:
         """All names, for suggestions."""
 
+    def support(self, type_name: str, /) -> str:
+        """The support level of a type, in Gateway API's words: core, extended or implementation-specific."""
+
 
 #: Returns why the data plane denies requests to a backend; None if it does not.
 RefusesBackends = Callable[[BackendIR], Denied | None]
@@ -180,7 +186,8 @@ class Compiled:
     `statuses` holds the new status of every object that has one; `generations` the `metadata.generation` of every
     object with a spec; `written` the digests of those specs. `warnings` are about objects without a status.
     `validities` are those of all certificates. `created` is the RFC 3339 time at which an object without a
-    creationTimestamp was first seen; it is shown to users and does not decide which object is older.
+    creationTimestamp was first seen; it is shown to users and does not decide which object is older. `filter_types`
+    describes the types that FilterType objects make known, by name, as the catalogue shows them.
     """
 
     spec: ConfigIR
@@ -190,6 +197,7 @@ class Compiled:
     written: Mapping[Key, bytes] = field(default_factory=dict, repr=False)
     validities: tuple[Validity, ...] = ()
     created: Mapping[Key, str] = field(default_factory=dict, repr=False)
+    filter_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
 
 def kind_of(key: Key) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import chain
 
 from egressproxy.config.compile import Compiled
 from egressproxy.config.compile.status.broken_references import broken_references
@@ -13,6 +14,7 @@ from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
 from egressproxy.model.pickling import dumps, loads
 from egressproxy.net.listening import why_unusable
+from egressproxy.processes.loader.catalog_object import CATALOG_KEY, catalog_manifest
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import Loaded, pack_shown, places, write_answer
@@ -34,19 +36,25 @@ def answer(request: bytes) -> bytes:
 def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> Loaded:
     """A compiled configuration for the processes that serve it, which neither read nor compile."""
     statuses, generations = compiled.statuses, compiled.generations
+    catalogue = (CATALOG_KEY, catalog_manifest(compiled.filter_types), 1, None, "")
     return Loaded(
         spec=pack(compiled.spec),
         places=places(compiled.spec),
         objects=len(resources.objects),
         shown=pack_shown(
-            (
-                each.key,
-                each.to_manifest(),
-                generations.get(each.key, 1),
-                statuses.get(each.key),
-                compiled.created.get(each.key, ""),
+            chain(
+                (
+                    (
+                        each.key,
+                        each.to_manifest(),
+                        generations.get(each.key, 1),
+                        statuses.get(each.key),
+                        compiled.created.get(each.key, ""),
+                    )
+                    for each in resources.objects
+                ),
+                (catalogue,),
             )
-            for each in resources.objects
         ),
         findings=tuple(all_warnings(resources, compiled)),
         memory=zlib.compress(

@@ -13,6 +13,8 @@ from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.packages import installed
+from egressproxy.filters.validation import schema
 from egressproxy.model.secret_source import ConfigSource
 from egressproxy.net.any_certificate import can_take_any_certificate
 from egressproxy.processes.loader.denials import denials
@@ -63,5 +65,8 @@ def preparations() -> Iterator[None]:
         found = builtin_type(name)
         if found is not None:
             settings_adapter(found.config_model)
+            schema(found.config_model)
         yield
+    installed()
+    yield
     gc.collect()

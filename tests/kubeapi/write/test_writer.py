@@ -18,6 +18,7 @@ from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.model.state_folder import MARK
 from egressproxy.processes.loader import process as apart
+from egressproxy.processes.loader.catalog_object import CATALOG_KEY
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.result import Loaded, shown
 
@@ -37,7 +38,7 @@ class Service:
         self.asked: list[list[str]] = []
 
     async def __call__(self, loaded: Loaded) -> None:
-        names = [each.name for each in shown(loaded.shown)]
+        names = [each.name for each in shown(loaded.shown) if each.key != CATALOG_KEY]
         self.asked.append(names)
         if self.refuses(names):
             raise WriteRefused(422, "Invalid", "the port is taken")
@@ -48,7 +49,9 @@ class Service:
 
     @property
     def names(self) -> list[str]:
-        return [each.name for each in shown(self.latest.shown)] if self.latest is not None else []
+        if self.latest is None:
+            return []
+        return [each.name for each in shown(self.latest.shown) if each.key != CATALOG_KEY]
 
 
 class Made:

@@ -44,6 +44,20 @@ class DeclaredType:
         """Where extensions of the type may be placed."""
         return frozenset(self.definition.spec.phases)
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """As the catalogue shows it."""
+        spec = self.definition.spec
+        return {
+            "summary": spec.summary,
+            "support": "implementation-specific",
+            "source": str(self.definition),
+            "phases": list(spec.phases),
+            "also": [],
+            "published": [],
+            "config": self.schema.schema if self.schema is not None else {"type": "object", "maxProperties": 0},
+        }
+
     def faults(self, config: Mapping[str, Any]) -> list[ConfigFault]:
         """What is wrong with this config. Raises SchemaError where the schema cannot be applied to it."""
         if self.schema is not None:

@@ -26,11 +26,13 @@ __all__ = ["BUILTIN_CLASS", "class_statuses", "of_other_controllers", "plan_gate
 
 #: The GatewayClass that exists where the configuration holds none.
 BUILTIN_CLASS = "egressproxy"
+#: A condition of our own: `supportedFeatures` holds the names of Gateway API's features, and 64 of them at most.
+_FILTER_CATALOG = "egressproxy.io/FilterCatalog"
 _CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
 
 
-def class_statuses(resources: ResourceSet, generations: Mapping[Key, int]) -> dict[Key, Status]:
-    """The status of every GatewayClass that is ours."""
+def class_statuses(resources: ResourceSet, generations: Mapping[Key, int], catalogue: str) -> dict[Key, Status]:
+    """The status of every GatewayClass that is ours. `catalogue` says where that of the filter types is."""
     statuses: dict[Key, Status] = {}
     for gateway_class in resources.of(GatewayClass):
         if gateway_class.spec.controller_name != CONTROLLER:
@@ -41,6 +43,7 @@ def class_statuses(resources: ResourceSet, generations: Mapping[Key, int]) -> di
         else:
             conditions.set("Accepted", False, "InvalidParameters", "parametersRef is not supported: remove it")
         conditions.set("SupportedVersion", True, "SupportedVersion", "")
+        conditions.set(_FILTER_CATALOG, True, "Published", catalogue)
         features = [{"name": name} for name in sorted(supported_features.ROUTE_FEATURES)]
         statuses[gateway_class.key] = {"conditions": conditions.to_list(), "supportedFeatures": features}
     return statuses

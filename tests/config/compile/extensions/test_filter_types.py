@@ -180,3 +180,35 @@ def test_an_object_of_the_api_may_have_a_type_that_a_file_makes_known():
     made = both("\n---\n".join([REVERSE, PLAIN, ROUTE, filter_type()]), used())
     (spec,) = rule(made).extensions
     assert (spec.type, spec.is_known) == (TYPE, True)
+
+
+CLASS = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {name: egressproxy}
+spec: {controllerName: egressproxy.io/gateway-controller}
+"""
+
+
+def test_the_gateway_class_points_to_the_catalogue_with_the_support_level_of_each_type():
+    made = compiled(REVERSE, PLAIN, ROUTE, CLASS, filter_type())
+    status, reason, message = of_object(made, "GatewayClass", "egressproxy", "egressproxy.io/FilterCatalog")
+    assert (status, reason) == ("True", "Published")
+    assert message.startswith("ConfigMap egressproxy-system/egressproxy-filter-catalog ")
+    levels = dict(each.split(": ", 1) for each in message.partition(". ")[2].split("; "))
+    assert list(levels) == ["core", "extended", "implementation-specific"]
+    assert "egressproxy.io/CredentialInjector:v1" in levels["core"].split(", ")
+    assert TYPE in levels["implementation-specific"].split(", ")
+    assert set(", ".join(levels.values()).split(", ")) == {*Catalog().names(), TYPE}
+    assert made.filter_types[TYPE]["phases"] == ["request-headers", "backend-request"]
+
+
+def test_nobody_else_writes_the_catalogue():
+    mine = (
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: egressproxy-filter-catalog, namespace: egressproxy-system}"
+    )
+    ((_, field, message, _),) = problems(mine)
+    assert (field, message) == (
+        "metadata.name",
+        "the catalogue of filter types has this name: it is made by the gateway",
+    )
