@@ -184,7 +184,7 @@ class _Run:
         """Every object's status, without times."""
         statuses = self._statuses
         statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence()))
-        statuses.update(self.filter_types.statuses(self._generations))
+        statuses.update(self.filter_types.statuses(self._generations, self._extensions.faults))
         for plan in self._plans:
             plan.close()
             statuses.update(plan.statuses())

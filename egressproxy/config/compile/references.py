@@ -144,11 +144,12 @@ class References:
     def check_permitted(self, source: Resource, ref: Reference, kind: str = "") -> None:
         """Raise UnresolvedRef (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant.
 
+        An object without a namespace needs no grant: it is written by who may write in all of them.
         `kind` is the kind that the object has, where the reference may call it by another ("": it does not): a grant
         for one kind of backends must not open those of another.
         """
         namespace = self.namespace_of(source, ref)
-        if namespace == source.namespace:
+        if namespace == source.namespace or not source.NAMESPACED:
             return
         grants = self._grants.get(namespace, set())
         place = (source.GROUP, source.KIND, source.namespace, ref.group, kind or ref.kind)

@@ -54,7 +54,9 @@ class ProcessorSource(Model):
     protocol: Literal["ExtProc", "Webhook"]
     """ExtProc: Envoy's ext_proc over gRPC. Webhook: HTTP with JSON."""
     backend_refs: Annotated[tuple[BackendObjectReference, ...], Field(min_length=1, max_length=16)]
-    """Who is asked."""
+    """Who is asked. A reference without namespace means `default`: a FilterType has none of its own."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the built-in type that asks it: what is sent, what may be changed."""
 
 
 class FilterTypeSpec(Model):

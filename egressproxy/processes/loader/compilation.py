@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
-from egressproxy.config.compile.extensions.extension_compiler import settings_adapter
+from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN, builtin_type

@@ -16,11 +16,12 @@ from functools import partial
 from os.path import dirname
 from typing import Any, Final, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from egressproxy.config.compile.extensions.config_schema import ConfigFault, SchemaError
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
+from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
 from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.object_problems import problem_at
 from egressproxy.config.compile.references import References, UnresolvedRef
@@ -44,7 +45,6 @@ __all__ = [
     "RankedExtension",
     "as_backend_ref",
     "ordered",
-    "settings_adapter",
 ]
 
 #: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
@@ -63,18 +63,8 @@ INJECTOR = "egressproxy.io/CredentialInjector:"
 
 _DEFAULT_TIMEOUT_S = 5.0
 
-#: For the types of catalogues, which are part of the program: there are few.
-ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
-
 #: What an editor leaves at the end of a Secret; the injector takes it off.
 _SPACE = b" \t\r\n"
-
-
-def settings_adapter(model: type[Any]) -> TypeAdapter[Any]:
-    """What checks the configs of a type: made once, at the first config."""
-    if model not in ADAPTERS:
-        ADAPTERS[model] = TypeAdapter(model)
-    return ADAPTERS[model]
 
 
 class FilterNotSupported(Exception):
@@ -313,7 +303,7 @@ class ExtensionCompiler:
         text = _canonical(declared.implemented_config(raw))
         implementation = self._catalog.get(declared.implementation)
         assert implementation is not None
-        return made(
+        spec = made(
             type=declared.name,
             implementation=declared.implementation,
             phase=phase,
@@ -324,6 +314,10 @@ class ExtensionCompiler:
             folder=_folder(declared.definition),
             settings=self._settings(implementation, text),
         )
+        # What the type calls, the FilterType names: who uses the type needs no right to it.
+        config = settings_adapter(implementation.config_model).validate_json(text)
+        self._note_calls(declared.definition, spec, implementation, config, "spec.processor")
+        return spec
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
         """The validated config, one object for equal configs; None for a type of a package, which nothing unpacks.

@@ -12,16 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from egressproxy.config.compile.extensions.config_schema import ConfigFault, ConfigSchemaChecker, SchemaError
+from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
+from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
 from egressproxy.config.compile.interface import FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
+from egressproxy.config.explanations import path_text
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.filter_type import ConfigSchema, FilterTypeDefinition
 
 __all__ = ["DeclaredType", "FilterTypes"]
 
 PYTHON: Final = "egressproxy.io/Python:v1"
+#: The built-in types that ask remote processors, by protocol.
+PROCESSORS: Final = {"ExtProc": "egressproxy.io/ExternalProcessor:v1", "Webhook": "egressproxy.io/Webhook:v1"}
+#: The fields of the call in which a processor is told the type of the extension, and its config as JSON.
+TYPE_FIELD: Final = "x-egressproxy-filter-type"
+CONFIG_FIELD: Final = "x-egressproxy-filter-config"
+#: Bytes of such a config: the field goes with every call.
+MAX_SENT_CONFIG: Final = 4096
 #: The domains of the built-in types and of their published names.
 _RESERVED: Final = (".egressproxy.io", ".gateway.networking.k8s.io")
 
@@ -60,6 +72,8 @@ class DeclaredType:
 
     def faults(self, config: Mapping[str, Any]) -> list[ConfigFault]:
         """What is wrong with this config. Raises SchemaError where the schema cannot be applied to it."""
+        if self.definition.spec.processor is not None and len(_line(config)) > MAX_SENT_CONFIG:
+            return [ConfigFault((), f"longer than {MAX_SENT_CONFIG} characters of JSON", "shorten it")]
         if self.schema is not None:
             return self.schema.faults(config)
         if not config:
@@ -68,9 +82,18 @@ class DeclaredType:
 
     def implemented_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config of the built-in type that runs it, for an extension with this one."""
-        python = self.definition.spec.python
-        assert python is not None
-        return {"path": python.path, "config": config, "plainConfig": True}
+        python, processor = self.definition.spec.python, self.definition.spec.processor
+        if python is not None:
+            return {"path": python.path, "config": config, "plainConfig": True}
+        assert processor is not None
+        refs = [
+            {"namespace": "default", **ref.model_dump(by_alias=True, exclude_none=True)}
+            for ref in processor.backend_refs
+        ]
+        told = [{"key": TYPE_FIELD, "value": self.name}]
+        told += [{"key": CONFIG_FIELD, "value": _line(config)}] if config else []
+        written = processor.settings.get("grpcInitialMetadata", [])
+        return {**processor.settings, "backendRefs": refs, "grpcInitialMetadata": [*written, *told]}
 
 
 class FilterTypes:
@@ -102,13 +125,15 @@ class FilterTypes:
         """The types that are known, in the order of their precedence."""
         return tuple(self._known.values())
 
-    def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
-        """The status of every FilterType."""
+    def statuses(self, generations: Mapping[Key, int], faults: Mapping[Key, ExtensionFaults]) -> dict[Key, Status]:
+        """The status of every FilterType. `faults` are those of what it refers to, by object."""
         made: dict[Key, Status] = {}
         for key, stated in self._conditions.items():
             conditions = Conditions(generations.get(key, 1))
             for condition in stated:
                 conditions.set(*condition)
+            if key in faults:
+                faults[key].set_conditions(conditions)
             made[key] = {"conditions": conditions.to_list()}
         return made
 
@@ -129,7 +154,7 @@ class FilterTypes:
             self._refused.setdefault(name, f"{definition} is not accepted: {message}")
             stated.append(("Accepted", False, reason, f"{message}: what names the type stays closed"))
         else:
-            self._known[name] = DeclaredType(definition, PYTHON, schema)
+            self._known[name] = DeclaredType(definition, _implementation(definition), schema)
             stated.append(("Accepted", True, "Accepted", f"extensions may have the type {name}"))
         stated.append(("ResolvedRefs", *resolved))
 
@@ -147,9 +172,38 @@ class FilterTypes:
         if definition.spec.python is not None and definition.origin.is_from_api:
             why = "it names a Python file, and an object that was written through the API must not"
             return "NotPermitted", f"{why} (declare it in a manifest in a folder of --config)"
-        if definition.spec.processor is not None:
-            return "UnsupportedValue", "remote processors are not supported yet"
+        found = catalog.get(_implementation(definition))
+        if found is None:
+            return "UnsupportedValue", f"spec.processor: {_implementation(definition)} is not supported yet"
+        impossible = [phase for phase in definition.spec.phases if phase not in {each.value for each in found.phases}]
+        if impossible:
+            possible = ", ".join(sorted(each.value for each in found.phases))
+            return "UnsupportedValue", f"spec.phases: {found.name} runs in {possible}, and not in {impossible[0]}"
+        try:
+            settings_adapter(found.config_model).validate_python(
+                DeclaredType(definition, found.name, None).implemented_config({})
+            )
+        except (ValidationError, TypeError) as error:
+            return "InvalidParameters", f"spec.processor.settings: {_fault(error)}"
         return "", ""
+
+
+def _implementation(definition: FilterTypeDefinition) -> str:
+    """The built-in type that runs it."""
+    processor = definition.spec.processor
+    return PYTHON if processor is None else PROCESSORS[processor.protocol]
+
+
+def _line(config: Mapping[str, Any]) -> str:
+    """A config as the value of a field: visible ASCII and blanks alone."""
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def _fault(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return "grpcInitialMetadata is not a list"
+    detail = error.errors(include_url=False, include_input=False)[0]
+    return f"{path_text(tuple(detail['loc']))}: {str(detail['msg']).removeprefix('Value error, ')}"
 
 
 def _precedence(definition: FilterTypeDefinition) -> tuple[bool, tuple[str, str]]:

@@ -212,3 +212,77 @@ def test_nobody_else_writes_the_catalogue():
         "metadata.name",
         "the catalogue of filter types has this name: it is made by the gateway",
     )
+
+
+SERVICE = "{group: egressproxy.io, kind: Backend, name: plain}"
+
+
+def processor(refs: str = SERVICE, more: str = "", protocol: str = "ExtProc") -> str:
+    return filter_type(source=f"processor: {{protocol: {protocol}, backendRefs: [{refs}]{more}}}")
+
+
+def test_a_processor_is_asked_with_the_config_in_a_field_of_each_call():
+    settings = ", settings: {processingMode: {requestBodyMode: BUFFERED}, grpcInitialMetadata: [{key: x-a, value: b}]}"
+    made = compiled(REVERSE, PLAIN, ROUTE, processor(more=settings), used("config: {team: 'rés'}"))
+    assert of_type(made)[:2] == ("True", "Accepted")
+    (spec,) = rule(made).extensions
+    assert (spec.type, spec.implementation) == (TYPE, "egressproxy.io/ExternalProcessor:v1")
+    config = json.loads(spec.config)
+    assert config["processingMode"] == {"requestBodyMode": "BUFFERED"}
+    fields = {each["key"]: each["value"] for each in config["grpcInitialMetadata"]}
+    assert fields == {
+        "x-a": "b",
+        "x-egressproxy-filter-type": TYPE,
+        "x-egressproxy-filter-config": '{"team":"r\\u00e9s"}',
+    }
+    ((label, callee),) = spec.calls
+    assert label == "Backend default/plain"
+    assert callee.error == ""
+    FilterInstances(Catalog()).place(spec)
+
+
+def test_what_uses_a_processor_needs_no_grant_since_the_filter_type_names_it():
+    there = PLAIN.replace("metadata: {name: plain}", "metadata: {name: far, namespace: processors}")
+    ref = "{group: egressproxy.io, kind: Backend, name: far, namespace: processors}"
+    made = compiled(REVERSE, PLAIN, ROUTE, there, processor(ref), used())
+    ((_, callee),) = rule(made).extensions[0].calls
+    assert callee.error == ""
+    assert of_policy(made, "ResolvedRefs")[0] != "False"
+
+
+def test_a_processor_that_is_not_there_is_told_where_it_is_named():
+    made = compiled(REVERSE, PLAIN, ROUTE, processor(SERVICE.replace("plain", "plane")), used())
+    status, _, message = of_type(made, "ResolvedRefs")
+    assert status == "False"
+    assert "default/plane does not exist" in message
+    ((_, callee),) = rule(made).extensions[0].calls
+    assert callee.error
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "told"),
+    [
+        (processor(more=", settings: {processingMod: {}}"), "InvalidParameters", "processingMod"),
+        (processor(more=", settings: {grpcInitialMetadata: 3}"), "InvalidParameters", "grpcInitialMetadata"),
+        (
+            processor().replace("[request-headers, backend-request]", "[response-body]"),
+            "UnsupportedValue",
+            "response-body",
+        ),
+    ],
+)
+def test_settings_that_the_built_in_type_does_not_take_are_told(source, reason, told):
+    made = compiled(REVERSE, PLAIN, ROUTE, source)
+    status, found, message = of_type(made)
+    assert (status, found) == ("False", reason)
+    assert told in message
+
+
+def test_a_config_that_is_too_long_to_be_sent_is_a_load_error():
+    ((_, field, message, _),) = problems(processor(), used(f"config: {{team: {'x' * 5000}}}"))
+    assert (field, message) == ("spec.extensions[0].config", "longer than 4096 characters of JSON")
+
+
+def test_an_object_of_the_api_may_name_a_processor():
+    made = both("\n---\n".join([REVERSE, PLAIN, ROUTE, used()]), processor())
+    assert of_type(made)[0] == "True"
