@@ -22,7 +22,8 @@ __all__ = ["PackingError", "pack", "unpacking"]
 
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
-_FILTERS: Final = "egressproxy.filters."
+#: Where configs of built-in filters are.
+_FILTERS: Final = ("egressproxy.filters.", "egressproxy.gateway.processors.")
 #: Not what a module has imported.
 _KNOWN: Final = classes(
     each
