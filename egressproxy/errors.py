@@ -54,6 +54,8 @@ class Reason(str, Enum):
     CLIENT_CERTIFICATE = "client_certificate"
     PLAINTEXT_CREDENTIAL = "plaintext_credential"
     CREDENTIAL_NOT_BOUND = "credential_not_bound"
+    PLACEHOLDER_REQUIRED = "placeholder_required"
+    PLACEHOLDER_MISPLACED = "placeholder_misplaced"
     FILTER_REJECTED = "filter_rejected"
     EXT_AUTH_DENIED = "ext_auth_denied"
     LOOP_DETECTED = "loop_detected"

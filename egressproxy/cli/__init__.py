@@ -28,10 +28,11 @@ _VERBS: Final = {
     "serve-filters": "Serve the filters of a configuration to Envoy.",
     "schema": "Print the JSON Schema of manifests.",
     "filters": "Print the filter types and their settings.",
+    "placeholder": "Make up a placeholder for a credential.",
     "version": "Print the version.",
 }
 #: Verbs that compute something, print it and exit.
-_SHORT_LIVED: Final = frozenset({"check", "explain", "diff", "schema", "filters", "version"})
+_SHORT_LIVED: Final = frozenset({"check", "explain", "diff", "schema", "filters", "placeholder", "version"})
 
 _HELP: Final = """An egress gateway: decides which requests may leave, forwards them, and logs every one.
 

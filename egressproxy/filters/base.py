@@ -109,6 +109,7 @@ class Filter:
         decodes: the body methods get the content of a body in a content coding (gzip, deflate, br, zstd), and what they
             return goes on in the same coding. A body in another coding is refused: 415 for a request, 502 for a
             response; with `failOpen` it passes unread. Requests then ask for codings that can be undone alone.
+        asks_for_plain: one that `decodes` asks for bodies without any coding by itself, and for no parts of them.
         ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
     """
@@ -118,6 +119,7 @@ class Filter:
     keeps_length: ClassVar[bool] = False
     only_reads: bool = False
     decodes: bool = False
+    asks_for_plain: bool = False
     ignores_trailers: bool = False
     runs_in: frozenset[Phase] | None = None
 

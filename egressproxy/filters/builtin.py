@@ -25,7 +25,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "BodyLimit": "limits.body_limit:BODY_LIMIT",
         "ConcurrencyLimit": "limits.concurrency:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",
-        "CredentialInjector": "credentials.credential_injector:CREDENTIAL_INJECTOR",
+        "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",
         "ExternalProcessor": "egressproxy.gateway.processors.external_processor:EXTERNAL_PROCESSOR",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
         "Python": "python_filter:PYTHON",

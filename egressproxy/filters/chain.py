@@ -95,7 +95,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
             steps = (Step(placed, phase, steps), *steps)
         phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
     body: BodyPlan | None = phases.get("response_body")
-    if body is not None and body.decodes:
+    if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
         asking = PlacedFilter(_ASKING, DecodableAnswers())
         behind = phases.get("backend_request", ())
         phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, behind), *behind)

@@ -25,21 +25,24 @@ MIN_SECRET = 8
 class Mask:
     """The forms of some secrets. Raises ValueError for a secret of fewer than MIN_SECRET bytes."""
 
-    __slots__ = ("_forms", "_longest")
+    __slots__ = ("_forms", "_longest", "_shown")
 
-    def __init__(self, *secrets: SecretBytes) -> None:
+    def __init__(self, *secrets: SecretBytes, shown: bytes = b"") -> None:
+        """`shown` is written instead of a secret that stands there as it is, or percent-encoded."""
         if min(map(len, secrets)) < MIN_SECRET:
             raise ValueError(f"a secret of fewer than {MIN_SECRET} bytes cannot be told from other text in a response")
         found = {form for secret in secrets for form in _forms(secret.reveal())}
         # The longest first: if one form contains another, all of it is masked.
         self._forms = sorted(found, key=len, reverse=True)
         self._longest = len(self._forms[0])
+        plain = {form for secret in secrets for form in (secret.reveal(), quote(secret.reveal(), safe="").encode())}
+        self._shown = dict.fromkeys(plain, shown) if shown else {}
 
     def apply(self, data: bytes) -> bytes:
-        """The data with every form overwritten, in the same length; the same object if there is none."""
+        """The data with every form overwritten; the same object if there is none. Without `shown` the length stays."""
         for form in self._forms:
             if form in data:
-                data = data.replace(form, b"*" * len(form))
+                data = data.replace(form, self._shown.get(form) or b"*" * len(form))
         return data
 
     def feed(self, held: bytes, data: bytes, last: bool) -> tuple[bytes, bytes]:

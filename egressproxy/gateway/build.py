@@ -39,6 +39,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.backend import Destination, Protocol
+from egressproxy.ir.extensions import extensions as all_extensions
 from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.ir.policy import Callee, ExtensionIR, Mode, PolicyIR, Priority
@@ -116,6 +117,7 @@ class SnapshotBuilder:
 
     def whole(self, config: ConfigIR) -> Cooperative[Snapshot]:
         """Every listener and port of the configuration, in one snapshot."""
+        yield from self.watch_placeholders(config)
         shared: dict[tuple[str, int], list[ActiveListener]] = {}
         self.terminating = Counter(
             (address, spec.port) for spec in config.listeners if terminates(spec) for address in spec.addresses
@@ -128,6 +130,20 @@ class SnapshotBuilder:
         for key, listeners in shared.items():
             ports[key] = yield from self.port(key, listeners)
         return Snapshot(config.generation, ports, self.parts.connectors, self.filters)
+
+    def watch_placeholders(self, config: ConfigIR) -> Cooperative[None]:
+        """Have all backends watched for placeholders of credentials, where the configuration has any."""
+        found: dict[ExtensionIR, None] = {}
+        for number, spec in enumerate(all_extensions(config)):
+            if getattr(spec.settings, "placeholder", ""):
+                found[spec] = None
+            if not number % 512:
+                yield None
+        if found:
+            # Here, since few configurations have one.
+            from egressproxy.filters.credentials.placeholder_watch import PlaceholderWatches
+
+            self.parts.watches = PlaceholderWatches(found, self.metrics.notices)
 
     def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> Cooperative[Port]:
         """One address and port with the listeners that share it. `key`: (address, port)."""
@@ -238,7 +254,7 @@ class SnapshotBuilder:
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic, hedging)
         made = Route(
             name,
-            self.parts.chain(extensions),
+            self.parts.rule_chain(extensions),
             tuple(backend for backend in backends if backend.weight > 0),
             self.metrics.series(listener.gateway, name, "-"),
             policy,
@@ -304,7 +320,7 @@ class SnapshotBuilder:
         return RouteBackend(
             name,
             connector,
-            self.parts.chain(extensions + weighted.extensions),
+            self.parts.backend_chain(extensions + weighted.extensions),
             self.metrics.series(attached.listener.gateway, attached.route, name),
             weight=weighted.weight,
             error=weighted.error,
@@ -329,7 +345,7 @@ class SnapshotBuilder:
                 name,
                 connector,
                 own.request_headers,
-                self.parts.chain(spec.extensions + backend.extensions),
+                self.parts.backend_chain(spec.extensions + backend.extensions),
                 self.metrics.series(attached.listener.gateway, attached.route, name),
                 policy,
                 self.parts.destination_policy(policy),

@@ -5,8 +5,9 @@ Those with an equal spec in the snapshot before are kept: connectors with their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
@@ -27,6 +28,16 @@ __all__ = ["SharedParts"]
 NO_FILTERS = Chain()
 
 
+class BackendWatches(Protocol):
+    """A filter of the gateway's own before those of a backend."""
+
+    def on(self, extensions: Iterable[ExtensionIR], /) -> PlacedFilter | None:
+        """The filter for a backend with these ones; None: it needs none."""
+
+    def on_bodies(self) -> PlacedFilter | None:
+        """The filter for the bodies of all requests; None: there is none."""
+
+
 class SharedParts:
     """Makes each part at its first use. `known` are the connectors in service."""
 
@@ -42,6 +53,9 @@ class SharedParts:
         self._addresses = {spec.addresses: spec.addresses for spec in known}
         self._known_addresses: dict[int, AddressesIR] = {}
         self._known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
+
+        #: On placeholders of credentials, where the configuration has any.
+        self.watches: BackendWatches | None = None
 
     def forget_chains(self) -> None:
         """Forget all chains, because their filters have changed."""
@@ -123,6 +137,20 @@ class SharedParts:
         if found is None:
             found = self._chains[extensions] = compile_chain(extensions, self._placed)
         return found
+
+    def backend_chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
+        """As `chain`, for requests of clients to a backend: first comes the watch on placeholders, if there are any."""
+        return self._watched(self.watches.on(extensions) if self.watches is not None else None, extensions)
+
+    def rule_chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
+        """As `chain`, for requests of clients that a rule serves: the watch on their bodies comes first."""
+        return self._watched(self.watches.on_bodies() if self.watches is not None else None, extensions)
+
+    def _watched(self, watch: PlacedFilter | None, extensions: tuple[ExtensionIR, ...]) -> Chain:
+        if watch is None:
+            return self.chain(extensions)
+        self._asking[watch.spec] = watch
+        return self.chain((watch.spec, *extensions))
 
     def destination_policy(self, policy: PolicyIR) -> DestinationPolicy:
         """The destination rules of a policy, made once for equal ones."""

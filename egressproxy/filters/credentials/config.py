@@ -99,6 +99,10 @@ class CredentialInjectorConfig(FilterConfig):
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
     `Authorization`, with the template `Bearer {}` (RFC 6750 section 2.1) unless another is given. With `header` or
     `query` the default template is `{}`. `basic` sends it as a password. `bind` says what the backend has to be.
+
+    With `placeholder` the value goes only into requests that have this text in that place. `require: placeholder`
+    refuses all others. `placeholderBodyBytes`: so many bytes of each body are searched for placeholders; 0: none.
+    `scrubResponses` overwrites the value in responses: `scrubAs` says with what.
     """
 
     secret_ref: SecretRef | None = None
@@ -115,6 +119,10 @@ class CredentialInjectorConfig(FilterConfig):
     allow_plaintext: bool = False
     keep_client_credentials: bool = False
     scrub_responses: bool = False
+    scrub_as: Literal["Asterisks", "Placeholder"] = "Asterisks"
+    placeholder: Annotated[str, Within(max_length=256, pattern=r"^([A-Za-z0-9._~-]{16,})?$")] = ""
+    require: Literal["placeholder"] | None = None
+    placeholder_body_bytes: Annotated[int, Within(ge=0, le=1 << 30)] = 0
 
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
@@ -131,6 +139,10 @@ class CredentialInjectorConfig(FilterConfig):
             object.__setattr__(self, "header", "Authorization")
         if is_protected(self.header):
             raise ValueError(f"{self.header} is written by the gateway itself and cannot carry a credential")
+        if not self.placeholder and (self.require or self.placeholder_body_bytes or self.scrub_as == "Placeholder"):
+            raise ValueError(
+                "`require`, `placeholderBodyBytes` and `scrubAs: Placeholder` need a `placeholder`: add it"
+            )
         if self.bind.hosts and self.allow_plaintext:
             raise ValueError("`bind.hosts` are verified names, which no connection without TLS has: keep one of them")
 

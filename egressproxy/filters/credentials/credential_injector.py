@@ -3,8 +3,8 @@
 The client's own credential fields are removed first, in every spelling that an origin may take for the same field
 (`X_Api_Key`). If the backend is not what the credential is bound to (TLS, `bind`), or there is no value, nothing is
 sent. With `scrubResponses` the value is masked in the response. That needs a readable body: the request asks for
-`Accept-Encoding: identity` and for no ranges or deltas, and a response that is not known to be plain, or is upgraded,
-ends with 502.
+`Accept-Encoding: identity` and for no ranges or deltas; one coding that comes all the same is undone, and a response
+that cannot be read for certain, or is upgraded, ends with 502.
 
 The operator configures this for the origin: by itself a proxy must not change Authorization (RFC 9110 section 11.6.2).
 """
@@ -17,9 +17,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import Filter, FilterContext, Phase
+from egressproxy.filters.content_coding import CODINGS
 from egressproxy.filters.credentials.binding import BackendBinding
-from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
+from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS, Placement, with_parameter
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
 from egressproxy.filters.masking import MIN_SECRET, Mask
@@ -28,7 +29,7 @@ from egressproxy.model.exchange import BackendOrigin, Exchange, LocalResponse
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["CREDENTIAL_INJECTOR", "CredentialInjector"]
+__all__ = ["CredentialInjector"]
 
 #: Requests with these get bodies that cannot be searched (RFC 9110 sections 12.5.3, 14.2; RFC 3229; gRPC over HTTP2).
 _SCRUB_FIELDS = ("accept-encoding", "range", "if-range", "a-im", "grpc-accept-encoding")
@@ -71,6 +72,7 @@ class CredentialInjector(Filter):
         self._scrubs = config.scrub_responses
         self._refresher: Refresher | None = None
         self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
+        self.decodes = self.asks_for_plain = self._scrubs
         if self._scrubs:
             self.runs_in |= {Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY}
         user, self._remedy = None, _remedy(config)
@@ -107,7 +109,7 @@ class CredentialInjector(Filter):
             # What went out a moment ago may still come back.
             before = (self._masked,) if self._masked is not None else ()
             try:
-                self._mask = Mask(text, *before)
+                self._mask = Mask(text, *before, shown=self._shown())
             except ValueError as error:
                 raise ValueError(f"cannot be found by scrubResponses: {error}") from None
             self._masked = text
@@ -116,6 +118,10 @@ class CredentialInjector(Filter):
         else:
             self._lines = SecretBytes(rendered.reveal() + self._more.reveal())
         self._is_ready = True
+
+    def _shown(self) -> bytes:
+        """What stands in responses instead of the value; b"": as many asterisks."""
+        return b""
 
     def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
         """Sends the credential. Raises GatewayFault(CREDENTIAL_MISSING, 503), and Denied (403) as `BackendBinding`."""
@@ -200,9 +206,15 @@ class CredentialInjector(Filter):
 
 
 def _is_coded(fields: Fields) -> bool:
-    """Whether any Content-Encoding or IM line is not exactly `identity`; lists and empty values are not."""
+    """Whether a line says a coding that is not undone for `response_body`: what is, is one coding in one line, or none.
+
+    Lists, empty values, other spellings of the names, IM and codings of messages of gRPC are not.
+    """
     lines = _CODINGS.findall(fields.block)
-    return any(line.partition(b":")[2].strip(b" \t").lower() != b"identity" for line in lines)
+    values = [line.partition(b":")[2].strip(b" \t").lower() for line in lines]
+    if len(lines) == 1 and values[0] in CODINGS and b"content-encoding" in fields:
+        return False
+    return any(value != b"identity" for value in values)
 
 
 def _static(config: CredentialInjectorConfig, context: FilterContext) -> tuple[str, bytes]:
@@ -248,16 +260,3 @@ def _secret_remedy(ref: SecretRef) -> str:
     there = f" in namespace {ref.namespace}" if ref.namespace else ""
     granted = ", and a ReferenceGrant for it there" if ref.namespace else ""
     return f"create the Secret {ref.name}{with_key}{there}{granted}"
-
-
-CREDENTIAL_INJECTOR = FilterType(
-    name="egressproxy.io/CredentialInjector:v1",
-    phases=frozenset((Phase.BACKEND_REQUEST,)),
-    config_model=CredentialInjectorConfig,
-    build=CredentialInjector,
-    also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    secret_refs=secret_refs,
-    backend_refs=backend_refs,
-    machine_field=machine_field,
-    summary="Puts a credential into the request to a backend, over TLS only.",
-)

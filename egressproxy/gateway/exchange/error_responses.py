@@ -69,6 +69,8 @@ DENIALS = frozenset(
         Reason.CLIENT_CERTIFICATE,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.CREDENTIAL_NOT_BOUND,
+        Reason.PLACEHOLDER_REQUIRED,
+        Reason.PLACEHOLDER_MISPLACED,
         Reason.FILTER_REJECTED,
         Reason.EXT_AUTH_DENIED,
         Reason.LOOP_DETECTED,

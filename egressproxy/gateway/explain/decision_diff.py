@@ -43,6 +43,8 @@ JUDGED = frozenset(
         Reason.FILTER_REJECTED,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.CREDENTIAL_NOT_BOUND,
+        Reason.PLACEHOLDER_REQUIRED,
+        Reason.PLACEHOLDER_MISPLACED,
         Reason.SNI_MISMATCH,
         Reason.NOT_TLS,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64decode
-from dataclasses import replace
 from urllib.parse import parse_qsl
 
 from cryptography.hazmat.primitives import hashes, serialization
@@ -15,6 +14,7 @@ from egressproxy.filters.base import FilterContext, Phase
 from egressproxy.filters.calls import CallAnswer
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.credential_injector import CredentialInjector
+from egressproxy.filters.credentials.filter_type import CREDENTIAL_INJECTOR
 from egressproxy.filters.validation import validated
 from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.model.fields import Fields
@@ -75,7 +75,7 @@ def injector(config, secrets=(), calls=(), folder="") -> CredentialInjector:
     context = FilterContext(
         settings, values, "inject", "Backend a/b", "Backend a/b", folder, Phase.BACKEND_REQUEST, calls=dict(calls)
     )
-    return CredentialInjector(replace(context))
+    return CREDENTIAL_INJECTOR.build(context)
 
 
 def exchange(*lines, target=b"/v1/x", method=b"GET") -> Exchange:

@@ -1,0 +1,29 @@
+"""`egressproxy placeholder`: a text that clients hold instead of a key."""
+
+from __future__ import annotations
+
+import secrets
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("placeholder")
+@click.option(
+    "--prefix", default="sk-egress-", show_default=True, metavar="TEXT",
+    help="What it begins with, where a client wants a key of a certain form.",
+)  # fmt: skip
+def command(prefix: str) -> None:
+    """Make up a placeholder for a CredentialInjector, and print it.
+
+    Write it into `placeholder` of the injector's config, and into the clients as their key. It is nothing secret.
+
+    \b
+    Examples:
+      egressproxy placeholder
+      egressproxy placeholder --prefix sk-ant-egress-
+    """
+    if len(prefix) > 200 or not all(char.isascii() and (char.isalnum() or char in "._~-") for char in prefix):
+        raise click.BadParameter("write letters, digits and . _ ~ - alone, 200 at most", param_hint="--prefix")
+    click.echo(prefix + secrets.token_hex(16))

@@ -1,0 +1,30 @@
+"""The type of CredentialInjector."""
+
+from __future__ import annotations
+
+from egressproxy.filters.base import FilterContext, FilterType, Phase
+from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
+from egressproxy.filters.credentials.credential_injector import CredentialInjector
+
+__all__ = ["CREDENTIAL_INJECTOR"]
+
+
+def _build(context: FilterContext) -> CredentialInjector:
+    if not context.config.placeholder:
+        return CredentialInjector(context)
+    from egressproxy.filters.credentials.placeholder import PlaceholderInjector  # few configurations have one
+
+    return PlaceholderInjector(context)
+
+
+CREDENTIAL_INJECTOR = FilterType(
+    name="egressproxy.io/CredentialInjector:v1",
+    phases=frozenset((Phase.BACKEND_REQUEST,)),
+    config_model=CredentialInjectorConfig,
+    build=_build,
+    also=frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
+    secret_refs=secret_refs,
+    backend_refs=backend_refs,
+    machine_field=machine_field,
+    summary="Puts a credential into the request to a backend, over TLS only.",
+)

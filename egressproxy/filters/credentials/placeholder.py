@@ -1,0 +1,98 @@
+"""Placeholders: what clients hold instead of a key. One is exchanged for the key in one place, toward one backend; seen
+anywhere else it tells of a client that has been tricked, and the request ends (a canary).
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error as Base64Error
+from urllib.parse import unquote_to_bytes
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.filters.base import FilterContext
+from egressproxy.filters.credentials.config import CredentialInjectorConfig
+from egressproxy.filters.credentials.credential_injector import CredentialInjector
+from egressproxy.filters.credentials.placeholder_watch import misplaced, pattern_of
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import every_spelling
+from egressproxy.model.message import RequestHead
+
+__all__ = ["PlaceholderInjector"]
+
+
+class PlaceholderInjector(CredentialInjector):
+    """Injects only where the placeholder stands in the place that the config declares.
+
+    Anything else of the client's goes as it is, or is refused with `require: placeholder`.
+    """
+
+    def __init__(self, context: FilterContext) -> None:
+        config: CredentialInjectorConfig = context.config
+        self._placeholder = config.placeholder.encode()
+        self.keeps_length = config.scrub_as == "Asterisks"  # type: ignore[misc]  # of this instance
+        super().__init__(context)
+        self.asks_for_plain = False  # a request without the placeholder goes as it is
+        self._anywhere = pattern_of((config.placeholder,))
+        self._requires = config.require == "placeholder"
+        self._is_basic = config.basic is not None
+        #: What stands in a header with the placeholder; the scheme in any case (RFC 9110 section 11.1).
+        scheme, blank, rest = config.template.partition(" ")
+        self._scheme = scheme.encode().lower() if blank and "{}" in rest else b""
+        self._expected = (rest if self._scheme else config.template).encode().replace(b"{}", self._placeholder)
+        self._field = every_spelling((config.header,))
+        self._where = f"the parameter {config.query}" if config.query else f"the field {config.header}"
+
+    def backend_request(self, x: Exchange) -> object:  # type: ignore[override]
+        """As CredentialInjector. Raises Denied(403): PLACEHOLDER_MISPLACED, PLACEHOLDER_REQUIRED."""
+        rest = self._rest(x.request)
+        if rest is None or self._anywhere.search(rest):
+            if rest is None:
+                block, path = x.request.fields.block, x.request.path
+                rest = block + unquote_to_bytes(path) + path
+            if self._anywhere.search(rest):
+                raise misplaced(x, self._source, f"outside of {self._where}")
+            if self._requires:
+                raise Denied(
+                    Reason.PLACEHOLDER_REQUIRED,
+                    f"requests to {x.backend} need the placeholder of filter {self._name} in {self._where}, and no"
+                    " other key",
+                    rule=self._source,
+                    remedy="configure the client with the placeholder instead of a key",
+                )
+            return None
+        return super().backend_request(x)
+
+    def _rest(self, request: RequestHead) -> bytes | None:
+        """What the head says besides the placeholder in its place, to be searched; None if it is not there."""
+        block, path = request.fields.block, request.path
+        if self._query:
+            before, _, query = path.partition(b"?")
+            others = []
+            found = 0
+            for pair in query.split(b"&"):
+                name, _, value = pair.partition(b"=")
+                if unquote_to_bytes(name) == self._query and unquote_to_bytes(value) == self._placeholder:
+                    found += 1
+                else:
+                    others.append(unquote_to_bytes(pair))
+            return b"\n".join((block, unquote_to_bytes(before), *others)) if found == 1 else None
+        lines = self._field.findall(block)
+        if len(lines) != 1 or not self._stands_in(lines[0].partition(b":")[2].strip(b" \t")):
+            return None
+        return block.replace(lines[0], b"", 1) + unquote_to_bytes(path)
+
+    def _stands_in(self, value: bytes) -> bool:
+        if self._is_basic:
+            scheme, _, coded = value.partition(b" ")
+            try:
+                pair = b64decode(coded.strip(), validate=True)
+            except (Base64Error, ValueError):
+                return False
+            return scheme.lower() == b"basic" and pair.partition(b":")[2] == self._placeholder
+        if self._scheme:
+            scheme, _, value = value.partition(b" ")
+            return scheme.lower() == self._scheme and value.strip() == self._expected
+        return value == self._expected
+
+    def _shown(self) -> bytes:
+        return b"" if self.keeps_length else self._placeholder

@@ -1,0 +1,133 @@
+"""The watch on placeholders: a request to a backend ends if it has one that does not belong there (a canary)."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.filters.base import Filter, Phase
+from egressproxy.filters.chain import PlacedFilter
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.notices import Notices
+
+__all__ = ["BodyWatch", "PlaceholderWatch", "PlaceholderWatches", "misplaced", "pattern_of"]
+
+_HELD: Final = "placeholder watch"
+#: Before whatever else runs for a backend.
+_FIRST: Final = -2
+
+
+def pattern_of(placeholders: Iterable[str]) -> re.Pattern[bytes]:
+    """Finds these placeholders as they are, and in base64 at every alignment, in both alphabets (as Basic has them)."""
+    forms: set[bytes] = set()
+    for text in placeholders:
+        value = text.encode()
+        forms.add(value)
+        for before in range(3):
+            whole = b64encode(b"\0" * before + value).rstrip(b"=")
+            # Only digits that depend on the placeholder alone.
+            core = whole[(before * 8 + 5) // 6 : (before + len(value)) * 8 // 6]
+            forms |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
+    longest_first = sorted(forms, key=lambda form: (-len(form), form))
+    return re.compile(b"|".join(map(re.escape, longest_first)))
+
+
+class PlaceholderWatch(Filter):
+    """Ends requests to a backend that have placeholders of other backends.
+
+    It runs before every other filter of the backend, and sees the head as the rule's filters have left it.
+    """
+
+    def __init__(self, foreign: Iterable[str], source: str) -> None:
+        """`source` is an object that has declared a placeholder."""
+        self._foreign = pattern_of(foreign)
+        self._source = source
+
+    def backend_request(self, x: Exchange) -> None:
+        """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
+        search, path = self._foreign.search, x.request.path
+        found = search(x.request.fields.block) or search(path) or search(x.upstream_host)
+        if found or (b"%" in path and search(unquote_to_bytes(path))):
+            raise misplaced(x, self._source, "which belongs to another backend")
+
+
+class BodyWatch(Filter):
+    """Ends requests that have a placeholder, of whichever backend, in the first `limit` bytes of their body."""
+
+    only_reads = True
+
+    def __init__(self, placeholders: Iterable[str], limit: int, source: str) -> None:
+        """`source` is an object that has declared a placeholder."""
+        listed = tuple(placeholders)
+        self._any = pattern_of(listed)
+        self._longest = max(map(len, listed)) * 4 // 3 + 4  # of a form
+        self._limit = limit
+        self._source = source
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
+        seen, tail = (x.notes or {}).get(_HELD, (0, b""))
+        if seen < self._limit:
+            text = tail + data[: self._limit - seen]
+            if self._any.search(text):
+                raise misplaced(x, self._source, "in its body")
+            x.note(_HELD, (seen + len(data), text[-self._longest :]))
+        return data
+
+
+def misplaced(x: Exchange, source: str, where: str) -> Denied:
+    """The denial of a request that has a placeholder where it does not belong."""
+    return Denied(
+        Reason.PLACEHOLDER_MISPLACED,
+        f"the request to {x.backend} has a placeholder of a credential, {where}",
+        rule=source,
+        remedy="find out why the client sends it there: a placeholder is for its own backend and place alone",
+    )
+
+
+class PlaceholderWatches:
+    """The watches of one configuration. `specs` are its injectors that have a placeholder, at least one."""
+
+    __slots__ = ("_all", "_bodies", "_body_bytes", "_made", "_notices", "_source")
+
+    def __init__(self, specs: Iterable[ExtensionIR], notices: Notices) -> None:
+        found = sorted(specs, key=lambda spec: spec.source)
+        self._all = frozenset(map(_placeholder, found))
+        self._body_bytes = max(getattr(spec.settings, "placeholder_body_bytes", 0) for spec in found)
+        self._source = found[0].source
+        self._notices = notices
+        self._made: dict[frozenset[str], PlacedFilter | None] = {}
+        self._bodies: PlacedFilter | None = None
+
+    def on(self, extensions: Iterable[ExtensionIR]) -> PlacedFilter | None:
+        """The watch on a backend with these filters, which may be sent their own placeholders; None: it needs none."""
+        foreign = self._all - set(map(_placeholder, extensions))
+        if foreign not in self._made:
+            watch = PlaceholderWatch(foreign, self._source) if foreign else None
+            self._made[foreign] = self._placed(watch, Phase.BACKEND_REQUEST) if watch is not None else None
+        return self._made[foreign]
+
+    def on_bodies(self) -> PlacedFilter | None:
+        """The watch on all bodies; None where no injector asks for it."""
+        if self._bodies is None and self._body_bytes:
+            watch = BodyWatch(self._all, self._body_bytes, self._source)
+            self._bodies = self._placed(watch, Phase.REQUEST_BODY)
+        return self._bodies
+
+    def _placed(self, watch: Filter, phase: Phase) -> PlacedFilter:
+        spec = ExtensionIR(
+            "placeholder-watch", "egressproxy.io/PlaceholderWatch", phase.value, turn=_FIRST,
+            scope=f"watch {len(self._made)}", source=self._source,
+        )  # fmt: skip
+        return PlacedFilter(spec, watch, notices=self._notices)
+
+
+def _placeholder(spec: ExtensionIR) -> str:
+    """The placeholder of an injector; "" for any other filter."""
+    found: str = getattr(spec.settings, "placeholder", "")
+    return found

@@ -1,0 +1,209 @@
+"""Credentials on their way: to their own backend, and to nobody else, whatever leads there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Start
+from tests.gateway.kit import OK, OK_PASSED, forward, reverse
+from tests.support import manifests as m
+from tests.support.conversation import Conversation, Peer
+from tests.support.manifests import Manifest
+
+MINE, OTHER = b"sk-egress-mine-0123456789", b"sk-egress-other-987654321"
+KEYS = {"a": b"REAL-KEY-OF-A", "b": b"REAL-KEY-OF-B"}
+SECRETS = tuple(m.secret(f"key-{name}", {"token": key.decode()}) for name, key in KEYS.items())
+
+
+def injector(name: str, **config: Any) -> Manifest:
+    settings = {"secretRef": {"name": f"key-{name}"}, "allowPlaintext": True, **config}
+    return {"name": f"inject-{name}", "type": "egressproxy.io/CredentialInjector:v1", "config": settings}
+
+
+def keyed(name: str, port: int = 80, **config: Any) -> Manifest:
+    return m.backend(name, f"{name}.example", port, extensions=[injector(name, **config)])
+
+
+def get(key: bytes = MINE, path: bytes = b"/", *, more: bytes = b"") -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n%b\r\n" % (path, key, more)
+
+
+def served(talk: Conversation, host: str, key: bytes, *, is_new: bool = True) -> None:
+    if is_new:
+        talk.dialled(host, 80)
+    head = talk.origin.take(rb"\A[A-Z]+ .*?\r\n\r\n")[0]
+    assert head.count(b"Authorization: Bearer " + key + b"\r\n") == 1
+    for other in {*KEYS.values(), MINE, OTHER} - {key}:
+        assert other not in head
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def denied(talk: Conversation, reason: str) -> None:
+    status, _, _, said = talk.client.answer()
+    assert (status, talk.record()["reason"]) == (403, reason)
+    for secret in (*KEYS.values(), MINE, OTHER):
+        assert secret.decode() not in str(said)
+    for key in KEYS.values():
+        assert key.decode() not in str(talk.log.lines)
+    for origin in talk.origins:
+        unseen(origin)
+
+
+def unseen(origin: Peer) -> None:
+    """Neither a key nor a placeholder has come here."""
+    for secret in (*KEYS.values(), MINE, OTHER):
+        assert secret not in origin.received
+
+
+PLACEHOLDERS = [
+    m.gateway(m.http_listener(8080)),
+    *SECRETS,
+    keyed("a", placeholder=MINE.decode()),
+    keyed("b", placeholder=OTHER.decode(), require="placeholder"),
+    m.backend("c", "c.example", 80),
+]
+
+
+def with_rules(*rules: Manifest, objects: tuple[Manifest, ...] = ()) -> list[Manifest]:
+    return [*PLACEHOLDERS, *objects, m.http_route("r", *rules)]
+
+
+def mirror_to(name: str) -> Manifest:
+    ref = {"group": m.OURS, "kind": "Backend", "name": name}
+    return {"type": "RequestMirror", "requestMirror": {"backendRef": ref}}
+
+
+def test_a_placeholder_becomes_the_key_of_its_own_backend(converse_on: Start):
+    talk = converse_on(with_rules(m.prefix_rule("/a", "a"), m.prefix_rule("/b", "b")))
+    talk.client >> get(MINE, b"/a")
+    served(talk, "a.example", KEYS["a"])
+    talk.client >> get(OTHER, b"/b")
+    served(talk, "b.example", KEYS["b"])
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (get(OTHER, b"/a"), "placeholder_misplaced"),
+        (get(MINE, b"/b"), "placeholder_misplaced"),
+        (get(MINE, b"/c"), "placeholder_misplaced"),
+        (get(b"x", b"/c/" + MINE), "placeholder_misplaced"),
+        (get(b"x", b"/c?q=" + MINE), "placeholder_misplaced"),
+        (get(MINE, b"/a", more=b"X-Debug: " + MINE + b"\r\n"), "placeholder_misplaced"),
+        (get(b"foreign", b"/b"), "placeholder_required"),
+    ],
+)
+def test_elsewhere_it_ends_the_request(converse: Start, request_: bytes, reason: str):
+    talk = converse(with_rules(*(m.prefix_rule(f"/{name}", name) for name in "abc")))
+    talk.client >> request_
+    talk.dialled(f"{request_[5:6].decode()}.example", 80)
+    denied(talk, reason)
+    (notice,) = talk.metrics.notices.take()
+    assert notice.reason == "".join(part.capitalize() for part in reason.split("_"))
+    assert MINE.decode() not in notice.message
+
+
+def test_a_mirror_gets_neither_key_nor_placeholder(converse: Start):
+    rule = m.prefix_rule("/", "a", filters=[mirror_to("c")])
+    talk = converse(with_rules(rule))
+    talk.client >> get()
+    own = talk.dialled("a.example", 80)
+    copy = talk.dialled("c.example", 80)
+    assert KEYS["a"] in own.take(rb"GET .*?\r\n\r\n")[0]
+    own >> OK
+    talk.client << OK_PASSED
+    copy.hears_nothing()
+    unseen(copy)
+
+
+def test_a_failover_to_another_backend_takes_neither_along(converse: Start):
+    talk = converse(with_rules(m.prefix_rule("/", "any"), objects=(m.failover("any", "a", "b"),)))
+    talk.client >> get()
+    talk.dialled("a.example", 80)
+    first = talk.origin
+    assert KEYS["a"] in first.take(rb"GET .*?\r\n\r\n")[0]
+    first >> b"HTTP/1.1 503 Down\r\nContent-Length: 2\r\n\r\nno"
+    talk.dialled("b.example", 80)
+    status, _, _, _ = talk.client.answer()
+    assert status == 403
+    unseen(talk.origin)
+
+
+def test_two_backends_of_one_placeholder_have_each_their_own_key(converse: Start):
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.failover("any", "a", "b"),
+        *(keyed(name, placeholder=MINE.decode(), require="placeholder") for name in "ab"),
+        m.http_route("r", m.prefix_rule("/", "any")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.client >> get()
+    talk.dialled("a.example", 80)
+    assert KEYS["a"] in talk.origin.take(rb"GET .*?\r\n\r\n")[0]
+    talk.origin >> b"HTTP/1.1 503 Down\r\nContent-Length: 2\r\n\r\nno"
+    served(talk, "b.example", KEYS["b"])
+
+
+def test_a_client_that_follows_a_redirect_has_nothing_to_show_there(converse: Start):
+    """The gateway follows none itself; the client's next request is one of its own, to a host that a policy allows."""
+    route = m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])
+    allowed = ("a.example", "evil.example")
+    talk = converse(forward(*SECRETS, keyed("a", placeholder=MINE.decode()), route, allow=allowed))
+    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nAuthorization: Bearer " + MINE + b"\r\n\r\n"
+    talk.dialled("a.example", 80)
+    assert KEYS["a"] in talk.origin.take(rb"GET .*?\r\n\r\n")[0]
+    talk.origin >> b"HTTP/1.1 307 Go\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 307 .*?\r\n\r\n")
+    (
+        talk.client
+        >> b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\nAuthorization: Bearer " + MINE + b"\r\n\r\n"
+    )
+    talk.dialled("evil.example", 80)
+    denied(talk, "placeholder_misplaced")
+
+
+def test_a_body_with_a_placeholder_ends_the_request(converse: Start):
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.backend("c", "c.example", 80),
+        keyed("a", placeholder=MINE.decode(), placeholderBodyBytes=65536),
+        m.http_route("r", m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.expects_failures = True
+    body = b'{"key": "' + MINE + b'"}'
+    talk.client >> b"POST /c HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    talk.dialled("c.example", 80)
+    talk.client >> body
+    denied(talk, "placeholder_misplaced")
+
+
+def test_a_filter_of_a_route_that_is_bound_sends_its_key_to_what_it_is_bound_to_alone(converse: Start):
+    bound = injector("a", bind={"ports": [80]})
+    policy = {
+        "apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy",
+        "metadata": {"name": "p", "namespace": "agents"},
+        "spec": {
+            "targetRefs": [{"group": m.GATEWAY_API, "kind": "HTTPRoute", "name": "route"}], "extensions": [bound],
+        },
+    }  # fmt: skip
+    other = m.backend("b", "b.example", 81)
+    rules = (m.prefix_rule("/a", "a"), m.prefix_rule("/b", "b"), m.prefix_rule("/any", "any"))
+    talk = converse(reverse(*rules, objects=(*SECRETS, other, policy, m.failover("any", "a", "b"))))
+    talk.client >> get(b"theirs", b"/a")
+    served(talk, "a.example", KEYS["a"])
+    talk.client >> get(b"theirs", b"/b")
+    talk.dialled("b.example", 81)
+    denied(talk, "credential_not_bound")
+
+
+def test_without_tls_nothing_is_sent_through_a_parent_either(converse: Start):
+    secure = m.backend(
+        "a", "a.example", 80, parent={"name": "parent"}, extensions=[injector("a", allowPlaintext=False)]
+    )
+    route = m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])
+    talk = converse(forward(*SECRETS, m.backend("parent", "parent.example", 3128), secure, route))
+    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    talk.dialled("parent.example", 3128)
+    denied(talk, "plaintext_credential")
