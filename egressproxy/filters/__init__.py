@@ -11,6 +11,7 @@ from egressproxy.filters.base import (
     FilterContext,
     FilterType,
     HeaderResult,
+    NextAttempt,
     Phase,
     Rejected,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "FilterType",
     "HeaderResult",
     "LocalResponse",
+    "NextAttempt",
     "Phase",
     "Reason",
     "Rejected",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from egressproxy.errors import GatewayError, Reason
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
@@ -30,6 +30,7 @@ __all__ = [
     "FilterContext",
     "FilterType",
     "HeaderResult",
+    "NextAttempt",
     "Phase",
     "Rejected",
     "overrides",
@@ -93,6 +94,19 @@ class Rejected(GatewayError):
         super().__init__(reason, message, status=status, remedy=remedy, retry_after_s=retry_after_s)
 
 
+class NextAttempt(UpstreamFault):
+    """The answer of this backend will not do: the request goes to the next one, as after a status that is retried.
+
+    Raised by `backend_response`. How often, and where to, say the Failover and `retry` of the rule and their budgets;
+    where there is no other attempt, the client gets 502 with `why`, which must not hold a secret.
+    """
+
+    is_quotable = False
+
+    def __init__(self, why: str) -> None:
+        super().__init__(Reason.FILTER_REJECTED, f"a filter refused the response of the backend: {why}")
+
+
 class Filter:
     """Base of every filter. Override the methods of the phases that it runs in; each may be `async def`, except
     `forecast` and `complete`.
@@ -106,6 +120,8 @@ class Filter:
         max_buffer_bytes: the largest body that `BodyMode.BUFFER` collects, in bytes.
         keeps_length: the body methods return as many bytes as they get, so Content-Length stays.
         only_reads: the body methods change nothing: what they return is ignored, and the body goes on as it came.
+        needs_body: `backend_request` needs the whole body as the attempt sends it, in `x.body` (a signature covers it).
+            The body is collected before a backend is chosen; 413 where it is longer than `max_buffer_bytes`.
         decodes: the body methods get the content of a body in a content coding (gzip, deflate, br, zstd), and what they
             return goes on in the same coding. A body in another coding is refused: 415 for a request, 502 for a
             response; with `failOpen` it passes unread. Requests then ask for codings that can be undone alone.
@@ -118,6 +134,7 @@ class Filter:
     max_buffer_bytes: int = 1024 * 1024
     keeps_length: ClassVar[bool] = False
     only_reads: bool = False
+    needs_body: bool = False
     decodes: bool = False
     asks_for_plain: bool = False
     ignores_trailers: bool = False
@@ -132,7 +149,8 @@ class Filter:
         return self.body_mode
 
     def request_headers(self, x: Exchange) -> HeaderResult:
-        """Before a backend is chosen; may change `x.request`. For tunnels too (`x.is_tunnel`), whose fields say little.
+        """Before a backend is chosen; may change `x.request`, and narrow the choice by `x.exclude_backend` and
+        `x.prefer_backend`. For tunnels too (`x.is_tunnel`), whose fields say little.
 
         Returns a LocalResponse to respond without asking a backend. Raises Rejected to refuse.
         """
@@ -158,7 +176,10 @@ class Filter:
         """
 
     def backend_response(self, x: Exchange) -> HeaderResult:
-        """With the head that the backend sent, `x.response`, which may be changed. Returns and raises as above."""
+        """With the head that the backend sent, `x.response`, which may be changed. Returns and raises as above.
+
+        Once for each attempt; raises NextAttempt to ask for another one.
+        """
 
     def response_headers(self, x: Exchange) -> HeaderResult:
         """With the head for the client, `x.response`, which may be changed; also for another filter's LocalResponse.

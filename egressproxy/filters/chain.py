@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from egressproxy.filters.base import Filter, Phase
@@ -72,12 +72,18 @@ class Chain:
     skipped: tuple[ExtensionIR, ...] = ()
     #: Every filter that looks at heads of responses lets the text pass with which a call of gRPC ends.
     ignores_trailers: bool = True
+    #: Some filter of backend_request needs the body whole, of so many bytes at most; -1: none does.
+    needs_body: int = -1
+    #: This chain behind the attempts of a request, in which backend_response has run already.
+    after_attempts: Chain = field(init=False)
     #: backend_response and response_headers, without those that are None.
     response_phases: tuple[Steps, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         phases = tuple(steps for steps in (self.backend_response, self.response_headers) if steps is not None)
         object.__setattr__(self, "response_phases", phases)
+        after = self if self.backend_response is None else replace(self, backend_response=None)
+        object.__setattr__(self, "after_attempts", after)
 
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]) -> Chain:
@@ -101,6 +107,10 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, behind), *behind)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["ignores_trailers"] = all(step.filter.ignores_trailers for step in looking)
+    phases["needs_body"] = min(
+        (step.filter.max_buffer_bytes for step in phases.get("backend_request", ()) if step.filter.needs_body),
+        default=-1,
+    )
     # Each instance once, although the same spec may be in the chain twice.
     phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark))
     for placed in completing:

@@ -25,7 +25,7 @@ from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
-from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.exchange import SENT_BODY, CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
@@ -113,7 +113,8 @@ class FilterResult:
     Attributes:
         exchange: with `request` as the backend gets it, and `notes`.
         local_response: what the filter returned instead of asking the backend, else None.
-        error: what ended the exchange: a Rejected of the filter's (`status`, `message`, `remedy`, `rule`), or a fault
+        error: what ended the exchange: a Rejected of the filter's (`status`, `message`, `remedy`, `rule`), NextAttempt
+            where it has asked for another attempt, or a fault
             with the reason `filter_failed`, whose `detail` has the type of the exception and its place; else None.
         failures: what the gateway logs of a filter that failed, one sentence each; also where `fail_open` let it pass.
         events: what the filter told with `context.notices`, each as "Reason: message".
@@ -128,6 +129,18 @@ class FilterResult:
     events: tuple[str, ...] = ()
     request_pieces: tuple[bytes, ...] = ()
     response_pieces: tuple[bytes, ...] = ()
+
+    @property
+    def excluded_backends(self) -> frozenset[str]:
+        """The backends that the filter has excluded, "namespace/name"."""
+        choice = self.exchange.backend_choice
+        return frozenset(choice.excluded) if choice is not None else frozenset()
+
+    @property
+    def preferred_backend(self) -> str:
+        """The backend that the filter prefers; "" if it has none."""
+        choice = self.exchange.backend_choice
+        return choice.preferred if choice is not None else ""
 
     @property
     def request(self) -> RequestHead:
@@ -282,8 +295,12 @@ async def _run_phases(
         return
     if await run_to_end(chain.connect, x) is not None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
+    if chain.needs_body >= 0:
+        x.note(SENT_BODY, b"".join(result.request_pieces))
     if await _responds(chain.backend_request, chain, result):
         return
+    if chain.needs_body >= 0:
+        x.note(SENT_BODY, None)
     x.response = response
     for steps in chain.response_phases:
         if await _responds(steps, chain, result):

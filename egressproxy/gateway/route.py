@@ -48,7 +48,10 @@ class Route:
     choices: tuple[RouteBackend, ...] = ()  # where it has Failovers: one backend stands for each of them
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
+    excluded: frozenset[str] = frozenset()  # by filters of a request: see `narrowed_route`
+    narrowed: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
     buffers_request: bool = field(init=False)  # for an authorization server
+    needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     is_judged: bool = field(init=False)  # else whatever it matches may go
@@ -61,9 +64,13 @@ class Route:
 
     def __post_init__(self, policy: PolicyIR) -> None:
         self.choices = self.choices or self.backends
+        self.narrowed = {}
+        self.needs_body = min(
+            (each.chain.needs_body for each in self.backends if each.chain.needs_body >= 0), default=-1
+        )
         self.total = sum(backend.weight for backend in self.choices)
         self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
-        self.filters_request = self.buffers_request or self.chain.request_body is not None
+        self.filters_request = self.buffers_request or self.chain.request_body is not None or self.needs_body >= 0
         self.reads_early = self.auth is not None or self.looks_at_bodies
         self.is_judged = self.destinations.denies or self.permission is not None
         self.mode = policy.mode
@@ -114,6 +121,7 @@ class Route:
         """A copy whose traffic is counted in this series. Pools, filters and retry budgets are shared."""
         made = copy(self)
         made.series = series
+        made.narrowed = {}
         made.backends = made.choices = tuple(backend.counted_in(series) for backend in self.backends)
         return made
 

@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.backend_choice import BackendChoice
 from egressproxy.model.message import RequestHead, ResponseHead
 
-__all__ = ["ANONYMOUS", "LOGGED", "BackendOrigin", "CallerIdentity", "Exchange", "LocalResponse"]
+__all__ = ["ANONYMOUS", "LOGGED", "SENT_BODY", "BackendOrigin", "CallerIdentity", "Exchange", "LocalResponse"]
 
 #: The note with further fields for the access log: a dictionary.
 LOGGED = "logged"
+#: The note with what `Exchange.body` returns.
+SENT_BODY = "sent body"
+_CHOICE = "backend choice"
 
 
 class CallerIdentity(NamedTuple):
@@ -119,6 +123,41 @@ class Exchange:
         if self.notes is None:
             self.notes = {}
         self.notes[key] = value
+
+    def exclude_backend(self, name: str) -> None:
+        """Do not send this request to the backend "namespace/name", whatever its rule, its Failover and retries say.
+
+        In request-headers, and in request-body of a filter that gets the body whole. Where every backend is excluded
+        the request is denied (403). Raises RuntimeError once a backend is chosen.
+        """
+        self._choice().excluded.add(name)
+
+    def prefer_backend(self, name: str) -> None:
+        """Send this request to the backend "namespace/name" of its rule, against the weights; in a Failover before all
+        others. The last filter that asks decides. Raises RuntimeError once a backend is chosen.
+        """
+        self._choice().preferred = name
+
+    def _choice(self) -> BackendChoice:
+        if self.backend != "-":
+            raise RuntimeError(
+                "the backend of this request is chosen: ask in request-headers, or with BUFFER in request-body"
+            )
+        choice = self.backend_choice
+        if choice is None:
+            choice = BackendChoice()
+            self.note(_CHOICE, choice)
+        return choice
+
+    @property
+    def backend_choice(self) -> BackendChoice | None:
+        """What filters have said about the backends of the rule; None where none has."""
+        return self.notes.get(_CHOICE) if self.notes is not None else None
+
+    @property
+    def body(self) -> bytes | None:
+        """In `backend_request` of a filter with `needs_body`: the whole body as this attempt sends it; else None."""
+        return self.notes.get(SENT_BODY) if self.notes is not None else None
 
     def __repr__(self) -> str:
         what = f"{self.method.decode('latin-1')} {self.authority}"

@@ -232,3 +232,25 @@ def test_a_built_in_type_can_be_tried_too():
     config = {"request": {"set": [{"name": "X-Team", "value": "research"}]}}
     policy = FilterHarness(config, phase="backend-request", type="HeaderPolicy")
     assert policy.run(get()).request.fields.get(b"x-team") == b"research"
+
+
+def test_the_harness_shows_the_choice_of_backends_the_body_of_an_attempt_and_the_wish_for_another(tmp_path):
+    (tmp_path / "f.py").write_text(
+        "from egressproxy.filters import Filter, NextAttempt, Phase\n"
+        "class F(Filter):\n"
+        "    runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))\n"
+        "    needs_body = True\n"
+        "    def request_headers(self, x):\n"
+        "        x.exclude_backend('a/b')\n"
+        "        x.prefer_backend('a/c')\n"
+        "    def backend_request(self, x):\n"
+        "        x.request.fields.set(b'x-length', str(len(x.body)).encode())\n"
+        "    def backend_response(self, x):\n"
+        "        assert x.body is None\n"
+        "        raise NextAttempt('it is empty')\n"
+    )
+    harness = FilterHarness({"path": "f.py"}, phase="request-headers", folder=tmp_path)
+    result = harness.run(exchange("POST", "http://a.example/"), request_body=[b"ab", b"c"])
+    assert (result.excluded_backends, result.preferred_backend) == ({"a/b"}, "a/c")
+    assert result.request.fields.get(b"x-length") == b"3"
+    assert (type(result.error).__name__, result.status) == ("NextAttempt", 502)

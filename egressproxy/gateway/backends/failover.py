@@ -43,7 +43,7 @@ _BUSY: Final = frozenset((Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.CIRCUI
 #: Another endpoint of the same backend would change nothing.
 _OF_ALL: Final = frozenset((Reason.NO_ENDPOINT, Reason.NO_HEALTHY_ENDPOINT))
 #: What says nothing of the backend itself, or is known of its endpoints already (`Endpoints`).
-_NEUTRAL: Final = _BUSY | {Reason.NO_HEALTHY_ENDPOINT}
+_NEUTRAL: Final = _BUSY | {Reason.NO_HEALTHY_ENDPOINT, Reason.FILTER_REJECTED}
 #: Statuses of gRPC that say nothing of the call itself.
 _OF_GRPC: Final[Mapping[int, int]] = {GrpcStatus.UNAVAILABLE: 503, GrpcStatus.RESOURCE_EXHAUSTED: 429}
 #: One broken connection says little of the next one.

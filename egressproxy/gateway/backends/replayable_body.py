@@ -66,6 +66,7 @@ class ReplayableBody:
         "_start",
         "_target",
         "_trailers",
+        "given",
         "has_begun",
         "is_kept",
         "length",
@@ -77,6 +78,7 @@ class ReplayableBody:
     ) -> None:
         self._client = client
         self.length = length
+        self.given: bytes | None = None  # all of it, where it was collected before
         self.has_begun = False  # the client has sent some of it
         self.is_kept = True  # all that has come is here: it can be sent again
         self.whole_at = 0.0  # monotonic seconds; 0.0: more may come
@@ -99,7 +101,9 @@ class ReplayableBody:
                 sink.send_body(body)
             sink.end_body(b"")
 
-        return cls(len(body), start, len(body))
+        made = cls(len(body), start, len(body))
+        made.given = body
+        return made
 
     @property
     def is_flowing(self) -> bool:
@@ -197,6 +201,7 @@ class ReplayableBody:
     def forget(self) -> None:
         """There is no further attempt: what was kept is let go."""
         self.is_kept = False
+        self.given = None
         self._kept = Pieces()
 
     def _forget_if_long(self) -> None:

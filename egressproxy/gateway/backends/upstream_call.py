@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from enum import Enum
 
-from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.chain import Chain, run
+from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.chain import Chain, run, run_to_end
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import SENT_BODY, Exchange, LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import Driver, pause
@@ -29,6 +29,7 @@ __all__ = [
     "Repeat",
     "UpstreamCaller",
     "call_upstream",
+    "filtered_answer",
     "may_repeat",
 ]
 
@@ -194,9 +195,13 @@ async def call_upstream(
             x.upstream = upstream.address
             if chain.backend_request is not None:
                 x.backend_origin = target.origin
+                if chain.needs_body >= 0:
+                    x.note(SENT_BODY, whole_body(x, body))
                 answer = run(chain.backend_request, x)
                 if answer is not None and not isinstance(answer, LocalResponse):
                     answer = await answer
+                if chain.needs_body >= 0:
+                    x.note(SENT_BODY, None)  # the answer may take long
                 if answer is not None:
                     held.release(reusable=not upstream.is_last)
                     return answer
@@ -235,6 +240,35 @@ async def call_upstream(
                 status = failure_status(response.fields.block)
             target.watch.answered(target, upstream.address, status)  # type: ignore[union-attr]  # it has one
         return upstream
+
+
+def whole_body(x: Exchange, body: bytes | ReplayableBody | None) -> bytes:
+    """The whole body of an attempt, for filters that need it. Raises GatewayFault (502) where it is still to come: a
+    copy for a mirror, whose body nobody collects.
+    """
+    if isinstance(body, ReplayableBody):
+        body = body.given
+    if body is None:
+        if x.request.body != 0:
+            message = f"a filter of backend {x.backend} needs the whole body, which is not here"
+            raise GatewayFault(Reason.FILTER_FAILED, message, status=502)
+        return b""
+    return body
+
+
+async def filtered_answer(
+    held: HeldConnection, x: Exchange, chain: Chain, found: Upstream | LocalResponse
+) -> Upstream | LocalResponse:
+    """What has come of an attempt, as the backend-response filters leave it; with the response of one of them, nothing
+    is held. Raises what they refuse with: NextAttempt, too. A 407 is not for clients, and no filter makes it another.
+    """
+    if chain.backend_response is None or isinstance(found, LocalResponse) or x.response.status == 407:
+        return found
+    answer = await run_to_end(chain.backend_response, x)
+    if answer is None:
+        return found
+    held.release(reusable=False)
+    return answer
 
 
 def may_repeat(

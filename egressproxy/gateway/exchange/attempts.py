@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.ai.answers import Answer
 from egressproxy.gateway.ai.call import AiCall
@@ -24,7 +25,7 @@ from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
-from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream
+from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
 from egressproxy.gateway.exchange.attempt_timer import AttemptTimer
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
@@ -106,7 +107,12 @@ class Attempts:
         self._client = client
         self._route = route
         self._origin = head.fields.block, head.path, x.upstream_host, head.body  # what each attempt starts from
-        self._shown = self._session = session = sessions.find(x) if sessions is not None else None
+        self._shown = session = sessions.find(x) if sessions is not None else None
+        if session is not None and session.backend.name in route.excluded:
+            if isinstance(session, McpSession):
+                raise session_not_found()
+            session = None
+        self._session = session
         self._chosen: list[RouteBackend] = []
         self._counted: list[Endpoints] = []  # those that count a retry of this request
         self._backend = backend = session.backend if session is not None else route.choose()
@@ -160,7 +166,11 @@ class Attempts:
                     break
                 discard(self._client, upstream)
             except (UpstreamFault, LimitExceeded) as error:
-                self._client.resources.fail(x, error)  # of an answer without a first byte
+                held = self._client.resources
+                if isinstance(error, NextAttempt) and held.upstream is not None:
+                    discard(self._client, held.upstream)
+                else:
+                    held.fail(x, error)  # of an answer without a first byte
                 if ai is not None and self._course is not None:
                     await ai.narrow(self._x, self._client, self._body, self._course)
                 if not self._goes_on(error):
@@ -214,7 +224,8 @@ class Attempts:
         ai, body = self._ai, self._body or collected
         if ai is not None and ai.body is not None:  # what was made of it for its provider
             body = ai.body or collected
-        return await call_upstream(self._client, x, connector, target, backend.chain, body, self._repeat)
+        found = await call_upstream(self._client, x, connector, target, backend.chain, body, self._repeat)
+        return await filtered_answer(self._client.resources, x, backend.chain, found)
 
     async def _is_final(self, upstream: Upstream) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
@@ -277,6 +288,8 @@ class Attempts:
         """Whether there is another attempt after this failure of one."""
         backend, body, policy = self._backend, self._body, self._policy
         self._outcome = error.reason.value
+        if isinstance(error, NextAttempt):
+            return self._goes_on_for_filter()
         self._following = self._next_backend(error) if self._course is not None else None
         if self._following is None:
             # The endpoint of a session is gone: it moves, whether or not the rule has retries.
@@ -295,6 +308,18 @@ class Attempts:
             self._wait_s = 0.0
         elif error.retry is RetrySafety.SAFE and self._target is not None:
             self._down.add(self._target)
+        return True
+
+    def _goes_on_for_filter(self) -> bool:
+        """Whether there is another attempt, as after a status that is retried."""
+        self._following = self._next_backend(None) if self._course is not None else None
+        if self._following is None and (
+            self._backend.has_parent
+            or not self._policy.has_another(self._retries, self._body)
+            or not may_retry(self._backend, self._counted)
+        ):
+            return False
+        self._failures.append(self._outcome)
         return True
 
     def _next_backend(self, error: GatewayError | None) -> RouteBackend | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
@@ -117,14 +117,15 @@ class BodyFilter:
 
 
 class Collector:
-    """A sink that keeps a whole (filtered) body; the filters that asked for it bound its size. `trailers` are those
-    behind it, b"" for none.
+    """A sink that keeps a whole (filtered) body, of `limit` bytes at most; -1: the filters that asked for it bound its
+    size. `trailers` are those behind it, b"" for none.
     """
 
-    __slots__ = ("_client", "_parts", "_size", "is_whole", "trailers")
+    __slots__ = ("_client", "_limit", "_parts", "_size", "is_whole", "trailers")
 
-    def __init__(self, client: HeldFor) -> None:
+    def __init__(self, client: HeldFor, limit: int = -1) -> None:
         self._client = client
+        self._limit = limit
         self._size = 0
         self._parts = Pieces()
         self.is_whole = False
@@ -139,6 +140,10 @@ class Collector:
         """Take one piece."""
         self._parts.append(data)
         self._size += len(data)
+        if 0 <= self._limit < self._size:
+            message = f"the body is longer than the {self._limit} bytes that a filter of the backend takes"
+            self._client.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
+            return
         end_if_no_memory(self._client, self._size)
 
     def end_body(self, trailers: bytes) -> None:

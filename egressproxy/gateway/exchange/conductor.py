@@ -28,6 +28,7 @@ from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW
 from egressproxy.gateway.exchange.phases import answer_of, dressed
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
+from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
@@ -131,10 +132,14 @@ class Conductor:
                     if answer is not None:
                         self.answer(x, client, answer)
                         return
+                if x.notes is not None:
+                    route = resources.route = narrowed(route, x)
             client.body_limit = x.max_body_bytes
             body = None
             if route.filters_request and head.body != 0:
                 body = await self.begin_request_body(x, client, head, route)
+                if x.notes is not None:
+                    route = resources.route = narrowed(route, x)
             if route.retries is None:
                 backend = resources.backend = route.choose()
                 x.backend = backend.name
@@ -143,19 +148,20 @@ class Conductor:
                     resources.copies = copies_of(
                         backend.mirrors, x
                     )  # before filters of this backend add its credential
+                chain = backend.chain
                 connector: Connector = backend.connector  # type: ignore[assignment]  # `choose` gives none without
                 found: Answer | LocalResponse = await call_upstream(
-                    client, x, connector, connector.target(x), backend.chain, body, _IF_STALE
+                    client, x, connector, connector.target(x), chain, body, _IF_STALE
                 )
             else:
                 found = await reach_with_retries(route.retries, x, client, route, body)
-                backend = resources.backend  # type: ignore[assignment]  # that of the last attempt
+                chain = resources.backend.chain.after_attempts  # type: ignore[union-attr]  # that of the last attempt
             if isinstance(found, LocalResponse):
                 self.answer(x, client, await dressed(found, x, resources))
                 return
             if x.response.status == 407:
                 raise wanted_credentials(resources.connector)
-            for steps in backend.chain.response_phases:
+            for steps in chain.response_phases:
                 outcome = run(steps, x)
                 if outcome is not None:
                     answer = await answer_of(outcome, steps, x, resources)
@@ -164,8 +170,8 @@ class Conductor:
                         return
             if x.response.status == 101:
                 await switch_protocols(self.accounting, x, client)
-            elif backend.chain.response_body is not None and x.response.body != 0:
-                await self.filter_response(x, client, backend.chain.response_body, found)
+            elif chain.response_body is not None and x.response.body != 0:
+                await self.filter_response(x, client, chain.response_body, found)
             elif not self.begin_response(x, client, None, found):
                 await self.relay_response(x, client, None, found)
         except FilterAnswered as answered:
@@ -252,21 +258,24 @@ class Conductor:
         """
         resources, plan = client.resources, route.chain.request_body
         chain = resources.request_chain = plan.begin(x) if plan is not None else None
-        if not route.buffers_request and (chain is None or not chain.holds):
+        limit = route.needs_body
+        if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
             return None
         held: BufferedRequest | None = x.notes.pop(HELD, None) if x.notes is not None else None
         early = held.body if held is not None else None
-        if chain is None:
+        if chain is None and (limit < 0 or (early is not None and len(early) <= limit)):
             return early
         resources.request_chain = None
-        collector = Collector(client)
-        body_filter = resources.request_filter = BodyFilter(x, chain, collector, client, client)
+        collector = Collector(client, limit)
+        sink: BodyFilter | Collector = collector
+        if chain is not None:
+            sink = resources.request_filter = BodyFilter(x, chain, collector, client, client)
         if early is None:
             invite_body(client, head)
-            (held or client).send_request_body_to(body_filter)
+            (held or client).send_request_body_to(sink)
         else:
-            body_filter.send_body(early)
-            body_filter.end_body(b"")
+            sink.send_body(early)
+            sink.end_body(b"")
         while not collector.is_whole:
             await pause()
         return collector.body

@@ -19,7 +19,13 @@ from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
+from egressproxy.gateway.backends.upstream_call import (
+    HeldConnection,
+    Repeat,
+    UpstreamCaller,
+    call_upstream,
+    filtered_answer,
+)
 from egressproxy.gateway.exchange.client import ANSWER_S, Client
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
@@ -125,6 +131,7 @@ class HedgedAttempt(UpstreamCaller):
         assert connector is not None
         try:
             found = await call_upstream(self, self.x, connector, self.target, self.backend.chain, self._body, repeat)
+            found = await filtered_answer(self.resources, self.x, self.backend.chain, found)
             if self.first_byte_s and not isinstance(found, LocalResponse):
                 await found.first_byte()
             self.found = found

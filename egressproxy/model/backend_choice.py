@@ -1,0 +1,20 @@
+"""BackendChoice: what filters of one request say about the backends of its rule."""
+
+from __future__ import annotations
+
+__all__ = ["BackendChoice"]
+
+
+class BackendChoice:
+    """`excluded` are "namespace/name" of backends that must not get the request; `preferred` is asked first, "" if none
+    is.
+    """
+
+    __slots__ = ("excluded", "preferred")
+
+    def __init__(self) -> None:
+        self.excluded: set[str] = set()
+        self.preferred = ""
+
+    def __repr__(self) -> str:
+        return f"BackendChoice(without {len(self.excluded)}, {self.preferred or 'none'} first)"
