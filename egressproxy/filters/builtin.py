@@ -28,6 +28,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",
         "ExternalProcessor": "egressproxy.gateway.processors.external_processor:EXTERNAL_PROCESSOR",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
+        "PIIDetector": "content.pii_detector:PII_DETECTOR",
         "Python": "python_filter:PYTHON",
         "QoSController": "limits.qos_controller:QOS_CONTROLLER",
         "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",

@@ -45,6 +45,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.BACKEND_INVALID: "NC",  # no cluster
     Reason.UNKNOWN_EXTENSION: "NC",
     Reason.FILTER_REJECTED: "UAEX",  # refused by an authorisation step
+    Reason.CONTENT_DENIED: "UAEX",
     Reason.EXT_AUTH_DENIED: "UAEX",
     Reason.EXT_AUTH_ERROR: "UAEX",
     # the upstream

@@ -53,8 +53,8 @@ def _table() -> tuple[dict[str, str], re.Pattern[str], re.Pattern[str]]:
 
 
 class Folder:
-    """Folds text. With `has_escapes` it is the inside of JSON (the arguments of a call as they are streamed), and what
-    its escapes stand for is seen.
+    """Folds text. With `has_escapes` it is JSON as it is written (the arguments of a call that are streamed): what its
+    escapes stand for is seen, and a quotation mark that ends a string is a character of no text.
     """
 
     __slots__ = ("_has_escapes", "_parts")
@@ -66,20 +66,22 @@ class Folder:
     def fold(self, text: str) -> tuple[str, list[int] | None]:
         """The folded text, and for each of its characters, and for its end, the index in `text`; None: the same."""
         if text.isascii():
-            if not self._has_escapes or "\\" not in text:
+            if not self._has_escapes:
                 return text, None
+            if "\\" not in text:
+                return text.replace('"', "\0"), None
         else:
             table, first, every = _table()
             foldable = first if _BEYOND.search(text) is None else every
             text = foldable.sub(lambda match: table[match[0]], text)
         if _UNSEEN_THERE.search(text) is None and not (self._has_escapes and "\\" in text):
-            return text, None
+            return text.replace('"', "\0") if self._has_escapes else text, None
         parts: list[str] = []
         index: list[int] = []
         at = 0
         for match in self._parts.finditer(text):
             begin, end = match.span()
-            parts.append(text[at:begin])
+            parts.append(text[at:begin].replace('"', "\0") if self._has_escapes else text[at:begin])
             index.extend(range(at, begin))
             at = end
             part = match[0]
@@ -89,7 +91,7 @@ class Folder:
             elif end - begin > MAX_UNSEEN:
                 parts.append("\n")
                 index.append(begin)
-        parts.append(text[at:])
+        parts.append(text[at:].replace('"', "\0") if self._has_escapes else text[at:])
         index.extend(range(at, len(text) + 1))
         return "".join(parts), index
 

@@ -6,15 +6,17 @@ back as much and no more, and what is found is the same however the text is cut.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from egressproxy.filters.content.folding import Folder
 
-__all__ = ["Detector", "Replace", "Scanner", "Span", "TextStream"]
+__all__ = ["Detector", "Replace", "Scanner", "Span", "SpanStream", "TextStream", "apart", "replaced"]
 
 #: Folded characters before a place that detectors may look at.
 _CONTEXT: Final = 4
+_UNESCAPED = re.compile(r"\\.", re.DOTALL)
 #: Characters at the end that every detector gets, backwards, to see whether something may begin there.
 TAIL: Final = 320
 
@@ -74,26 +76,18 @@ class Scanner:
     def replaced(self, text: str, replace: Replace) -> str:
         """The text with every span replaced; the same object if there is none."""
         found = self.spans(text)
-        return _replaced(text, found, replace) if found else text
+        return replaced(text, found, replace) if found else text
 
     def stream(self, replace: Replace, *, has_escapes: bool = False) -> TextStream:
-        """For a text that comes in pieces; `has_escapes`: it is the inside of JSON."""
-        return TextStream(self, self.escaped if has_escapes else self.plain, replace)
+        """For a text that comes in pieces; `has_escapes`: it is JSON as it is written."""
+        return EscapedTextStream(self, self.escaped, replace) if has_escapes else TextStream(self, self.plain, replace)
 
     def scan(self, folded: str, start: int, kept: list[Span]) -> list[Span]:
         """The spans of folded text from `start`; what came before is context, and `kept` began there."""
         found: list[Span] = []
         for detector in self._detectors:
             detector.find(folded, start, found)
-        if not kept and len(found) < 2:
-            return found
-        found.sort(key=lambda span: (span.start, -span.end))  # stable: the order of the detectors decides the rest
-        at = kept[-1].end if kept else start
-        for span in found:
-            if span.end > at:
-                kept.append(span if span.start >= at else Span(at, span.end, span.entity, span.start))
-                at = span.end
-        return kept
+        return found if not kept and len(found) < 2 else apart(found, start, kept)
 
     def open_end(self, folded: str) -> int:
         """How many characters at the end are not decided yet."""
@@ -106,7 +100,19 @@ class Scanner:
         return longest
 
 
-def _replaced(text: str, found: list[Span], replace: Replace) -> str:
+def apart(found: list[Span], start: int, kept: list[Span]) -> list[Span]:
+    """`kept`, and behind it what `found` has besides: in order, without overlaps, from `start`. See Scanner."""
+    found.sort(key=lambda span: (span.start, -span.end))  # stable: the order of the detectors decides the rest
+    at = kept[-1].end if kept else start
+    for span in found:
+        if span.end > at:
+            kept.append(span if span.start >= at else Span(at, span.end, span.entity, span.start))
+            at = span.end
+    return kept
+
+
+def replaced(text: str, found: list[Span], replace: Replace) -> str:
+    """The text with these spans, which are in order, replaced."""
     parts: list[str] = []
     at = 0
     for start, end, entity, _ in found:
@@ -117,24 +123,23 @@ def _replaced(text: str, found: list[Span], replace: Replace) -> str:
     return "".join(parts)
 
 
-class TextStream:
-    """A text that comes in pieces: what is fed goes out with every span replaced, an undecided end held back."""
+class SpanStream:
+    """A text that comes in pieces: what is in it, as far as that is decided; an undecided end is held back."""
 
-    __slots__ = ("_begun", "_context", "_folder", "_held", "_replace", "_scanner")
+    __slots__ = ("_begun", "_context", "_folder", "_held", "_scanner")
 
-    def __init__(self, scanner: Scanner, folder: Folder, replace: Replace) -> None:
+    def __init__(self, scanner: Scanner, folder: Folder) -> None:
         self._scanner = scanner
         self._folder = folder
-        self._replace = replace
         self._context = ""  # folded
         self._held = ""
         self._begun: list[Span] = []  # at the beginning of what is held: spans that began in what was sent
 
-    def feed(self, text: str, last: bool = False) -> str:
-        """Take a piece ("" too) and return what can go out now; with `last` all. Raises what `replace` raises."""
+    def take(self, text: str, last: bool) -> tuple[str, list[Span]]:
+        """Take a piece, "" too; returns the text that is decided now (with `last` all of it), and the spans in it."""
         text = self._held + text if self._held else text
         if not text:
-            return ""
+            return "", []
         folder, context = self._folder, self._context
         unsettled = 0 if last else folder.open_end(text)
         folded, index = folder.fold(text[:-unsettled] if unsettled else text)
@@ -152,23 +157,16 @@ class TextStream:
         self._held = text[cut:]
         self._context = whole[max(0, end - _CONTEXT) : end]
         if not found:
-            return text[:cut]
+            return text[:cut], found
         shift = end - len(self._context)
         self._begun = [
             Span(s - shift, e - shift, entity, began - shift) for s, e, entity, began in found if began < end <= s
         ]
-        places = [span for span in found if span.start < end]
-        if not places:
-            return text[:cut]
         if index is None:
-            places = [Span(s - before, e - before, entity, 0) for s, e, entity, _ in places]
+            places = [Span(s - before, e - before, entity, 0) for s, e, entity, _ in found if s < end]
         else:
-            places = [Span(index[s - before], index[e - before], entity, 0) for s, e, entity, _ in places]
-        return _replaced(text[:cut], places, self._replace)
-
-    def flush(self) -> str:
-        """The text is over: what was held back."""
-        return self.feed("", last=True)
+            places = [Span(index[s - before], index[e - before], entity, 0) for s, e, entity, _ in found if s < end]
+        return text[:cut], places
 
     @property
     def held(self) -> int:
@@ -176,4 +174,53 @@ class TextStream:
         return len(self._held)
 
     def __repr__(self) -> str:
-        return f"TextStream({len(self._held)} characters held)"
+        return f"{type(self).__name__}({len(self._held)} characters held)"
+
+
+class TextStream(SpanStream):
+    """A TextFunction: what is fed goes out with every span replaced."""
+
+    __slots__ = ("_replace",)
+
+    def __init__(self, scanner: Scanner, folder: Folder, replace: Replace) -> None:
+        super().__init__(scanner, folder)
+        self._replace = replace
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """Take a piece and return what can go out now; with `last` all of it. Raises what `replace` raises."""
+        text, found = self.take(text, last)
+        return replaced(text, found, self._replace) if found else text
+
+    def flush(self) -> str:
+        """The text is over: what was held back."""
+        return self.feed("", last=True)
+
+
+class EscapedTextStream(TextStream):
+    """A TextStream of JSON as it is written: what stands instead of a number is a string."""
+
+    __slots__ = ("_is_in_string",)
+
+    def __init__(self, scanner: Scanner, folder: Folder, replace: Replace) -> None:
+        super().__init__(scanner, folder, replace)
+        self._is_in_string = False
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """As TextStream."""
+        text, found = self.take(text, last)
+        parts: list[str] = []
+        at = 0
+        for start, end, entity, _ in found:
+            parts.append(self._passed(text[at:start]))
+            value = text[start:end]
+            made = self._replace(entity, value)
+            parts.append(made if self._is_in_string or made == value else f'"{made}"')
+            at = end
+        parts.append(self._passed(text[at:]))
+        return "".join(parts)
+
+    def _passed(self, text: str) -> str:
+        if '"' in text:
+            marks = text.count('"') if "\\" not in text else _UNESCAPED.sub("", text).count('"')
+            self._is_in_string ^= marks % 2 == 1
+        return text

@@ -72,6 +72,7 @@ DENIALS = frozenset(
         Reason.PLACEHOLDER_REQUIRED,
         Reason.PLACEHOLDER_MISPLACED,
         Reason.FILTER_REJECTED,
+        Reason.CONTENT_DENIED,
         Reason.EXT_AUTH_DENIED,
         Reason.LOOP_DETECTED,
         Reason.METHOD_NOT_ALLOWED,

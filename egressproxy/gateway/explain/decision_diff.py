@@ -41,6 +41,7 @@ JUDGED = frozenset(
     reason.value
     for reason in (
         Reason.FILTER_REJECTED,
+        Reason.CONTENT_DENIED,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.CREDENTIAL_NOT_BOUND,
         Reason.PLACEHOLDER_REQUIRED,

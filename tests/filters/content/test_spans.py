@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 """What is found is the same however a text is cut, and where it is found does not depend on what came long before."""
 
+import json
 import time
 
 import pytest
@@ -69,24 +70,27 @@ def test_every_single_cut_of_a_value_in_a_sentence(value):
 def test_the_inside_of_json_is_seen_unescaped(text, data):
     """Some characters are escaped: what is found are the same values, and the text between them stays as it came."""
     escapes = data.draw(st.lists(st.booleans(), min_size=len(text), max_size=len(text)))
-    escaped = "".join(
+    inside = "".join(
         f"\\u{ord(each):04x}" if is_escaped or each in '"\\' or each < " " else each
         for each, is_escaped in zip(text, escapes, strict=True)
     )
-    spans = KNOWN.spans(text)
-    found = KNOWN.spans(escaped, KNOWN.escaped)
-    if not any(ord(each) > 0x7F for each in text):
-        assert [entity for *_, entity, _ in found] == [entity for *_, entity, _ in spans]
-    assert streamed(KNOWN, [*escaped, ""], has_escapes=True) == "".join(_with(escaped, found))
+    escaped = '{"x": "' + inside + '"}'
+    if all(ord(each) <= 0x7F for each in text):
+        found = [entity for *_, entity, _ in KNOWN.spans(escaped, KNOWN.escaped)]
+        assert found == [entity for *_, entity, _ in KNOWN.spans(text)]
+    stream = KNOWN.stream(lambda entity, value: f"<{entity}>", has_escapes=True)
+    made = "".join([stream.feed(each) for each in escaped]) + stream.flush()
+    once = KNOWN.stream(lambda entity, value: f"<{entity}>", has_escapes=True)
+    assert made == once.feed(escaped, last=True)
+    if text.isascii():
+        assert json.loads(made)["x"] == KNOWN.replaced(text, lambda entity, value: f"<{entity}>")
 
 
-def _with(text, found):
-    at = 0
-    for start, end, entity, _ in found:
-        yield text[at:start]
-        yield marked(entity, text[start:end])
-        at = end
-    yield text[at:]
+def test_a_number_of_json_becomes_a_string_where_it_is_replaced():
+    stream = KNOWN.stream(lambda entity, value: f"[{entity}]", has_escapes=True)
+    said = '{"card": 4111111111111111, "list": ["\\"", 4111111111111111, "4111111111111111"]}'
+    made = json.loads("".join([stream.feed(each) for each in said]) + stream.flush())
+    assert made == {"card": "[CARD]", "list": ['"', "[CARD]", "[CARD]"]}
 
 
 @given(TEXTS)

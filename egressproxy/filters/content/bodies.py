@@ -1,0 +1,312 @@
+"""Bodies as texts: what kind of body a message has, and each text of a whole one, which may be replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Final, Protocol
+from urllib.parse import quote_plus, unquote_plus
+
+from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.shared import answer_view, operation, request_view
+from egressproxy.ai_apis.splice import Path
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.texts import TextKind, TextRole, where
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+
+__all__ = ["BodyKind", "BodyText", "BodyTexts", "FormDocument", "document_of", "kind_of", "media_type_of"]
+
+
+class BodyKind(Enum):
+    """How texts stand in a body."""
+
+    JSON = "json"
+    LINES = "lines"  # of JSON
+    TEXT = "text"
+    FORM = "form"
+    EVENTS = "events"  # a stream whose framing an editor of streams knows
+    UNKNOWN = "unknown"  # its type is not said
+    OTHER = "other"  # what has no texts that can be read here
+
+
+_JSON_LINES: Final = frozenset((b"application/x-ndjson", b"application/jsonl", b"application/x-jsonlines"))
+_TEXTS: Final = frozenset((b"application/xml", b"application/javascript", b"application/yaml", b"application/graphql"))
+_EVENTS: Final = frozenset((b"text/event-stream", b"application/vnd.amazon.eventstream"))
+_CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
+_READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
+
+
+class BodyText(Protocol):
+    """A text of a document. One that `is_signed` cannot be replaced."""
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+
+    @property
+    def role(self) -> TextRole:
+        """Who says it."""
+
+    @property
+    def kind(self) -> TextKind:
+        """What it is."""
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether it must stay as it is."""
+
+    @property
+    def where(self) -> str:
+        """Its place, for people."""
+
+    def replace(self, text: str) -> None:
+        """Have the document say this instead."""
+
+
+class BodyTexts(Protocol):
+    """A whole body."""
+
+    def texts(self) -> Iterator[BodyText]:
+        """Each text, which may be replaced meanwhile."""
+
+    def body(self) -> bytes:
+        """The body with what was replaced; the very object that came where nothing was."""
+
+
+def media_type_of(fields: Fields) -> bytes:
+    """The type of Content-Type, in lower case, without parameters; b"" where none is said.
+
+    Of several lines nobody knows which one a server takes: they are no type, b"?".
+    """
+    lines = fields.get_all(b"content-type")
+    if not lines:
+        return b""
+    return lines[0].partition(b";")[0].strip().lower() if len(lines) == 1 else b"?"
+
+
+def kind_of(fields: Fields) -> BodyKind:
+    """The kind of a body, by its Content-Type. Text in a charset that is not read here is OTHER."""
+    media_type = media_type_of(fields)
+    if not media_type:
+        return BodyKind.UNKNOWN
+    charset = _CHARSET.search(fields.get(b"content-type") or b"")
+    if charset is not None and charset[1].lower() not in _READ_CHARSETS:
+        return BodyKind.OTHER
+    if media_type == b"application/json" or media_type.endswith(b"+json"):
+        return BodyKind.JSON
+    if media_type in _EVENTS:
+        return BodyKind.EVENTS
+    if media_type in _JSON_LINES:
+        return BodyKind.LINES
+    if media_type == b"application/x-www-form-urlencoded":
+        return BodyKind.FORM
+    if media_type.startswith(b"text/") or media_type in _TEXTS or media_type.endswith(b"+xml"):
+        return BodyKind.TEXT
+    return BodyKind.OTHER
+
+
+def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> BodyTexts:
+    """The texts of a whole body of this kind; one of UNKNOWN is JSON, or text. Raises Unreadable."""
+    if kind is BodyKind.FORM:
+        return FormDocument(body)
+    if kind is BodyKind.LINES:
+        return _LinesDocument(body)
+    if kind in (BodyKind.JSON, BodyKind.UNKNOWN):
+        try:
+            return _json_document(x, body, is_request)
+        except Unreadable:
+            if kind is BodyKind.JSON or body.lstrip()[:1] in (b"{", b"["):
+                raise
+    return _TextDocument(body)
+
+
+def _json_document(x: Exchange, body: bytes, is_request: bool) -> BodyTexts:
+    if body.lstrip()[:1] == b"{":
+        message: JsonMessage = request_view(x, body) if is_request else answer_view(x, body)
+        is_ai = operation(x) is not None or message.value.get("jsonrpc") == "2.0"
+    else:
+        message, is_ai = JsonMessage(body, JsonMessage.parse(body)), operation(x) is not None
+    return _JsonDocument(message, is_ai)
+
+
+#: Members that hold binary data in messages of AI providers.
+_BINARY: Final = frozenset(
+    (
+        "b64_json",
+        "bytes",
+        "data",
+        "encrypted_content",
+        "file_data",
+        "signature",
+        "thoughtSignature",
+        "thought_signature",
+    )
+)
+_BASE64 = re.compile(r"[0-9A-Za-z+/_=\s-]{64,}")
+
+
+class _String:
+    """A string of JSON, or a name in it, that is no text of a conversation."""
+
+    __slots__ = ("_message", "_path", "is_signed", "text")
+
+    kind = TextKind.TEXT
+    role = TextRole.NONE
+
+    def __init__(self, message: JsonMessage, path: Path, text: str, *, is_name: bool) -> None:
+        self._message = message
+        self._path = path
+        self.text = text
+        self.is_signed = is_name
+
+    @property
+    def where(self) -> str:
+        return where(self._path) or "the body"
+
+    def replace(self, text: str) -> None:
+        if self.is_signed:
+            raise ValueError(f"{self.where} has a name that cannot be replaced")
+        self._message.put(self._path, text)
+
+
+class _JsonDocument:
+    """First the texts of a conversation, if it is one; then every other string, names of members too."""
+
+    __slots__ = ("_is_ai", "_message")
+
+    def __init__(self, message: JsonMessage, is_ai: bool) -> None:
+        self._message = message
+        self._is_ai = is_ai
+
+    def texts(self) -> Iterator[BodyText]:
+        told: set[Path] = set()
+        if self._is_ai:
+            for part in self._message.texts():
+                told.add(part.found.path)
+                yield part
+        yield from self._strings(self._message.value, (), told)
+
+    def _strings(self, value: Any, path: Path, told: set[Path]) -> Iterator[BodyText]:
+        if type(value) is dict:
+            for key, each in list(value.items()):
+                yield _String(self._message, path, key, is_name=True)
+                if type(each) is not str or not (self._is_ai and _is_binary(key, each)):
+                    yield from self._strings(each, (*path, key), told)
+        elif type(value) is list:
+            for index, each in enumerate(value):
+                yield from self._strings(each, (*path, index), told)
+        elif type(value) is str and value and path not in told:
+            if path:
+                yield _String(self._message, path, value, is_name=False)
+            else:
+                raise Unreadable("it is a string alone")
+        elif type(value) is int and not -(10**8) < value < 10**8:
+            yield _Digits(self._message, path, str(value), is_name=False)
+
+    def body(self) -> bytes:
+        return self._message.body()
+
+
+class _Digits(_String):
+    """A number: digits are digits with or without quotes. Where it is replaced it becomes a string."""
+
+    __slots__ = ()
+
+
+def _is_binary(key: str, text: str) -> bool:
+    if key in _BINARY:
+        return _BASE64.fullmatch(text) is not None
+    return text.startswith("data:") and ";base64," in text[:100]
+
+
+class _TextDocument:
+    """A body that is one text."""
+
+    __slots__ = ("_body", "text")
+
+    is_signed = False
+    kind = TextKind.TEXT
+    role = TextRole.NONE
+    where = "the body"
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        try:
+            self.text = body.decode()
+        except UnicodeDecodeError as error:
+            raise Unreadable(f"it is not UTF-8, at byte {error.start}") from None
+
+    def texts(self) -> Iterator[BodyText]:
+        yield self
+
+    def replace(self, text: str) -> None:
+        self.text = text
+        self._body = text.encode()
+
+    def body(self) -> bytes:
+        return self._body
+
+
+class _LinesDocument:
+    """A JSON text on each line."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, body: bytes) -> None:
+        self._lines = [
+            _JsonDocument(JsonMessage(line, JsonMessage.parse(line)), False) if line.strip() else line
+            for line in re.split(rb"(\r?\n)", body)
+        ]
+
+    def texts(self) -> Iterator[BodyText]:
+        for line in self._lines:
+            if isinstance(line, _JsonDocument):
+                yield from line.texts()
+
+    def body(self) -> bytes:
+        return b"".join([line.body() if isinstance(line, _JsonDocument) else line for line in self._lines])
+
+
+class FormDocument:
+    """`name=value&…`, of a form or of a query. Names and values are texts; what is not replaced stays as it came."""
+
+    __slots__ = ("_body", "_is_changed", "_pieces")
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._pieces = re.split(rb"([&;=])", body)
+        self._is_changed = False
+
+    def texts(self) -> Iterator[BodyText]:
+        """Each name and each value, decoded."""
+        for index in range(0, len(self._pieces), 2):
+            if self._pieces[index]:
+                yield _FormPart(self, index, unquote_plus(self._pieces[index].decode("latin-1"), errors="replace"))
+
+    def put(self, index: int, text: str) -> None:
+        """Replace a name or value."""
+        self._pieces[index] = quote_plus(text).encode()
+        self._is_changed = True
+
+    def body(self) -> bytes:
+        """As BodyTexts."""
+        return b"".join(self._pieces) if self._is_changed else self._body
+
+
+class _FormPart:
+    __slots__ = ("_document", "_index", "text")
+
+    is_signed = False
+    kind = TextKind.TEXT
+    role = TextRole.NONE
+    where = "a form or query"
+
+    def __init__(self, document: FormDocument, index: int, text: str) -> None:
+        self._document = document
+        self._index = index
+        self.text = text
+
+    def replace(self, text: str) -> None:
+        self._document.put(self._index, text)

@@ -1,0 +1,95 @@
+"""PIIDetectorConfig: what PIIDetector is told in a manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from egressproxy.filters.content.entities import ENTITIES
+from egressproxy.filters.content.national_ids import COUNTRIES
+from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
+
+__all__ = ["Action", "Entity", "OwnEntity", "PIIDetectorConfig", "PresidioEngine"]
+
+Action = Literal["Block", "Redact", "Placeholder", "Report"]
+_NAME = r"^[A-Z][A-Z0-9_]{0,31}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Entity(FilterConfig):
+    """What is looked for, and what is done with it.
+
+    `Block` refuses the message; `Redact` writes `[EMAIL]` instead; `Placeholder` writes `<EMAIL_1>`, and the value is
+    put back in the answer; `Report` only counts.
+    """
+
+    name: Annotated[str, Within(pattern=_NAME)]
+    action: Action = "Redact"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEntity(FilterConfig):
+    """What an expression of RE2 finds. A match has at most `max_length` characters: a stream holds back as many."""
+
+    name: Annotated[str, Within(pattern=_NAME)]
+    pattern: Annotated[str, Within(min_length=1)]
+    action: Action = "Redact"
+    max_length: Annotated[int, Within(ge=1, le=256)] = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PresidioEngine(FilterConfig):
+    """A Presidio analyzer that looks at requests, too. `entities` have its own names (PERSON, LOCATION …).
+
+    `path` is that of its REST API, `language` a code that it has a model for, `score_threshold` the least confidence
+    that counts, `timeout` that of one call in seconds.
+    """
+
+    backend_ref: CalledBackendRef
+    entities: Annotated[tuple[Entity, ...], Within(min_length=1)]
+    path: Annotated[str, Within(pattern=r"^/[!-~]*$")] = "/analyze"
+    language: Annotated[str, Within(pattern=r"^[a-z]{2}$")] = "en"
+    score_threshold: Annotated[float, Within(ge=0, le=1)] = 0.5
+    timeout: Annotated[float, Within(gt=0, le=60)] = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PIIDetectorConfig(FilterConfig):
+    """What is looked for, where, and what is done with it.
+
+    `apply_to`: the messages that are looked at; placeholders are put back in any case. `regions`: where telephone
+    numbers are found as they are dialled inside of the region. `countries`: those whose NATIONAL_ID is looked for.
+    `headers`: fields of the request that are looked at; `query`: whether its query is. `unreadable`: what is done with
+    bodies, tunnels and upgrades that cannot be looked at. `max_body_bytes`: of what is looked at whole.
+    """
+
+    entities: tuple[Entity, ...] = ()
+    patterns: tuple[OwnEntity, ...] = ()
+    presidio: PresidioEngine | None = None
+    apply_to: Literal["Requests", "Responses", "Both"] = "Requests"
+    regions: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = ()
+    countries: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = COUNTRIES
+    headers: tuple[FieldName, ...] = ()
+    query: bool = True
+    unreadable: Literal["Deny", "Allow"] = "Deny"
+    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.entities] + [each.name for each in self.patterns]
+        if self.presidio is not None:
+            names += [each.name for each in self.presidio.entities]
+        if not names:
+            raise ValueError("`entities`, `patterns` or `presidio` has to say what is looked for")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name} is there twice: an entity has one action")
+        for entity in self.entities:
+            if entity.name not in ENTITIES:
+                raise ValueError(
+                    f"{entity.name} is no entity; known are {', '.join(ENTITIES)}; write `patterns` for others"
+                )
+        for country in self.countries:
+            if country not in COUNTRIES:
+                raise ValueError(f"{country} has no identifiers here; there are those of {', '.join(COUNTRIES)}")
+        if self.presidio is not None and self.apply_to != "Requests":
+            raise ValueError("`presidio` looks at requests alone: a stream cannot wait for it; set `applyTo: Requests`")

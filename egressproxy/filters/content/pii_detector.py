@@ -1,0 +1,364 @@
+"""PIIDetector: personal data and keys in requests and answers: refused, redacted, or replaced until the answer.
+
+A message is looked at by its texts: those of a conversation with an AI provider (arguments of tools unescaped), every
+other string and long number of JSON, forms, plain text. What stands for a value goes back into the answer of the same
+exchange, however its stream is cut. Nothing that was found is in an error, metric, log or Event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from egressproxy.ai_apis.shared import operation
+from egressproxy.ai_apis.stream_events import Channel
+from egressproxy.ai_apis.streams import StreamEditor, TextFunction, framing_of
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.texts import TextKind
+from egressproxy.errors import Reason
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.content.bodies import BodyKind, BodyText, FormDocument, document_of, kind_of, media_type_of
+from egressproxy.filters.content.entities import scanner_of
+from egressproxy.filters.content.pii_config import PIIDetectorConfig
+from egressproxy.filters.content.placeholders import Placeholders, Restorer
+from egressproxy.filters.content.presidio import Presidio
+from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
+from egressproxy.filters.content.text_editor import Chained, TextEditor
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["PII_DETECTOR", "PIIDetector"]
+
+#: Bytes of a body, and characters of one text, that are looked at in one go: some milliseconds at the very worst.
+_STEP: Final = 32 * 1024
+_SLICE: Final = 8 * 1024
+
+_READ_REQUESTS: Final = frozenset((BodyKind.JSON, BodyKind.LINES, BodyKind.TEXT, BodyKind.FORM, BodyKind.UNKNOWN))
+_WHOLE_ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.UNKNOWN))
+
+
+class _State:
+    """One exchange. `editor` is that of the answer's body, once it has begun."""
+
+    __slots__ = ("_filter", "editor", "placeholders", "x")
+
+    def __init__(self, owner: PIIDetector, x: Exchange) -> None:
+        self._filter = owner
+        self.placeholders = Placeholders()
+        self.editor: StreamEditor | TextEditor | None = None
+        self.x = x
+
+    def replace(self, entity: str, value: str) -> str:
+        """What stands for a value of the request."""
+        owner = self._filter
+        action = owner.actions[entity]
+        owner.found.add(1, entity, action, "request")
+        if action == "Placeholder":
+            return self.placeholders.name(entity, value)
+        if action == "Redact":
+            return f"[{entity}]"
+        if action == "Report":
+            return value
+        raise owner.refusal(f"the request has {entity}, which must not leave", 403)
+
+    def replace_in_answer(self, entity: str, value: str) -> str:
+        """What stands for a value that the backend has told."""
+        owner = self._filter
+        action = owner.actions[entity]
+        owner.found.add(1, entity, action, "response")
+        if action == "Block":
+            raise owner.refusal(f"the answer has {entity}, which must not pass", 502)
+        return value if action == "Report" else f"[{entity}]"
+
+    def text_function(self, channel: Channel) -> TextFunction | None:
+        """What is done to a channel of a streamed answer."""
+        return self.function(has_escapes=channel.kind is TextKind.ARGUMENTS, is_signed=channel.is_signed)
+
+    def function(self, *, has_escapes: bool = False, is_signed: bool = False) -> TextFunction | None:
+        """What is done to a text of an answer; None: nothing."""
+        scanner, values = self._filter.answers, self.placeholders.values
+        restorer = Restorer(self.placeholders, has_escapes=has_escapes) if values and not is_signed else None
+        if scanner is None:
+            return restorer
+        stream = scanner.stream(
+            _kept(self.replace_in_answer) if is_signed else self.replace_in_answer, has_escapes=has_escapes
+        )
+        return stream if restorer is None else Chained(stream, restorer)
+
+
+class PIIDetector(Filter):
+    """Attributes: `actions` by entity; `answers`: what answers are scanned for; `found`: the counter."""
+
+    decodes = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: PIIDetectorConfig = context.config
+        own = config.patterns
+        self.actions = {entity.name: entity.action for entity in config.entities}
+        self.actions.update((each.name, each.action) for each in own)
+        scanner = scanner_of(
+            [entity.name for entity in config.entities],
+            regions=config.regions,
+            countries=config.countries,
+            patterns=[(each.name, each.pattern, each.max_length) for each in own],
+        )
+        self._requests = scanner if config.apply_to != "Responses" else None
+        self.answers = scanner if config.apply_to != "Requests" else None
+        self._presidio: Presidio | None = None
+        if config.presidio is not None:
+            self.actions.update((each.name, each.action) for each in config.presidio.entities)
+            call = context.calls.get(config.presidio.backend_ref.label)
+            self._presidio = Presidio(config.presidio, call)
+        self._name = context.name
+        self._denies_unreadable = config.unreadable == "Deny"
+        self._headers = tuple(name.encode() for name in config.headers)
+        self._query = config.query
+        self._note = f"pii {id(self)}"
+        self.max_buffer_bytes = config.max_body_bytes
+        self.found = context.meter.counter(
+            "egress_pii_found", "Personal data and keys that PIIDetector has found.", ("entity", "action", "direction")
+        )
+        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+    def request_headers(self, x: Exchange) -> None:
+        """Looks at the query and the fields that are named. Raises Rejected (403)."""
+        scanner = self._requests
+        if x.is_tunnel or x.request.upgrade:
+            if self._denies_unreadable:
+                what = "a tunnel" if x.is_tunnel else "an upgraded connection"
+                raise self.refusal(f"what is said in {what} cannot be looked at", 403)
+            return
+        if scanner is None:
+            return
+        head = x.request
+        if self._query and b"?" in head.path:
+            path, _, query = head.path.partition(b"?")
+            document = FormDocument(query)
+            for part in document.texts():
+                found = scanner.spans(part.text)
+                if found:
+                    part.replace(replaced(part.text, found, self._state(x).replace))
+            if document.body() is not query:
+                head.path = path + b"?" + document.body()
+        for name in self._headers:
+            lines = head.fields.get_all(name)
+            made = [self._field(x, scanner, line) for line in lines]
+            if made != lines:
+                head.fields.remove(name)
+                for line in made:
+                    head.fields.add(name, line)
+
+    def backend_request(self, x: Exchange) -> None:
+        """As `request_headers`, for each attempt."""
+        state = self._noted(x)
+        if state is not None:
+            state.editor = None
+        self.request_headers(x)
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """Whole, but for streams and texts of answers. Raises Rejected (415, 502) for what cannot be looked at."""
+        if phase is Phase.REQUEST_BODY:
+            if self._requests is None:
+                return None
+            if kind_of(x.request.fields) in _READ_REQUESTS:
+                return BodyMode.BUFFER
+            self._let_pass("request", x.request.fields.get(b"content-type"), 415)
+            return None
+        state = self._noted(x)
+        if self.answers is None and (state is None or not state.placeholders.values):
+            return None
+        fields = x.response.fields
+        kind = kind_of(fields)
+        if kind is BodyKind.TEXT or framing_of(media_type_of(fields), operation(x)) is not None:
+            return BodyMode.STREAM
+        if kind in _WHOLE_ANSWERS:
+            return BodyMode.BUFFER
+        if self.answers is not None:
+            self._let_pass("answer", fields.get(b"content-type"), 502)
+        return None
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+        """The body with what was found replaced. Raises Rejected (403, or 400 for a body that cannot be read)."""
+        scanner = self._requests
+        assert scanner is not None
+        if not data:
+            return data
+        state = self._state(x)
+        state.placeholders.avoid(data)
+        if self._presidio is not None or len(data) > _STEP:
+            return self._in_steps(x, data, scanner, state)
+        try:
+            document = document_of(x, data, kind_of(x.request.fields), is_request=True)
+            for part in document.texts():
+                found = scanner.spans(part.text)
+                if found:
+                    self._replace(part, found, state.replace)
+            return document.body()
+        except Unreadable as error:
+            return self._unreadable(data, error, "request", 400)
+
+    async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner, state: _State) -> bytes:
+        """As above, for what is long or asks the analyzer: others have their turn between the parts."""
+        try:
+            document = document_of(x, data, kind_of(x.request.fields), is_request=True)
+            seen = 0
+            for part in document.texts():
+                text = part.text
+                found = await _spans_in_steps(scanner, text) if len(text) > _SLICE else scanner.spans(text)
+                if self._presidio is not None and not text.isspace():
+                    found = apart([*found, *await self._presidio.spans(text, x)], 0, [])
+                if found:
+                    self._replace(part, found, state.replace)
+                seen += len(text) + 64
+                if seen > _SLICE:
+                    seen = 0
+                    await asyncio.sleep(0)
+            return document.body()
+        except Unreadable as error:
+            return self._unreadable(data, error, "request", 400)
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+        """A piece of the answer, or all of it, as the client gets it. Raises Rejected (502)."""
+        state = self._state(x)
+        editor = state.editor
+        try:
+            if editor is None:
+                fields = x.response.fields
+                kind = kind_of(fields)
+                framing = framing_of(media_type_of(fields), operation(x))
+                if framing is not None:
+                    editor = StreamEditor(framing, state.text_function)
+                elif kind is BodyKind.TEXT:
+                    function = state.function()
+                    assert function is not None
+                    editor = TextEditor(function)
+                elif len(data) > _STEP and self.answers is not None:
+                    return self._answer_in_steps(x, data, state)
+                else:
+                    return self._whole_answer(x, data, state)
+                state.editor = editor
+            made = editor.feed(data)
+            return made + editor.end() if last else made
+        except Unreadable as error:
+            raise self.refusal(f"the answer cannot be looked at: {error}", 502) from None
+
+    def _whole_answer(self, x: Exchange, data: bytes, state: _State) -> bytes:
+        if not data:
+            return data
+        try:
+            document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+            for part in document.texts():
+                self._edit_answer(part, [] if self.answers is None else self.answers.spans(part.text), state)
+            return document.body()
+        except Unreadable as error:
+            return data if self.answers is None else self._unreadable(data, error, "answer", 502)
+
+    async def _answer_in_steps(self, x: Exchange, data: bytes, state: _State) -> bytes:
+        assert self.answers is not None
+        try:
+            document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+            seen = 0
+            for part in document.texts():
+                self._edit_answer(part, await _spans_in_steps(self.answers, part.text), state)
+                seen += len(part.text) + 64
+                if seen > _SLICE:
+                    seen = 0
+                    await asyncio.sleep(0)
+            return document.body()
+        except Unreadable as error:
+            return self._unreadable(data, error, "answer", 502)
+
+    def _edit_answer(self, part: BodyText, found: list[Span], state: _State) -> None:
+        text = part.text
+        made = replaced(text, found, state.replace_in_answer) if found else text
+        if part.is_signed:
+            if made != text:
+                raise self._signed(part, found, 502)
+            return
+        made = state.placeholders.restored(made)
+        if made != text:
+            part.replace(made)
+
+    # --- both -------------------------------------------------------------------------------------------------------
+    def _replace(self, part: BodyText, found: list[Span], replace: Replace) -> None:
+        made = replaced(part.text, found, replace)
+        if made != part.text:
+            if part.is_signed:
+                raise self._signed(part, found, 403)
+            part.replace(made)
+
+    def _signed(self, part: BodyText, found: list[Span], status: int) -> Rejected:
+        entities = ", ".join(sorted({span.entity for span in found}))
+        return self.refusal(f"{part.where} has {entities} and cannot be changed", status)
+
+    def _field(self, x: Exchange, scanner: Scanner, line: bytes) -> bytes:
+        text = line.decode("utf-8", "surrogateescape")
+        found = scanner.spans(text)
+        return replaced(text, found, self._state(x).replace).encode("utf-8", "surrogateescape") if found else line
+
+    def _noted(self, x: Exchange) -> _State | None:
+        return None if x.notes is None else x.notes.get(self._note)
+
+    def _state(self, x: Exchange) -> _State:
+        state = self._noted(x)
+        if state is None:
+            state = _State(self, x)
+            x.note(self._note, state)
+        return state
+
+    def _let_pass(self, what: str, content_type: bytes | None, status: int) -> None:
+        """For a body of a type that cannot be looked at. Raises Rejected unless that is allowed."""
+        if self._denies_unreadable:
+            shown = (content_type or b"none").decode("latin-1")[:80]
+            raise self.refusal(f"the {what}'s body cannot be looked at: its Content-Type is {shown}", status)
+
+    def _unreadable(self, data: bytes, error: Unreadable, what: str, status: int) -> bytes:
+        if self._denies_unreadable:
+            raise self.refusal(f"the {what}'s body cannot be looked at: {error}", status)
+        return data
+
+    def refusal(self, message: str, status: int) -> Rejected:
+        """What the client is told: names of entities and places, and nothing that was found."""
+        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
+
+    def __repr__(self) -> str:
+        return f"PIIDetector({self._name}, {', '.join(self.actions)})"
+
+
+def _kept(replace: Replace) -> Replace:
+    """For what is signed: what would be changed is refused instead."""
+
+    def checked(entity: str, value: str) -> str:
+        if replace(entity, value) != value:
+            raise Unreadable(f"what the provider has signed has {entity}, and cannot be changed")
+        return value
+
+    return checked
+
+
+async def _spans_in_steps(scanner: Scanner, text: str) -> list[Span]:
+    """The spans of a long text; others have their turn after every few thousand characters."""
+    stream = SpanStream(scanner, scanner.plain)
+    found: list[Span] = []
+    done = 0
+    for start in range(0, len(text), _SLICE):
+        decided, places = stream.take(text[start : start + _SLICE], start + _SLICE >= len(text))
+        found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in places]
+        done += len(decided)
+        await asyncio.sleep(0)
+    return found
+
+
+PII_DETECTOR = FilterType(
+    name="egressproxy.io/PIIDetector:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=PIIDetectorConfig,
+    build=PIIDetector,
+    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    backend_refs=lambda config: (
+        () if config.presidio is None else (("presidio.backendRef", config.presidio.backend_ref),)
+    ),
+    summary="Finds personal data and keys in requests and answers: refuses, redacts, or replaces it until the answer.",
+)
