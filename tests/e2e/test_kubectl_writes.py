@@ -201,7 +201,6 @@ def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(c
     policy = m.policy(
         ["a.example"],
         limits={
-            "tokens": [{"per": "Gateway", "limit": 1, "window": "1s"}],
             "store": {"type": "Redis", "backendRef": {"name": "r", "port": 6379}},
         },
     )
@@ -209,7 +208,6 @@ def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(c
     for how in ("--dry-run=server", "--dry-run=none"):
         told = cluster.run("apply", how, "-f", "-", stdin=[policy])
         assert told.returncode == 0
-        assert "limits.tokens[] are not supported yet" in told.stderr
         assert "limits.store is not supported yet" in told.stderr
     assert cluster.run("apply", "-f", "-", stdin=[m.config_map("quiet", {"a": "b"})]).stderr == ""
 

@@ -166,6 +166,11 @@ class Limits(Model):
     store: LimitStore | None = None
     """Where these limits are counted, but for concurrency, which each machine counts."""
 
+    def model_post_init(self, context: Any) -> None:
+        """Money needs prices."""
+        if self.cost and not self.prices:
+            raise RefusedValue("cost needs prices", "add prices: what tokens of each model cost")
+
     @property
     def are_counted(self) -> bool:
         """Whether any of them counts requests, or what they take."""

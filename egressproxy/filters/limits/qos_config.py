@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
 from egressproxy.filters.limits.keys import Per
+from egressproxy.filters.limits.prices import TokenPrice
 from egressproxy.filters.limits.windows import CALENDAR, SECONDS
 from egressproxy.filters.settings import FieldName, FilterConfig, Within, spelling
 
@@ -103,6 +104,12 @@ class QoSControllerConfig(FilterConfig):
     """The name of the field for `per: [Header]`."""
     limits: tuple[LimitEntry, ...] = ()
     """Further limits, in their general form."""
+    prices: tuple[TokenPrice, ...] = ()
+    """What tokens cost, for limits of Cost; the first entry that matches counts. A model without a price is refused."""
+    output_tokens: Annotated[int, Within(ge=0)] = 1024
+    """Tokens of the answer that are reserved where a request does not say how many it allows."""
+    max_output_tokens: Annotated[int, Within(ge=0)] = 32_768
+    """The most that are reserved for one answer, whatever the request allows."""
     mode: Literal["Enforce", "Report"] = "Enforce"
     """Report: what would be refused passes, and the log and metrics tell of it."""
     rate_limit_headers: Literal["Denied", "Always", "Never"] = "Denied"
@@ -113,6 +120,8 @@ class QoSControllerConfig(FilterConfig):
     def __post_init__(self) -> None:
         if not self.entries:
             raise ValueError("write at least one limit: `requestsPerMinute`, or an entry of `limits`")
+        if any(entry.type == "Cost" for entry in self.limits) and not self.prices:
+            raise ValueError("a limit of Cost needs `prices`")
         names = [entry.name for entry in self.entries]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

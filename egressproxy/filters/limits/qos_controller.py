@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.limits.keys import NEEDS_BODY
 from egressproxy.filters.limits.qos_config import QoSControllerConfig
-from egressproxy.filters.limits.quota import quota
+from egressproxy.filters.limits.quota import Quota, SettledQuota
 from egressproxy.filters.limits.request_rate import RequestRateLimitConfig, request_rate_limit
 from egressproxy.filters.limits.windows import SECONDS
 
-__all__ = ["QOS_CONTROLLER"]
+__all__ = ["QOS_CONTROLLER", "quota"]
 
 
 def _build(context: FilterContext) -> Filter:
@@ -22,6 +23,17 @@ def _build(context: FilterContext) -> Filter:
         rate = RequestRateLimitConfig(int(first.limit), SECONDS[first.unit], int(first.burst))
         return request_rate_limit(replace(context, config=rate))
     return quota(context)
+
+
+def quota(context: FilterContext) -> Quota:
+    """The filter of this context. Raises ValueError for what cannot be limited in its phase."""
+    config: QoSControllerConfig = context.config
+    types = {entry.type for entry in config.entries}
+    if types & {"Tokens", "Cost"} or any(NEEDS_BODY in entry.per for entry in config.entries):
+        from egressproxy.filters.limits.token_quota import TokenQuota
+
+        return TokenQuota(context)
+    return SettledQuota(context) if types - {"Requests"} else Quota(context)
 
 
 QOS_CONTROLLER = FilterType(

@@ -7,16 +7,16 @@ or how many tokens it may take. All limits of one filter let an exchange pass to
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from hashlib import blake2b
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import Filter, FilterContext, HeaderResult, Phase
 from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
 from egressproxy.filters.limits.keyed_counters import KEY_BYTES, KeyedCounters
-from egressproxy.filters.limits.keys import NEEDS_BACKEND, NEEDS_BODY, key_text
+from egressproxy.filters.limits.keys import NEEDS_BACKEND, key_text
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seconds
@@ -24,21 +24,25 @@ from egressproxy.filters.limits.rules import NEVER, QuotaRule, Take
 from egressproxy.filters.limits.windows import CALENDAR, window_of
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["Quota", "quota"]
+if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
+    from egressproxy.filters.limits.token_use import TokenUse
+
+__all__ = ["LEAST", "Held", "Quota", "SettledQuota"]
 
 _BACKEND_PHASES: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
 #: The least amount: a limit that is used up refuses what is known only in the end, too.
-_LEAST: Final = 1.0
+LEAST: Final = 1.0
 
 
-class _Held:
-    """What one exchange holds: what it took, and the place of each concurrency."""
+class Held:
+    """What one exchange holds: what it took, the place of each concurrency, and what tells its tokens."""
 
-    __slots__ = ("places", "takes")
+    __slots__ = ("places", "takes", "use")
 
     def __init__(self) -> None:
         self.takes: list[Take] = []
         self.places: list[tuple[ConcurrencyRule, int]] = []
+        self.use: TokenUse | None = None
 
 
 class Quota(Filter):
@@ -79,19 +83,22 @@ class Quota(Filter):
 
     backend_response = response_headers
 
-    def _held(self, x: Exchange) -> _Held | None:
+    def _held(self, x: Exchange) -> Held | None:
         return x.notes.get(self._note) if x.notes is not None else None
 
-    def _take(self, x: Exchange, model: str) -> HeaderResult:
+    def _take(self, x: Exchange, model: str, use: TokenUse | None = None) -> Awaitable[None] | None:
         held = self._held(x)
         if held is None:
-            held = _Held()
+            held = Held()
+            held.use = use
             self._enter(x, held, model)
         else:  # another attempt: every one is a request, and what is settled is taken anew
             self._release(held)
+            held.use = use
         now = monotonic()
         held.takes = takes = [
-            Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, held)) for rule in self.rules
+            Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, held))
+            for rule in self._rules_for(x, use)
         ]
         refusing = self._store.take(takes) if takes else None
         if isinstance(refusing, Awaitable):
@@ -99,7 +106,10 @@ class Quota(Filter):
         self._finish(x, held, refusing)
         return None
 
-    def _enter(self, x: Exchange, held: _Held, model: str) -> None:
+    def _rules_for(self, x: Exchange, use: TokenUse | None) -> Sequence[QuotaRule]:
+        return self.rules
+
+    def _enter(self, x: Exchange, held: Held, model: str) -> None:
         """Count the exchange as one in progress. Raises LimitExceeded."""
         for rule in self.concurrency:
             place = rule.enter(x, model)
@@ -111,7 +121,7 @@ class Quota(Filter):
                 self._leave(held)
                 raise LimitExceeded(Reason.CONCURRENCY, rule.message, status=503, rule=self._source, retry_after_s=1)
 
-    async def _go_on(self, x: Exchange, held: _Held, waiting: Awaitable[Take | None]) -> None:
+    async def _go_on(self, x: Exchange, held: Held, waiting: Awaitable[Take | None]) -> None:
         try:
             refusing = await waiting
         except BaseException:
@@ -119,7 +129,7 @@ class Quota(Filter):
             raise
         self._finish(x, held, refusing)
 
-    def _finish(self, x: Exchange, held: _Held, refusing: Take | None) -> None:
+    def _finish(self, x: Exchange, held: Held, refusing: Take | None) -> None:
         """Count what came of it. Raises LimitExceeded."""
         if refusing is None:
             for take in held.takes:
@@ -142,17 +152,17 @@ class Quota(Filter):
             error.fields = self._fields(x, takes)
         raise error
 
-    def _amount(self, rule: QuotaRule, x: Exchange, held: _Held) -> float:
-        return _LEAST
+    def _amount(self, rule: QuotaRule, x: Exchange, held: Held) -> float:
+        return LEAST
 
     def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
         self._store.peek(takes)
         return rate_limit_fields(takes)
 
-    def _release(self, held: _Held) -> None:
+    def _release(self, held: Held) -> None:
         """Give back what another attempt takes anew."""
 
-    def _leave(self, held: _Held) -> None:
+    def _leave(self, held: Held) -> None:
         for rule, place in held.places:
             rule.leave(place)
         held.places.clear()
@@ -171,7 +181,7 @@ class SettledQuota(Quota):
 
     def complete(self, x: Exchange) -> None:
         """Give back what it holds, and count what it took in the end."""
-        held: _Held | None = x.notes.pop(self._note, None) if x.notes is not None else None
+        held: Held | None = x.notes.pop(self._note, None) if x.notes is not None else None
         if held is None:
             return
         self._leave(held)
@@ -182,31 +192,22 @@ class SettledQuota(Quota):
                 if took != take.amount:
                     self._store.settle(take, took - take.amount)
 
-    def _release(self, held: _Held) -> None:
+    def _release(self, held: Held) -> None:
         for take in held.takes:
             if take.rule.type != "Requests":
                 self._store.settle(take, -take.amount)
         held.takes = []
 
-    def _amount(self, rule: QuotaRule, x: Exchange, held: _Held) -> float:
+    def _amount(self, rule: QuotaRule, x: Exchange, held: Held) -> float:
         if rule.type == "Bytes" and rule.count != "Output":
-            return max(_LEAST, float(x.request.body))
-        return _LEAST
+            return max(LEAST, float(x.request.body))
+        return LEAST
 
-    def _taken(self, rule: QuotaRule, x: Exchange, held: _Held) -> float | None:
+    def _taken(self, rule: QuotaRule, x: Exchange, held: Held) -> float | None:
         """What was taken in the end; None where the amount was known before."""
         if rule.type != "Bytes":
             return None
         return float((x.bytes_in if rule.count != "Output" else 0) + (x.bytes_out if rule.count != "Input" else 0))
-
-
-def quota(context: FilterContext) -> Quota:
-    """The filter of this context. Raises ValueError for what cannot be limited in its phase."""
-    config: QoSControllerConfig = context.config
-    types = {entry.type for entry in config.entries}
-    if types & {"Tokens", "Cost"} or any(NEEDS_BODY in entry.per for entry in config.entries):
-        raise ValueError("limits of Tokens and Cost, and limits per Model, are not served yet")
-    return SettledQuota(context) if types - {"Requests"} else Quota(context)
 
 
 def _check(config: QoSControllerConfig, phase: Phase) -> None:

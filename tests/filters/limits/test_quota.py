@@ -6,7 +6,8 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
-from egressproxy.filters.limits.quota import Quota, SettledQuota, quota
+from egressproxy.filters.limits.qos_controller import quota
+from egressproxy.filters.limits.quota import Quota, SettledQuota
 from egressproxy.filters.testing import exchange, response
 
 

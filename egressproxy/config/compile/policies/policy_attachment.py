@@ -259,9 +259,6 @@ def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]
 
 
 def _limit_notes(limits: Limits, target_kind: str) -> Iterator[str]:
-    for name in ("tokens", "cost"):
-        if getattr(limits, name):
-            yield f"limits.{name}[] are not supported yet and do nothing."
     if limits.store is not None and limits.store.type != "Memory":
         yield "limits.store is not supported yet: every process counts for itself."
     elif limits.store is not None and (limits.store.backend_ref or limits.store.secret_ref):

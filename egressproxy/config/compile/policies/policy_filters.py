@@ -163,9 +163,13 @@ class PolicyFilters:
             place = AttachmentPoint(level, scopes.scope(entry.per))
             name = f"limits.concurrency[{index}]"
             yield self._compiler.builtin(CONCURRENCY, name, phase, {"limit": entry.limit}, policy, place, index=index)
-        for rate in limits.bytes:
-            if _is_counted_here(rate.keys, layer, backend=backend):
-                entries.append(_entry("Bytes", rate))
+        kinds: tuple[tuple[str, tuple[Rate, ...]], ...]
+        kinds = (("Bytes", limits.bytes), ("Tokens", limits.tokens), ("Cost", limits.cost))
+        for kind, rates in kinds:
+            here = [rate for rate in rates if _is_counted_here(rate.keys, layer, backend=backend)]
+            entries += [_entry(kind, rate) for rate in here]
+        if backend and any(entry["type"] == "Cost" or "Model" in entry["per"] for entry in entries):
+            raise FilterNotSupported(f"limits of {policy}: cost, and limits per Model, are not counted for one backend")
         of_backend = [entry for entry in entries if "Backend" in entry["per"]]
         others = [entry for entry in entries if "Backend" not in entry["per"]]
         for together, scope in ((of_backend, scopes.backend), (others, str(policy))):
@@ -217,4 +221,6 @@ def _quota(limits: Limits, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """The config of the QoSController that these entries of a policy become."""
     config: dict[str, Any] = {"limits": entries, "mode": limits.mode, "rateLimitHeaders": limits.rate_limit_headers}
     config["maxKeys"] = limits.max_keys
+    if any(entry["type"] == "Cost" for entry in entries):
+        config["prices"] = [price.model_dump(by_alias=True, exclude_none=True) for price in limits.prices]
     return config

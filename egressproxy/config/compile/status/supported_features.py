@@ -34,8 +34,6 @@ UNSERVED: Final[Mapping[str, str]] = {
     "Identity.token": "where it is written everything is refused",
     "Identity.basic": "where it is written everything is refused",
     "Dns.reverseCheck": "Report does nothing, with Enforce everything is refused",
-    "Limits.tokens": "it does nothing",
-    "Limits.cost": "it does nothing",
     "Limits.store": "the processes of one gateway count for themselves",
     "PayloadProcessingPipeline.spec": "no pipeline is accepted, and a rule that names one answers 500",
 }

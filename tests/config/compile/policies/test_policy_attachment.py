@@ -62,8 +62,6 @@ def test_places_without_policies_of_their_own_share_one_value():
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ("limits: {tokens: [{per: Route, limit: 5}]}", "limits.tokens"),
-        ("limits: {cost: [{per: Route, limit: 5}]}", "limits.cost"),
         ("limits: {store: {type: Redis, backendRef: {name: r, port: 6379}}}", "limits.store"),
         ("dns: {reverseCheck: Report}", "dns.reverseCheck"),
         ("identity: {address: {}}", "identity"),

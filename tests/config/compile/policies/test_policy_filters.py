@@ -85,6 +85,26 @@ def test_what_is_counted_for_each_backend_is_counted_when_it_is_asked_and_the_re
     assert named(rule(made).backends[0].extensions) == [(QOS, "backend-request", "Backend default/plain", 0)]
 
 
+def test_tokens_and_money_are_limited_with_their_prices():
+    prices = "prices: [{models: ['a*'], input: 2, cachedInput: 1, output: 3.5}]"
+    rows = (
+        f"tokens: [{{per: Model, limit: 7, unit: Day, count: Input}}], cost: [{{per: Gateway, limit: 2.5}}], {prices}"
+    )
+    (found,) = rule(compiled(FORWARD, PLAIN, ROUTE, limit(rows))).extensions
+    config = json.loads(found.config)
+    assert config["limits"] == [
+        {"type": "Tokens", "limit": 7, "unit": "Day", "per": ["Model"], "count": "Input"},
+        {"type": "Cost", "limit": 2.5, "unit": "Month", "per": ["Gateway"]},
+    ]
+    assert config["prices"] == [{"models": ["a*"], "input": 2.0, "cachedInput": 1.0, "output": 3.5}]
+
+
+def test_what_cannot_be_counted_for_one_backend_closes_the_place():
+    rows = "requests: [{per: Backend, alsoPer: [Model], limit: 5}]"
+    (backend,) = rule(compiled(FORWARD, PLAIN, ROUTE, limit(rows))).backends
+    assert "limits per Model, are not counted for one backend" in backend.error
+
+
 def test_concurrency_is_limited_the_same_way():
     made = compiled(FORWARD, PLAIN, ROUTE, limit("concurrency: [{per: Gateway, limit: 3}]"))
     (found,) = rule(made).extensions

@@ -10,7 +10,6 @@ from egressproxy.config.descriptions import models_by_name
 from egressproxy.config.reading.load import load_text
 from tests.config.compile.kit import FORWARD, PLAIN, compiled, policy
 
-RATE = "[{per: Gateway, limit: 1}]"
 WRITTEN = {
     "BackendDestination.endpointSelector": """
 apiVersion: egressproxy.io/v1alpha1
@@ -30,8 +29,6 @@ spec: {processors: [{name: one, type: egressproxy.io/HeaderPolicy:v1}]}
     "Identity.token": policy("identity: {token: {issuer: a, jwksRef: {kind: ConfigMap, name: keys}}}"),
     "Identity.basic": policy("identity: {basic: {secretRef: {name: users}}}"),
     "Dns.reverseCheck": policy("dns: {reverseCheck: Report}"),
-    "Limits.tokens": policy(f"limits: {{tokens: {RATE}}}"),
-    "Limits.cost": policy("limits: {cost: [{per: Gateway, limit: 5}]}"),
     "Limits.store": policy("limits: {store: {type: Redis, backendRef: {name: redis, port: 6379}}}"),
 }
 

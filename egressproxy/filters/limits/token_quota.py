@@ -1,0 +1,153 @@
+"""TokenQuota: limits on tokens and money, and limits for each model.
+
+A request to an AI provider is held until its body is whole. Its tokens are estimated, with those that the answer may
+have, and reserved; what the provider tells is counted in the end. A request of another kind, which no reader here
+understands, reserves next to nothing, and what its answer tells counts all the same: no spelling of a path gets around
+the limit for longer than one answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Final
+
+from egressproxy.ai_apis.shared import hide_usage, operation, request_view
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.usage import TokenUsage
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase
+from egressproxy.filters.limits.keys import NEEDS_BODY
+from egressproxy.filters.limits.prices import dearest, price_of
+from egressproxy.filters.limits.qos_config import QoSControllerConfig
+from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
+from egressproxy.filters.limits.rate_fields import provider_fields
+from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.token_use import TokenUse
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["TokenQuota"]
+
+#: Bytes of a request that is read: as many as the gateway changes or translates.
+_MAX_REQUEST: Final = 8 * 1024 * 1024
+_READ_TYPES: Final = frozenset((b"application/json", b"text/event-stream", b"application/vnd.amazon.eventstream"))
+#: The least amount of money: of what costs something, but nobody knows yet how much.
+_LEAST_COST: Final = 1e-9
+
+
+class TokenQuota(SettledQuota):
+    """A SettledQuota that knows tokens and models."""
+
+    max_buffer_bytes = _MAX_REQUEST
+    decodes = True
+
+    def __init__(self, context: FilterContext) -> None:
+        super().__init__(context)
+        config: QoSControllerConfig = context.config
+        self._config = config
+        self._dearest = dearest(config.prices) if config.prices else None
+        of_bodies = {entry.name for entry in config.entries if entry.type in ("Tokens", "Cost") or "Model" in entry.per}
+        self._head_rules = [rule for rule in self.rules if rule.name not in of_bodies]
+        body_phases = {Phase.RESPONSE_BODY}
+        if context.phase is not Phase.BACKEND_REQUEST:
+            body_phases.add(Phase.REQUEST_BODY)
+        elif any(entry.type == "Cost" or NEEDS_BODY in entry.per for entry in config.entries):
+            raise ValueError("limits of Cost and limits per Model count in phase request-headers, not for one backend")
+        self.runs_in = (self.runs_in or frozenset()) | body_phases
+
+    def request_headers(self, x: Exchange) -> HeaderResult:
+        """Take what a request needs whose body says nothing; others wait for `request_body`."""
+        if self._waits(x):
+            return None
+        return self._take(x, "", None if x.is_tunnel or not x.request.body else TokenUse())
+
+    def backend_request(self, x: Exchange) -> HeaderResult:
+        """Take what an attempt needs, as its length tells."""
+        if not x.request.body:
+            return self._take(x, "")
+        use = TokenUse()
+        if operation(x) is not None:
+            use.guess(x.request.body, self._config.output_tokens)
+        return self._take(x, "", use)
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """A request to a provider is read whole, answers that may tell usage as they come."""
+        if phase is Phase.REQUEST_BODY:
+            return BodyMode.BUFFER if self._waits(x) else None
+        held = self._held(x)
+        if held is None or held.use is None:
+            return None
+        media_type = (x.response.fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if media_type not in _READ_TYPES:
+            return None
+        held.use.begin_answer(media_type, operation(x))
+        return BodyMode.STREAM
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+        """Estimate what the request takes, and take it. Raises LimitExceeded."""
+        use = TokenUse()
+        try:
+            view = request_view(x, data)
+        except Unreadable:
+            view = None
+        config = self._config
+        data = use.read(data, view, operation(x), config.output_tokens, config.max_output_tokens)
+        if use.hides_usage:
+            hide_usage(x)
+        if self._dearest is not None and price_of(config.prices, use.model) is None:
+            raise LimitExceeded(
+                Reason.COST_LIMIT,
+                "the model has no price, and cost is limited",
+                status=403,
+                rule=self._source,
+                remedy="ask for a model that has one, or add it to prices",
+            )
+        waiting = self._take(x, use.model, use)
+        return data if waiting is None else _after(waiting, data)
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+        """Look for what it took."""
+        held = self._held(x)
+        if held is None or held.use is None:
+            return data
+        return held.use.feed(x, data, last)
+
+    def _waits(self, x: Exchange) -> bool:
+        return bool(x.request.body) and not x.is_tunnel and not x.request.upgrade and operation(x) is not None
+
+    def _rules_for(self, x: Exchange, use: TokenUse | None) -> Sequence[QuotaRule]:
+        return self.rules if use is not None else self._head_rules
+
+    def _amount(self, rule: QuotaRule, x: Exchange, held: Held) -> float:
+        use = held.use
+        if use is None or rule.type not in ("Tokens", "Cost"):
+            return super()._amount(rule, x, held)
+        needed = self._of_usage(rule, TokenUsage(use.estimate.input_tokens), use.model)
+        whole = self._of_usage(rule, use.estimate, use.model)
+        # An answer may turn out shorter: only what is asked can be too much for the limit.
+        amount = max(needed, min(whole, rule.window.most))
+        return max(LEAST if rule.type == "Tokens" else _LEAST_COST, amount)
+
+    def _taken(self, rule: QuotaRule, x: Exchange, held: Held) -> float | None:
+        if rule.type not in ("Tokens", "Cost"):
+            return super()._taken(rule, x, held)
+        assert held.use is not None
+        usage = held.use.taken(x)
+        return None if usage is None else self._of_usage(rule, usage, held.use.model)
+
+    def _of_usage(self, rule: QuotaRule, usage: TokenUsage, model: str) -> float:
+        if rule.type == "Cost":
+            price = price_of(self._config.prices, model) or self._dearest
+            return 0.0 if price is None else price.cost(usage)
+        if rule.count == "Total":
+            return float(usage.total_tokens)
+        return float(usage.input_tokens if rule.count == "Input" else usage.output_tokens)
+
+    def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
+        fields = super()._fields(x, takes)
+        asked = operation(x)
+        return fields if asked is None else (*fields, *provider_fields(asked.api.provider, takes))
+
+
+async def _after(waiting: Awaitable[None], data: bytes) -> bytes:
+    await waiting
+    return data

@@ -1,0 +1,156 @@
+"""TokenUse: how many tokens one exchange takes: estimated before, and told by the provider, or seen, in the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from egressproxy.ai_apis.answer import AiAnswer
+from egressproxy.ai_apis.apis import Api, Operation
+from egressproxy.ai_apis.framing import Framing
+from egressproxy.ai_apis.request import AiRequest, estimated_tokens
+from egressproxy.ai_apis.shared import add_usage, usage_told
+from egressproxy.ai_apis.stream_events import read_event
+from egressproxy.ai_apis.streams import framing_of
+from egressproxy.ai_apis.strict_json import Unreadable, loads
+from egressproxy.ai_apis.usage import TokenUsage, usage_of
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["TokenUse"]
+
+#: The longest whole answer whose usage is read.
+_MAX_ANSWER: Final = 8 * 1024 * 1024
+#: Bytes of a body that cannot be read, for each token: fewer than of any text.
+_UNREADABLE: Final = 3
+
+
+class TokenUse:
+    """Of one exchange. `estimate` is what it may take, `model` the one that it asks for."""
+
+    __slots__ = (
+        "_framing",
+        "_has_ended",
+        "_is_over",
+        "_seen_tokens",
+        "_whole",
+        "estimate",
+        "hides_usage",
+        "is_call",
+        "model",
+    )
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.estimate = TokenUsage()
+        self.is_call = False  # its path or body is that of an API that is known
+        self.hides_usage = False
+        self._framing: Framing | None = None
+        self._whole: bytearray | None = None
+        self._seen_tokens = 0
+        self._is_over = False  # no more of the answer can be read
+        self._has_ended = False  # all of the answer has come
+
+    def read(
+        self, body: bytes, view: AiRequest | None, operation: Operation | None, usual_output: int, most_output: int
+    ) -> bytes:
+        """Look at a request, and estimate it. Returns the body to send: a stream is asked for its usage.
+
+        `view` is None for a body that cannot be read. Output is what the request allows, `usual_output` tokens where
+        it says nothing, and never more than `most_output` for each of the answers that it asks for.
+        """
+        self.is_call = True
+        if view is None:
+            self.model = operation.model if operation is not None else ""
+            self.guess(len(body), usual_output)
+            return body
+        self.model = view.model
+        asked = view.max_output_tokens
+        output = 0
+        if view.api is not Api.OPENAI_EMBEDDINGS:
+            output = min(usual_output if asked is None or asked < 0 else asked, most_output) * view.choices
+        self.estimate = TokenUsage(view.estimated_input_tokens(), output)
+        self.hides_usage = view.ask_for_usage()
+        return view.body()
+
+    def guess(self, length: int, usual_output: int) -> None:
+        """Estimate a request of which only the length is known: bytes, negative where nothing tells it."""
+        self.is_call = True
+        self.estimate = TokenUsage(max(0, length) // _UNREADABLE, usual_output)
+
+    def begin_answer(self, media_type: bytes, operation: Operation | None) -> None:
+        """An answer of this type has begun."""
+        self._framing = framing_of(media_type, operation)
+        self._whole = bytearray() if self._framing is None else None
+        self._seen_tokens = 0
+        self._is_over = self._has_ended = False
+
+    def feed(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Look at a piece of the answer. Returns what is sent for it: the usage that only we asked for is left out."""
+        self._has_ended = last
+        if self._is_over:
+            return data
+        if self._framing is not None:
+            return self._feed_stream(x, self._framing, data, last)
+        if self._whole is not None:
+            self._feed_whole(x, self._whole, data, last)
+        return data
+
+    def _feed_stream(self, x: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
+        try:
+            frames = framing.feed(data)
+        except Unreadable:
+            self._is_over = True  # whatever it is, it goes on; what was seen of it counts
+            return data
+        if last:
+            rest = framing.rest()
+            if rest is not None:
+                frames.append(rest)
+        kept = []
+        for frame in frames:
+            is_usage_alone = False
+            if frame.payload[:1] == b"{":
+                try:
+                    value = loads(frame.payload)
+                except Unreadable:
+                    value = None
+                if value is not None:
+                    for delta in read_event(value).deltas:
+                        self._seen_tokens += estimated_tokens(delta.text)
+                    usage = usage_of(value)
+                    if usage is not None:
+                        add_usage(x, usage)
+                        is_usage_alone = value.get("choices") == []
+            if not is_usage_alone:
+                kept.append(frame.raw)
+        return b"".join(kept) if self.hides_usage else data
+
+    def _feed_whole(self, x: Exchange, whole: bytearray, data: bytes, last: bool) -> None:
+        if len(whole) + len(data) > _MAX_ANSWER:
+            self._is_over = True
+            whole.clear()
+            return
+        whole += data
+        if last and usage_told(x) is None:
+            try:
+                answer = AiAnswer.read(bytes(whole))
+            except Unreadable:
+                return
+            add_usage(x, answer.usage)
+
+    def taken(self, x: Exchange) -> TokenUsage | None:
+        """What it took in the end; None where nothing tells, so that the estimate stays.
+
+        What failed before an answer took nothing. A stream that was cut took its input, and what was seen of its text.
+        """
+        told = usage_told(x)
+        if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
+            if told is None:
+                is_counted = self._seen_tokens or (self.is_call and 200 <= x.status < 300)
+                return TokenUsage(self.estimate.input_tokens, self._seen_tokens) if is_counted else TokenUsage()
+            return replace(told, output_tokens=max(told.output_tokens, self._seen_tokens))
+        if told is not None:
+            return told
+        return None if self.is_call and 200 <= x.status < 300 else TokenUsage()
+
+    def __repr__(self) -> str:
+        return f"TokenUse({self.model}, {self.estimate})"
