@@ -104,8 +104,8 @@ def test_the_level_of_a_field_of_gateway_api_is_published(schema: bytes):
     assert by_name["HttpRule"]["backendRefs"][key]["level"] == "core"
     assert by_name["HttpFilter"]["urlRewrite"][key]["level"] == "extended"
     assert key not in by_name["HTTPRoute"]["spec"]
-    assert by_name["HttpFilter"]["extensionRef"][key] == {"level": "implementation-specific", "served": "no"}
-    assert by_name["HttpFilter"]["extensionRef"]["description"].endswith("not served.")
+    said = {"level": "implementation-specific", "served": "yes", "since": "0.1.0"}
+    assert by_name["HttpFilter"]["extensionRef"][key] == said
     assert by_name["GatewaySpec"]["infrastructure"][key] == {"level": "extended", "served": "no"}
     assert by_name["GatewaySpec"]["addresses"][key]["served"] == "partly"
 

@@ -20,6 +20,7 @@ from egressproxy.config.compile.backends.same_names import same_name_notes
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, as_backend_ref
 from egressproxy.config.compile.extensions.filter_types import FilterTypes
+from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.gateways.client_certificates import add_certificate_rules
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
@@ -44,7 +45,6 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import ConfigMap, Service
-from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
@@ -117,6 +117,7 @@ class _Run:
         self._tls_policies = BackendTlsPolicies(resources, self.references)
         self.filter_types = FilterTypes(resources, catalog, self.references)
         self._extensions = ExtensionCompiler(catalog, self.filter_types, self.references)
+        self._pipelines = Pipelines(resources, self.references, self._extensions)
         self._policies = PolicyAttachments(resources, self.references)
         self._policy_filters = PolicyFilters(self._extensions)
         self._services = Services(resources, self._tls_policies)
@@ -126,9 +127,9 @@ class _Run:
             self._backends, self._policies, self._policy_filters, self._certificates, CredentialDns(self._policies)
         )
         self._routes = RouteCompiler(
-            self._backends, backend_refs, self._policies, self._extensions, self._policy_filters
+            self._backends, backend_refs, self._policies, self._extensions, self._policy_filters, self._pipelines
         )
-        self._validator = RouteValidator(self._backends, self._extensions, defaults.check_pattern)
+        self._validator = RouteValidator(self._backends, self._extensions, self._pipelines, defaults.check_pattern)
         self._denials = DeniedBackends(defaults.denials)
         self._plans: list[GatewayPlan] = []
         self._served: dict[ListenerPlan, ServedRoutes] = {}
@@ -150,6 +151,7 @@ class _Run:
         if ours is not None:
             message = "the catalogue of filter types has this name: it is made by the gateway"
             self._extensions.load_errors[problem_at(ours, "metadata.name", message, "remove the object")] = None
+        self._pipelines.check()
         self._check_calls()
         # Reads every Backend, used or not, so that each has its status and its load errors are found.
         self._statuses.update(
@@ -191,10 +193,7 @@ class _Run:
         statuses.update(self._tls_policies.statuses(self._generations))
         parents = self._backends.parents.problems(self._policies.objects)
         statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
-        for pipeline in self._resources.of(PayloadProcessingPipeline):
-            conditions = Conditions(self._generations.get(pipeline.key, 1))
-            conditions.set("Accepted", False, "UnsupportedValue", "pipelines are not supported yet")
-            statuses[pipeline.key] = {"conditions": conditions.to_list()}
+        statuses.update(self._pipelines.statuses(self._generations))
         return statuses
 
     def _catalogue_sentence(self) -> str:

@@ -63,9 +63,9 @@ class Processor(Model):
     phase: PhaseName | None = None
     """When it runs."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the filter."""
+    """Settings of the filter; of a remote processor those of ExternalProcessor, but for `backendRefs`."""
     backend_refs: Annotated[tuple[BackendObjectReference, ...], Field(max_length=16)] = ()
-    """Remote: who is asked."""
+    """Remote: who is asked, by Envoy's ext_proc."""
     timeout: Duration | None = None
     """How long the step may take."""
     failure_mode: Literal["open", "closed"] = "closed"
@@ -75,6 +75,8 @@ class Processor(Model):
         """It runs in process, or elsewhere."""
         if (self.type is None) == (not self.backend_refs):
             raise RefusedValue("a processor has either type or backendRefs", "keep one of them")
+        if self.backend_refs and "backendRefs" in self.config:
+            raise RefusedValue("config.backendRefs stands beside backendRefs", "remove it from config")
 
 
 class PayloadProcessingPipelineSpec(Model):

@@ -262,8 +262,10 @@ class Subject(Model):
 class EgressPolicySpec(Model):
     """Every section is optional: a policy says something about what stands in it, and nothing about the rest."""
 
-    target_refs: Annotated[tuple[PolicyTargetReference, ...], Field(min_length=1, max_length=64)]
-    """What the policy is for: Gateways, listeners, routes or Backends of its own namespace."""
+    target_refs: Annotated[tuple[PolicyTargetReference, ...], Field(max_length=64)]
+    """What the policy is for: Gateways, listeners, routes or Backends of its own namespace. `[]`: only rules of routes
+    whose ExtensionRef filter names it.
+    """
     subjects: Annotated[tuple[Subject, ...], Field(max_length=256)] = ()
     """The clients that the policy is for. Left out: all."""
     mode: Mode | None = None

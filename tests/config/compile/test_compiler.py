@@ -18,7 +18,6 @@ from tests.config.compile.kit import (
     ROUTE,
     compiled,
     listener,
-    of_object,
     of_route,
     policy,
     rule,
@@ -104,17 +103,6 @@ spec:
     assert found.default_backend is not None
     assert found.default_backend.backend is not None
     assert found.default_backend.backend.parent is None
-
-
-def test_pipelines_are_not_supported_and_say_so():
-    pipeline = """
-apiVersion: egressproxy.io/v1alpha1
-kind: PayloadProcessingPipeline
-metadata: {name: pipe}
-spec: {processors: [{name: a, type: 'egressproxy.io/HeaderPolicy:v1'}]}
-"""
-    made = compiled(REVERSE, pipeline)
-    assert of_object(made, "PayloadProcessingPipeline", "default/pipe", "Accepted")[:2] == ("False", "UnsupportedValue")
 
 
 def test_a_route_at_a_closed_listener_says_that_it_is_not_served():

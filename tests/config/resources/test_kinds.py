@@ -683,12 +683,16 @@ def test_a_policy_that_is_silent_on_destinations_differs_from_one_that_allows_no
         ({"traffic": {"healthCheck": {"panicThreshold": 101}}}, "less than or equal to 100"),
         ({"traffic": {"circuitBreaker": {"maxConnections": 0}}}, "greater than or equal to 1"),
         ({"extensions": [{"name": "e", "type": "a.b/C:v1"}] * 2}, "name e stands more than once"),
-        ({"targetRefs": []}, "at least 1 item"),
         ({"targetRefs": [{"kind": "Gateway", "name": "gw"}]}, "Field required"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused(section: dict[str, Any], message: str) -> None:
     assert message in refused(EgressPolicy, {"targetRefs": [TARGET], **section})
+
+
+def test_a_policy_says_what_it_is_for_even_if_that_is_only_what_names_it() -> None:
+    assert made(EgressPolicy, {"targetRefs": []}).spec.target_refs == ()
+    assert "Field required" in refused(EgressPolicy, {})
 
 
 def test_a_processor_runs_here_or_elsewhere() -> None:

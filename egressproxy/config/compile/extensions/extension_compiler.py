@@ -125,10 +125,10 @@ class ExtensionCompiler:
         self.callers: dict[ExtensionIR, Caller] = {}
 
     def extensions(
-        self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint
+        self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint, path: str = "spec.extensions"
     ) -> tuple[RankedExtension, ...]:
-        """The `spec.extensions` of a Backend or EgressPolicy. Load errors are noted."""
-        made = [self._extension(owner, one, f"spec.extensions[{i}]", place) for i, one in enumerate(declared)]
+        """The `spec.extensions` of a Backend or EgressPolicy, or what stands in this field. Load errors are noted."""
+        made = [self._extension(owner, one, f"{path}[{i}]", place) for i, one in enumerate(declared)]
         return tuple(RankedExtension(spec, age_of(owner), i) for i, spec in enumerate(made) if spec is not None)
 
     def builtin(

@@ -16,6 +16,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     FilterNotSupported,
     RankedExtension,
 )
+from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.route_filters import HttpFilter, RequestRedirect, UrlRewrite
 from egressproxy.ir.gateway import ListenerProtocol
@@ -38,6 +39,7 @@ REQUEST_REDIRECT = "egressproxy.io/RequestRedirect:v1"
 
 def route_filters(
     compiler: ExtensionCompiler,
+    pipelines: Pipelines,
     route: Resource,
     filters: Sequence[HttpFilter],
     *,
@@ -50,7 +52,7 @@ def route_filters(
     request, response = (
         ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
     )
-    made = []
+    made: list[RankedExtension] = []
     index = 0
     try:
         for index, entry in enumerate(filters):
@@ -76,11 +78,11 @@ def route_filters(
                 type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
             elif entry.request_mirror is not None:
                 continue  # it changes nothing of the request: `mirrors` reads it
+            elif entry.extension_ref is not None:
+                made += pipelines.extensions(route, entry.extension_ref, place, priority, index)
+                continue
             else:
-                ref = entry.extension_ref
-                named = f" ({ref.kind} {ref.name})" if ref is not None else ""
-                remedy = ": name the route in targetRefs of that policy" if ref and ref.kind == "EgressPolicy" else ""
-                raise FilterNotSupported(f"filter {entry.type}{named} is not supported yet{remedy}")
+                raise FilterNotSupported(f"filter {entry.type} is not supported yet")
             made.append(compiler.builtin(type_name, entry.type, phase, config, route, place, priority, index))
     except FilterNotSupported as error:
         error.index = index

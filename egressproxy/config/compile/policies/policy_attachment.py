@@ -29,6 +29,7 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.limits import Limits
+from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.config.resources.policy import Dns, EgressPolicy, Identity
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
@@ -61,6 +62,9 @@ class PolicyAttachments:
                 self._by_target[key, ref.section_name or ""].append(policy)
         #: By target and section, for the places that exist: their layer, or none.
         self._layers: dict[tuple[Key, str], tuple[Layer, ...]] = {}
+        #: Rules whose filters name policies, and by policy these rules.
+        self._of_rules: dict[tuple[Key, str, tuple[EgressPolicy, ...]], tuple[Layer, ...]] = {}
+        self._named_by: dict[Key, dict[tuple[Key, str], None]] = {}
         self._merged: dict[tuple[tuple[Layer, ...], bool], Merged] = {}
 
     def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> tuple[Layer, ...]:
@@ -71,6 +75,20 @@ class PolicyAttachments:
             holds = policies or resolver is not None
             self._layers[place] = (Layer(level, target, section, policies, resolver),) if holds else ()
         return self._layers[place]
+
+    def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> tuple[Layer, ...]:
+        """The layer of a rule whose filters name these policies, and of the policies that name the rule.
+
+        `section` is the name of the rule, "" where it has none, and `index` its place.
+        """
+        own = [policy for layer in self.layer(Level.RULE, route, section) if section for policy in layer.policies]
+        place = (route, section or f"rules[{index}]", named)
+        if place not in self._of_rules:
+            policies = tuple(sorted(dict.fromkeys((*own, *named)), key=age_of))
+            self._of_rules[place] = (Layer(Level.RULE, route, place[1], policies),)
+            for policy in named:
+                self._named_by.setdefault(policy.key, {})[route, place[1]] = None
+        return self._of_rules[place]
 
     def merge(self, layers: tuple[Layer, ...], *, is_routed: bool) -> Merged:
         """What the layers say together. The result is shared by all places with the same layers.
@@ -103,10 +121,15 @@ class PolicyAttachments:
         self, policy: EgressPolicy, generation: int, faults: dict[Key, ExtensionFaults], parent: UnresolvedRef | None
     ) -> Status:
         ancestors = ReferenceConditions("ancestors", generation)
-        for ref in policy.spec.target_refs:
+        targets = [
+            (ref, object_key(self._resources, ref, policy.namespace), ref.section_name or "")
+            for ref in policy.spec.target_refs
+        ]
+        targets += [(_as_target(route), route, section) for route, section in self._named_by.get(policy.key, ())]
+        for position, (ref, target, section) in enumerate(targets):
             conditions = ancestors.add(ref, namespace=policy.namespace)
-            target, section = object_key(self._resources, ref, policy.namespace), ref.section_name or ""
-            if (target, section) not in self._layers:
+            is_named = position >= len(policy.spec.target_refs)
+            if not is_named and (target, section) not in self._layers:
                 conditions.set("Accepted", False, "TargetNotFound", self._not_found(target, section))
                 continue
             conditions.set("Accepted", True, "Accepted", "the policy is in force")
@@ -182,6 +205,12 @@ class PolicyAttachments:
             message, remedy = f"{shown} is not served here, so no policy holds for it", ""
         hint = f" ({remedy})" if remedy else ""
         return f"{message}{hint}; nothing that this policy allows, denies or limits holds there"
+
+
+def _as_target(route: Key) -> PolicyTargetReference:
+    """A route whose filter names the policy, as status shows it."""
+    group, kind, _, name = route
+    return PolicyTargetReference.model_construct(group=group, kind=kind, name=name)
 
 
 def _known(kind: str) -> str:

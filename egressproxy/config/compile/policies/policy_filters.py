@@ -69,6 +69,8 @@ class PolicyFilters:
             level = 0 if ref.kind in ("Gateway", "ListenerSet") else 1 if ref.kind.endswith("Route") else 2
             section = f", section {ref.section_name}" if ref.section_name else ""
             self._of_policy(policy, level, f"{ref.kind} {policy.namespace}/{ref.name}{section}")
+        if not policy.spec.target_refs:
+            self._of_policy(policy, 1, str(policy))
 
     def for_requests(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[RankedExtension]:
         """The filters of a listener or rule: everything but what belongs to one of its backends.

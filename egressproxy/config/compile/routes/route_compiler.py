@@ -20,6 +20,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
     RankedExtension,
     ordered,
 )
+from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.extensions.route_filters import external_auth_place, route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
@@ -33,6 +34,7 @@ from egressproxy.config.compile.routes.matches import grpc_match, http_match
 from egressproxy.config.compile.routes.mirrors import mirrors
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter
 from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import (
@@ -73,6 +75,7 @@ class RouteCompiler:
     policies: PolicyAttachments
     extensions: ExtensionCompiler
     policy_filters: PolicyFilters
+    pipelines: Pipelines
     _http_match: Callable[[HttpMatch], MatchIR] = field(default_factory=lambda: cache(http_match))
     _denying: dict[tuple[int, ...], PolicyIR] = field(default_factory=dict)
 
@@ -141,7 +144,7 @@ class RouteCompiler:
         written = route.spec.rules[index]
         rule = as_http_rule(written)
         session = session_ir(route.full_name, index, rule)
-        layers = self._rule_layers(route, rule, layers)
+        layers = self._rule_layers(route, rule, layers, self.pipelines.policies(route, rule.filters), index)
         scopes = LimitScopes(str(listener.gateway), str(route))
         merged = self.policies.merge(layers, is_routed=True)
         placed, problem = self._requests(layers, scopes)
@@ -152,9 +155,9 @@ class RouteCompiler:
         else:
             assert listener.protocol is not None
             port, protocol = listener.listener.port, listener.protocol
-            compiled = partial(route_filters, self.extensions, route, port=port, protocol=protocol)
+            compiled = partial(route_filters, self.extensions, self.pipelines, route, port=port, protocol=protocol)
             mirrored = partial(mirrors, self.backend_refs, route, layers, scopes)
-            placed += compiled(rule.filters, on_backend=False)
+            placed += self.backend_refs.with_calls(compiled(rule.filters, on_backend=False), layers, scopes)
 
             def of_ref(ref: BackendRef) -> tuple[RankedExtension, ...]:
                 return compiled(_filters(ref), on_backend=True)
@@ -185,10 +188,21 @@ class RouteCompiler:
         )
 
     def _rule_layers(
-        self, route: AnyRoute, rule: HttpRule | StreamRule, layers: tuple[Layer, ...]
+        self,
+        route: AnyRoute,
+        rule: HttpRule | StreamRule,
+        layers: tuple[Layer, ...],
+        named: tuple[EgressPolicy, ...] = (),
+        index: int = 0,
     ) -> tuple[Layer, ...]:
-        """What holds for a rule: the layers of the listener, those of the route, and its own where it has a name."""
+        """What holds for a rule: the layers of the listener, those of the route, and its own: of the policies that name
+        it, and of those that it names.
+        """
         layers += self.policies.layer(Level.ROUTE, route.key)
+        held = {policy.key for layer in layers for policy in layer.policies}
+        named = tuple(policy for policy in named if policy.key not in held)
+        if named:
+            return layers + self.policies.layer_of_rule(route.key, rule.name or "", index, named)
         return layers + (self.policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
 
     def _external_auth(

@@ -14,6 +14,7 @@ from functools import partial
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import endpoint_refs, rule_filters, rule_refs
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
+from egressproxy.config.compile.extensions.pipelines import ExtensionRefNotFound, Pipelines
 from egressproxy.config.compile.extensions.route_filters import route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment, Rejection
 from egressproxy.config.compile.policies.retries import retry_problem
@@ -127,6 +128,7 @@ class RouteValidator:
 
     backends: BackendCompiler
     extensions: ExtensionCompiler
+    pipelines: Pipelines
     check_pattern: Callable[[str], object]
 
     def validate(self, route: AnyRoute) -> RouteValidation:
@@ -168,12 +170,16 @@ class RouteValidator:
     def _validate_rule(
         self, route: HttpRoute | GrpcRoute, index: int, rule: HttpRule, validation: RouteValidation
     ) -> None:
-        compiled = partial(route_filters, self.extensions, route, port=80, protocol=ListenerProtocol.HTTP)
+        compiled = partial(
+            route_filters, self.extensions, self.pipelines, route, port=80, protocol=ListenerProtocol.HTTP
+        )
         try:
             compiled(rule.filters, on_backend=False)
         except FilterNotSupported as error:
             validation.closed[index] = str(error)
             validation.places[index] = f"spec.rules[{index}].filters[{error.index}]: "
+            if isinstance(error, ExtensionRefNotFound):
+                validation.unresolved.append(("ExtensionRefNotFound", f"{validation.places[index]}{error}"))
         self._validate_refs(route, rule_refs(index, rule), validation)
         for where, entry in rule_filters(index, rule):
             if entry.backend_ref is not None:
@@ -185,6 +191,9 @@ class RouteValidator:
             try:
                 compiled(ref.filters, on_backend=True)
             except FilterNotSupported as error:
+                if isinstance(error, ExtensionRefNotFound):
+                    where = f"spec.rules[{index}].backendRefs[{number}].filters[{error.index}]"
+                    validation.unresolved.append(("ExtensionRefNotFound", f"{where}: {error}"))
                 validation.closed[index] = f"backendRefs[{number}]: {error}"
                 validation.places[index] = f"spec.rules[{index}].backendRefs[{number}]: "
 

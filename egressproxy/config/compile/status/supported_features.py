@@ -35,7 +35,6 @@ UNSERVED: Final[Mapping[str, str]] = {
     "Identity.basic": "where it is written everything is refused",
     "Dns.reverseCheck": "Report does nothing, with Enforce everything is refused",
     "Limits.store": "the processes of one gateway count for themselves",
-    "PayloadProcessingPipeline.spec": "no pipeline is accepted, and a rule that names one answers 500",
 }
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.

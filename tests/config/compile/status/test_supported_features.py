@@ -17,12 +17,6 @@ kind: Backend
 metadata: {name: other}
 spec: {destination: {type: EndpointSelector, endpointSelector: {selectorRef: {name: s}}}}
 """,
-    "PayloadProcessingPipeline.spec": """
-apiVersion: egressproxy.io/v1alpha1
-kind: PayloadProcessingPipeline
-metadata: {name: other}
-spec: {processors: [{name: one, type: egressproxy.io/HeaderPolicy:v1}]}
-""",
     "EgressPolicySpec.subjects": policy("subjects: [{namespace: team}]"),
     "EgressPolicySpec.intercept": policy("intercept: {hostnames: [a.example], caCertificateRef: {name: ca}}"),
     "EgressPolicySpec.identity": policy("identity: {address: {}}"),

@@ -1,0 +1,141 @@
+"""What ExtensionRef filters of routes name: PayloadProcessingPipelines, and EgressPolicies for one rule.
+
+The processors of a pipeline are extensions of the rule, in the order of the list. What cannot be resolved closes the
+rule. Source: Gateway API v1, HTTPRouteFilter.extensionRef: a filter that cannot be resolved must not be skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from egressproxy.config.compile.extensions.extension_compiler import (
+    ROUTE_LEVEL,
+    AttachmentPoint,
+    Caller,
+    ExtensionCompiler,
+    FilterNotSupported,
+    RankedExtension,
+)
+from egressproxy.config.compile.extensions.extension_faults import closing
+from egressproxy.config.compile.interface import Key, Status, age_of
+from egressproxy.config.compile.references import References
+from egressproxy.config.compile.status.conditions import Conditions
+from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.resources.extension import Extension, PayloadProcessingPipeline, Processor
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
+from egressproxy.config.resources.object_references import LocalObjectReference
+from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.route_filters import HttpFilter
+from egressproxy.ir.policy import ExtensionIR
+
+__all__ = ["ExtensionRefNotFound", "Pipelines"]
+
+#: The type that asks a processor with `backendRefs`.
+REMOTE: Final = "egressproxy.io/ExternalProcessor:v1"
+_POLICY: Final = (OUR_GROUP, "EgressPolicy")
+_PIPELINE: Final = (OUR_GROUP, "PayloadProcessingPipeline")
+
+
+class ExtensionRefNotFound(FilterNotSupported):
+    """An ExtensionRef names an object that does not exist."""
+
+
+class Pipelines:
+    """Every PayloadProcessingPipeline, found by its name and compiled for the places that name it."""
+
+    def __init__(self, resources: ResourceSet, references: References, compiler: ExtensionCompiler) -> None:
+        self._resources = resources
+        self._references = references
+        self._compiler = compiler
+        self._made: dict[tuple[Key, AttachmentPoint, int], tuple[RankedExtension, ...]] = {}
+
+    def check(self) -> None:
+        """Find the load errors and faults of every pipeline, whether or not a route names it."""
+        for pipeline in self._resources.of(PayloadProcessingPipeline):
+            self._processors(pipeline, AttachmentPoint(ROUTE_LEVEL, str(pipeline)), 0)
+
+    def policies(self, route: Resource, filters: Sequence[HttpFilter]) -> tuple[EgressPolicy, ...]:
+        """The EgressPolicies that filters of a rule name, those that exist."""
+        found = []
+        for entry in filters:
+            ref = entry.extension_ref
+            if ref is not None and (ref.group, ref.kind) == _POLICY:
+                policy = self._resources.find(EgressPolicy, route.namespace, ref.name)
+                found += [policy] if policy is not None else []
+        return tuple(dict.fromkeys(found))
+
+    def extensions(
+        self, route: Resource, ref: LocalObjectReference, place: AttachmentPoint, priority: int, index: int
+    ) -> tuple[RankedExtension, ...]:
+        """The extensions that an ExtensionRef adds at this place of a route; of an EgressPolicy none: it is a layer.
+
+        Raises FilterNotSupported for another kind, for an unknown type of a processor, and where it makes no sense.
+        """
+        named = f"{ref.kind} {route.namespace}/{ref.name}"
+        if (ref.group, ref.kind) not in (_POLICY, _PIPELINE):
+            raise FilterNotSupported(f"filter ExtensionRef ({ref.kind} {ref.name}) is not supported yet")
+        found = self._resources.get(ref.group, ref.kind, route.namespace or "", ref.name)
+        if found is None:
+            hint = self._references.suggestions.remedy(
+                ref.group, ref.kind, route.namespace or "", ref.name, "an ExtensionRef names an object of the namespace"
+            )
+            raise ExtensionRefNotFound(f"filter ExtensionRef: {named} does not exist{f' ({hint})' if hint else ''}")
+        if not isinstance(found, PayloadProcessingPipeline):
+            if place.level != ROUTE_LEVEL:
+                raise FilterNotSupported(f"{named} on a backendRef: name the Backend in targetRefs of that policy")
+            return ()
+        made = self._processors(found, place, priority)
+        unknown = closing(one.spec for one in made)
+        if unknown:
+            raise FilterNotSupported(f"{named}: the {unknown} is not supported")
+        return tuple(one._replace(age=age_of(route), position=index) for one in made)
+
+    def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
+        """The status of every pipeline."""
+        made: dict[Key, Status] = {}
+        for pipeline in self._resources.of(PayloadProcessingPipeline):
+            conditions = Conditions(generations.get(pipeline.key, 1))
+            conditions.set("Accepted", True, "Accepted", "routes may name the pipeline in an ExtensionRef filter")
+            conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
+            if pipeline.key in self._compiler.faults:
+                self._compiler.faults[pipeline.key].set_conditions(conditions)
+            made[pipeline.key] = {"conditions": conditions.to_list()}
+        return made
+
+    def _processors(
+        self, pipeline: PayloadProcessingPipeline, place: AttachmentPoint, priority: int
+    ) -> tuple[RankedExtension, ...]:
+        key = (pipeline.key, place, priority)
+        if key not in self._made:
+            declared = [_as_extension(each, priority) for each in pipeline.spec.processors]
+            self._made[key] = made = self._compiler.extensions(pipeline, declared, place, "spec.processors")
+            for one in made:
+                self._name_fields(one.spec)
+        return self._made[key]
+
+    def _name_fields(self, spec: ExtensionIR) -> None:
+        """Status says where a reference stands: beside the config, not in it."""
+        caller = self._compiler.callers.get(spec)
+        if caller is not None and spec.type == REMOTE:
+            refs = tuple((path.replace(".config.backendRefs", ".backendRefs"), ref) for path, ref in caller.refs)
+            self._compiler.callers[spec] = Caller(caller.owner, refs)
+
+
+def _as_extension(processor: Processor, priority: int) -> Extension:
+    """The processor as an entry of `extensions`; a remote one is asked by ext_proc."""
+    config: dict[str, Any] = processor.config
+    phase = processor.phase
+    if processor.type is None:
+        refs = [ref.model_dump(by_alias=True, exclude_none=True) for ref in processor.backend_refs]
+        config, phase = {**config, "backendRefs": refs}, phase or "request-headers"
+    return Extension.model_construct(
+        name=processor.name,
+        type=processor.type or REMOTE,
+        phase=phase,
+        priority=priority,
+        fail_open=processor.failure_mode == "open",
+        pre_auth=False,
+        timeout=processor.timeout,
+        config=config,
+    )
