@@ -24,6 +24,7 @@ _VERBS: Final = {
     "get": "Show the objects in service, with their status.",
     "explain": "Explain what would happen to a request, and why.",
     "diff": "Show what a new configuration would change.",
+    "audit": "Verify or show the records of Audit filters.",
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
     "schema": "Print the JSON Schema of manifests.",
@@ -32,7 +33,7 @@ _VERBS: Final = {
     "version": "Print the version.",
 }
 #: Verbs that compute something, print it and exit.
-_SHORT_LIVED: Final = frozenset({"check", "explain", "diff", "schema", "filters", "placeholder", "version"})
+_SHORT_LIVED: Final = frozenset({"check", "explain", "diff", "schema", "filters", "placeholder", "version", "audit"})
 
 _HELP: Final = """An egress gateway: decides which requests may leave, forwards them, and logs every one.
 

@@ -22,6 +22,7 @@ _GATEWAY_API: Final = "gateway.networking.k8s.io/"
 BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
     f"{_OURS}{kind}:v1": place
     for kind, place in {
+        "Audit": "audit.audit:AUDIT",
         "BodyLimit": "limits.body_limit:BODY_LIMIT",
         "ConcurrencyLimit": "limits.concurrency:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",

@@ -1,0 +1,166 @@
+"""Audit: a record of each exchange in a chain that shows changes.
+
+A request is refused while its record could not be written; with `failOpen` it goes on, and the chain counts what is
+lost. The record is made at the end of the exchange and written by a thread. It tells who, what, where, and what was
+decided; models, tools and tokens where the messages are those of an AI provider. It has no query, and no credential.
+"""
+
+from __future__ import annotations
+
+from time import monotonic, time
+from typing import Any, Final
+
+from egressproxy.ai_apis.shared import usage_told
+from egressproxy.errors import Reason
+from egressproxy.filters.audit.bodies import Redactor, SeenBody
+from egressproxy.filters.audit.chain_writer import stamp, writer_of
+from egressproxy.filters.audit.config import AuditConfig, secret_refs
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.grpc_status import GRPC_NAMES
+
+__all__ = ["AUDIT", "Audit", "AuditUnavailable"]
+
+#: Longer values of fields are cut, in bytes.
+_MAX_VALUE: Final = 1024
+_MAX_PATH: Final = 4096
+
+
+class AuditUnavailable(Exception):
+    """The record of this exchange could not be written: the filter fails."""
+
+
+class Audit(Filter):
+    """Writes to the chain of its folder that this process has. State of an exchange: its two bodies."""
+
+    body_mode = BodyMode.STREAM
+    only_reads = True
+    decodes = True
+    ignores_trailers = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: AuditConfig = context.config
+        key = None
+        if config.key_ref is not None:
+            key = context.secrets.get(config.key_ref.label)
+            if key is None:
+                raise ValueError(f"the Secret {config.key_ref.label.rstrip('/')} with the key is not there")
+        self._config = config
+        self._settings = config.settings(key)
+        self._writer = writer_of(config.folder)
+        self._redactor = Redactor() if config.bodies == "Redacted" else None
+        self._request_note = f"audit request {id(self)}"
+        self._response_note = f"audit response {id(self)}"
+        self._fields = tuple((name, name.lower().encode()) for name in config.request_fields)
+        self._fields_note = f"audit fields {id(self)}"
+        self._has_started = False
+        self._notices = context.notices
+        self._records = context.meter.counter("egress_audit_records", "Audit records, by decision.", ("decision",))
+        self._lost = context.meter.counter("egress_audit_lost", "Audit records that found no place.")
+
+    def request_headers(self, x: Exchange) -> None:
+        """Raises AuditUnavailable while records cannot be written."""
+        if not self._has_started:
+            try:
+                self._writer.start(self._settings)
+            except OSError as error:
+                raise self._unavailable(f"{self._config.folder}: {error.strerror}") from None
+            self._has_started = True
+        if self._fields:
+            x.note(self._fields_note, self._wanted(x))
+        if why := self._writer.why_not(self._settings):
+            raise self._unavailable(why)
+
+    def _unavailable(self, why: str) -> AuditUnavailable:
+        self._notices.warning("AuditUnavailable", why)
+        return AuditUnavailable(why)
+
+    def _wanted(self, x: Exchange) -> dict[str, list[str]]:
+        fields = x.request.fields
+        found = {name: fields.get_all(key) for name, key in self._fields}
+        return {name: [v[:_MAX_VALUE].decode("latin-1") for v in values] for name, values in found.items() if values}
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """Every body is looked at as it flows."""
+        return BodyMode.STREAM
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Looks at a piece of the request."""
+        self._seen(x, self._request_note, is_request=True).feed(x, data, is_last=last)
+        return data
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Looks at a piece of the response."""
+        self._seen(x, self._response_note, is_request=False).feed(x, data, is_last=last)
+        return data
+
+    def _seen(self, x: Exchange, note: str, *, is_request: bool) -> SeenBody:
+        found: SeenBody | None = x.notes.get(note) if x.notes is not None else None
+        if found is None:
+            bodies = self._config.bodies
+            keeps = self._config.max_body_bytes if bodies == "Redacted" else 0
+            found = SeenBody(x, is_request=is_request, hashes=bodies != "None", keeps=keeps)
+            x.note(note, found)
+        return found
+
+    def complete(self, x: Exchange) -> None:
+        """Hands the record to the writer."""
+        record = self._record(x)
+        if self._writer.put(self._settings, record):
+            self._records.add(1, record["decision"])
+        else:
+            self._lost.add()
+
+    def _record(self, x: Exchange) -> dict[str, Any]:
+        identity, notes = x.identity, x.notes or {}
+        decision = "denied" if x.denied else "allowed" if x.reason is Reason.OK else "failed"
+        made: dict[str, Any] = {
+            "time": stamp(x.started_wall or time()), "kind": "exchange", "request_id": x.request_id,
+            "gateway": x.gateway, "listener": x.listener, "route": x.route, "backend": x.backend,
+            "namespace": identity.namespace, "service_account": identity.service_account, "client": x.client,
+            "is_tunnel": x.is_tunnel, "method": x.method.decode("latin-1"), "scheme": x.scheme.decode("latin-1"),
+            "authority": str(x.authority) if x.authority is not None else "-",
+            "path": x.path[:_MAX_PATH].decode("latin-1"), "decision": decision, "status": x.status,
+            "reason": x.reason.value, "rule": x.rule, "upstream": x.upstream or "-", "attempts": x.attempts,
+            "bytes_in": x.bytes_in, "bytes_out": x.bytes_out,
+            "duration_ms": round((monotonic() - x.started_at) * 1000, 3),
+        }  # fmt: skip
+        if identity.origin_client != "-":
+            made |= {"origin_client": identity.origin_client, "origin_gateway": identity.origin_gateway}
+        if x.grpc_status >= 0:
+            made["grpc_status"] = GRPC_NAMES[x.grpc_status]
+        if x.would_deny:
+            made["would_deny"] = [reason.value for reason in x.would_deny]
+        if fields := notes.get(self._fields_note):
+            made["fields"] = fields
+        asked: SeenBody | None = notes.get(self._request_note)
+        answered: SeenBody | None = notes.get(self._response_note)
+        if asked is not None:
+            made |= {"model": asked.models} if asked.models else {}
+            made |= {"tools_offered": asked.offered} if asked.offered else {}
+        if answered is not None and answered.models:
+            made["response_model"] = answered.models
+        called = [name for seen in (asked, answered) if seen is not None for name in seen.called]
+        if called:
+            made["tools_called"] = list(dict.fromkeys(called))
+        if (usage := usage_told(x)) is not None:
+            made["tokens"] = {name: getattr(usage, name) for name in usage.__slots__}
+        for name, seen in (("request_body", asked), ("response_body", answered)):
+            if seen is not None:
+                made[name] = seen.told(self._redactor)
+        return made
+
+    def __repr__(self) -> str:
+        return f"Audit({self._writer})"
+
+
+AUDIT = FilterType(
+    name="egressproxy.io/Audit:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=AuditConfig,
+    build=Audit,
+    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    secret_refs=secret_refs,
+    machine_field=lambda _config: "folder",
+    summary="Writes a record of each exchange into hash-chained files, which `egressproxy audit verify` checks.",
+)

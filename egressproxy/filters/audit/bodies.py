@@ -1,0 +1,141 @@
+"""What an audit record tells of one body: bytes, SHA-256, the content without secrets; models, tools and tokens.
+
+A body is looked at while it flows; nothing is held back. Bounds: MAX_JSON bytes are kept of one that is JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from egressproxy.ai_apis.answer import model_of
+from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.shared import add_usage, answer_view, operation, request_view
+from egressproxy.ai_apis.streams import StreamReader, framing_of
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.usage import usage_of
+from egressproxy.filters.content.entities import ENTITIES, scanner_of
+from egressproxy.filters.content.spans import Scanner
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["Redactor", "SeenBody"]
+
+#: Of a body that is read as a whole, in bytes: longer ones tell no models and tools.
+MAX_JSON: Final = 4 * 1024 * 1024
+#: Names that a record tells of each kind.
+MAX_NAMES: Final = 64
+MAX_NAME: Final = 256
+
+#: The value of a member of JSON, or of a form, whose name says that it is a secret.
+_NAMED: Final = re.compile(
+    r"""((?:password|passwd|secret|api[-_]?key|apikey|authorization|credential|access[-_]?token|auth[-_]?token|"""
+    r"""refresh[-_]?token|client[-_]?secret|private[-_]?key)[\w-]{0,32}["']?\s{0,8}[:=]\s{0,8})("(?:[^"\\]|\\.)*"|[^\s,;&}"]+)""",
+    re.IGNORECASE,
+)
+
+
+class Redactor:
+    """Takes out of text what looks like a credential or personal data."""
+
+    __slots__ = ("_scanner",)
+
+    def __init__(self) -> None:
+        self._scanner: Scanner = scanner_of(ENTITIES)
+
+    def __call__(self, text: str) -> str:
+        """The text with `[ENTITY]` for each, and `[SECRET]` for values whose name says it."""
+        named = _NAMED.sub(lambda found: f'{found.group(1)}"[SECRET]"', text)
+        return self._scanner.replaced(named, lambda entity, _value: f"[{entity}]")
+
+
+class SeenBody:
+    """One body of an exchange. `keeps` bytes of the content are kept for a Redactor; 0: none."""
+
+    __slots__ = (
+        "_digest",
+        "_framing",
+        "_is_request",
+        "_json",
+        "_keeps",
+        "_kept",
+        "called",
+        "models",
+        "offered",
+        "size",
+    )
+
+    def __init__(self, x: Exchange, *, is_request: bool, hashes: bool, keeps: int) -> None:
+        self._digest = hashlib.sha256() if hashes else None
+        self._is_request = is_request
+        self._kept = bytearray()
+        self._keeps = keeps
+        self.size = 0
+        self.models: list[str] = []
+        self.offered: list[str] = []
+        self.called: list[str] = []
+        fields = (x.request if is_request else x.response).fields
+        media_type = (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+        framing = None if is_request else framing_of(media_type, operation(x))
+        self._framing = StreamReader(framing) if framing is not None else None
+        is_json = self._framing is None and (media_type.endswith((b"/json", b"+json")))
+        self._json: bytearray | None = bytearray() if is_json else None
+
+    def feed(self, x: Exchange, data: bytes, *, is_last: bool) -> None:
+        """A piece of the content."""
+        self.size += len(data)
+        if self._digest is not None:
+            self._digest.update(data)
+        if len(self._kept) < self._keeps:
+            self._kept += data[: self._keeps - len(self._kept)]
+        if self._json is not None:
+            self._json += data
+            if len(self._json) > MAX_JSON:
+                self._json = None
+            elif is_last:
+                self._look_at_json(x, bytes(self._json))
+                self._json = None
+        elif self._framing is not None:
+            try:
+                for event in self._framing.feed(data):
+                    add_usage(x, usage_of(event.value))
+                    self._add(self.models, (model_of(event.value),))
+                    self._look_at_calls(JsonMessage(b"", event.value))
+            except Unreadable:
+                self._framing = None
+
+    def _look_at_json(self, x: Exchange, body: bytes) -> None:
+        try:
+            if self._is_request:
+                request = request_view(x, body)
+                self._add(self.models, request.models)
+                self._add(self.offered, (tool.name for tool in request.tools))
+                self._look_at_calls(request)
+            else:
+                answer = answer_view(x, body)
+                add_usage(x, answer.usage)
+                self._add(self.models, (answer.model,))
+                self._look_at_calls(answer)
+        except Unreadable:
+            pass  # it is no message of a provider: its hash tells it
+
+    def _look_at_calls(self, message: JsonMessage) -> None:
+        self._add(self.called, (call.name for call in message.tool_calls()))
+
+    @staticmethod
+    def _add(names: list[str], more: Iterable[str]) -> None:
+        for name in more:
+            if name and len(names) < MAX_NAMES and (cut := name[:MAX_NAME]) not in names:
+                names.append(cut)
+
+    def told(self, redactor: Redactor | None) -> dict[str, Any]:
+        """What the record has of it."""
+        made: dict[str, Any] = {"bytes": self.size}
+        if self._digest is not None:
+            made["sha256"] = self._digest.hexdigest()
+        if self._keeps and redactor is not None:
+            made["content"] = redactor(self._kept.decode("utf-8", "replace"))
+            if self.size > len(self._kept):
+                made["is_cut"] = True
+        return made
