@@ -8,6 +8,7 @@ text is not changed goes on byte for byte as it came.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -15,6 +16,7 @@ from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.aws_event_stream import AwsFraming
 from egressproxy.ai_apis.framing import MAX_EVENT_BYTES, AddedEvent, Frame, Framing, JsonArrayFraming, SseFraming
+from egressproxy.ai_apis.splice import spliced_text
 from egressproxy.ai_apis.stream_events import (
     EVERY,
     Channel,
@@ -30,6 +32,8 @@ from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 
 __all__ = ["StreamEditor", "StreamReader", "TextFunction", "framing_of"]
 
+#: Members that repeat the text in pieces, and say something.
+_LOG_PROBABILITIES: Final = re.compile(rb'ogprobs(?:Result)?"\s*:(?!\s*(?:null|\[\s*\]))')
 #: The last event of OpenAI's streams, which is no JSON.
 _DONE: Final = b"[DONE]"
 
@@ -166,6 +170,8 @@ class StreamEditor:
             made = self._whole(Channel(("event",), frame.name, TextKind.TEXT), text)
             return self._framing.write(frame, None if made == text else made.encode("utf-8", "replace"), ())
         event = read_event(value)
+        if len(event.deltas) == 1 and not event.ends and not event.wholes:
+            return self._edited_delta(frame, event, event.deltas[0])
         message = AiAnswer(payload, value)
         made_of: dict[Channel, tuple[TextDelta, str]] = {}
         for delta in event.deltas:
@@ -186,6 +192,25 @@ class StreamEditor:
         if self._hides_usage and value.__class__ is dict and value.get("choices") == [] and value.get("usage"):
             return self._framing.write(None, None, added)
         return self._framing.write(frame, message.body() if message.is_changed else None, added)
+
+    def _edited_delta(self, frame: Frame, event: StreamEvent, delta: TextDelta) -> bytes:
+        """An event with one piece of one text and nothing else: nearly all are."""
+        channel = self._channel(delta.channel)
+        if channel is None:
+            return self._framing.write(frame, None, ())
+        made = channel.feed(delta.text)
+        if channel.sent is not None:
+            self._count(len(delta.text) + len(made))
+        channel.last = frame, event, delta
+        if made == delta.text:
+            return self._framing.write(frame, None, ())
+        payload = frame.payload
+        edited = None if _LOG_PROBABILITIES.search(payload) is not None else spliced_text(payload, delta.text, made)
+        if edited is None:
+            message = AiAnswer(payload, event.value)
+            message.replace_text(_found_at(delta), made)
+            edited = message.body()
+        return self._framing.write(frame, edited, ())
 
     def _channel(self, channel: Channel) -> _EditedChannel | None:
         if channel in self._channels:

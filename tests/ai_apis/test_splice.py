@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.ai_apis.splice import Path, spliced
+from egressproxy.ai_apis.splice import Path, spliced, spliced_text
 from egressproxy.ai_apis.strict_json import Unreadable
 
 
@@ -60,3 +60,20 @@ def test_what_is_replaced_is_read_again(value: Any, data: st.DataObject, is_asci
         holder = holder[step]
     holder[path[-1]] = ["new"]
     assert read == value
+
+
+@pytest.mark.parametrize(
+    ("source", "before", "made"),
+    [
+        (b'{"a":"x","b":"y"}', "x", b'{"a":"<z>","b":"y"}'),
+        ('{"a":"é \\n"}'.encode(), "é \n", b'{"a":"<z>"}'),
+        (b'{"x":"x"}', "x", None),
+        (b'{"a":"x","b":"x"}', "x", None),
+        (b'{"a":"\\u0078","x":1}', "x", None),
+        (b'{"a":"a\\/b","a/b":1}', "a/b", None),
+        (b'{"a":",","b":"c"}', ",", None),
+        (b'{"a":["a",","]}', ",", None),
+    ],
+)
+def test_a_string_is_replaced_at_a_glance_only_where_no_other_can_be_meant(source, before, made):
+    assert spliced_text(source, before, "<z>") == made
