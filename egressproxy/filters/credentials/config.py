@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
+from egressproxy.filters.credentials.aws_config import Aws
 from egressproxy.filters.credentials.token_config import Gcp, OAuth2
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import (
@@ -88,7 +89,7 @@ class Binding(FilterConfig):
 
 
 #: Where the value comes from: exactly one of these fields.
-SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "gcp")
+SOURCES = ("secret_ref", "env", "file", "command", "oauth2", "gcp", "aws")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class CredentialInjectorConfig(FilterConfig):
     `env` is a variable of the gateway's environment. `file` starts at the folder of the manifest and stays inside.
     `header` or `query` names where the value goes; `{}` in `template` is replaced by it. Without a place it goes into
     `Authorization`, with the template `Bearer {}` (RFC 6750 section 2.1) unless another is given. With `header` or
-    `query` the default template is `{}`. `basic` sends it as a password. `bind` says what the backend has to be.
+    `query` the default template is `{}`. `basic` sends it as a password. `bind` says what the backend has to be. With
+    `aws` instead of a source and a place, requests are signed.
 
     With `placeholder` the value goes only into requests that have this text in that place. `require: placeholder`
     refuses all others. `placeholderBodyBytes`: so many bytes of each body are searched for placeholders; 0: none.
@@ -111,6 +113,7 @@ class CredentialInjectorConfig(FilterConfig):
     command: Command | None = None
     oauth2: OAuth2 | None = None
     gcp: Gcp | None = None
+    aws: Aws | None = None
     header: FieldName | Literal[""] = ""
     query: Annotated[str, Within(pattern=r"^[A-Za-z0-9._~-]*$")] = ""
     basic: Basic | None = None
@@ -127,10 +130,14 @@ class CredentialInjectorConfig(FilterConfig):
     def __post_init__(self) -> None:
         given = [name for name in SOURCES if getattr(self, name)]
         if len(given) != 1:
-            listed = "`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`"
+            listed = "`secretRef`, `env`, `file`, `command`, `oauth2`, `gcp`, `aws`"
             raise ValueError(f"one source of the credential is needed: write one of {listed}")
         if sum(map(bool, (self.header, self.query, self.basic is not None))) > 1:
             raise ValueError("`header`, `query` and `basic` exclude each other: keep one of them")
+        if self.aws is not None and (
+            self.header or self.query or self.basic or self.template or self.placeholder or self.scrub_responses
+        ):
+            raise ValueError("`aws` signs requests and sends no value: of the other fields it has `bind` alone")
         if self.basic is not None and self.template:
             raise ValueError("`basic` has a form of its own (RFC 7617): remove `template`")
         if not self.template:

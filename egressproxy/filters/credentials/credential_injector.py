@@ -16,16 +16,16 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from egressproxy.errors import GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.base import Filter, FilterContext, Phase
+from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.filters.base import FilterContext, Phase
 from egressproxy.filters.content_coding import CODINGS
-from egressproxy.filters.credentials.binding import BackendBinding
+from egressproxy.filters.credentials.bound_credential import BoundCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS, Placement, with_parameter
-from egressproxy.filters.credentials.refresher import Fetched, Refresher
+from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import SecretRef
-from egressproxy.model.exchange import BackendOrigin, Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.secret import SecretBytes
 
@@ -38,24 +38,18 @@ _CODINGS = every_spelling(("content-encoding", "im", "grpc-encoding"))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"
 #: What editors and programs leave at the end of a value.
 _SPACE: Final = b" \t\r\n"
-#: No backend has been approved yet.
-_NOBODY: Final = BackendOrigin("", 0, is_secure=False)
 _NO_FIELD: Final = re.compile(rb"(?!)")
 _NOTHING: Final = SecretBytes(b"")
 
 
-class CredentialInjector(Filter):
+class CredentialInjector(BoundCredential):
     """Building it raises ValueError for a value that a field cannot have. Without a value, requests fail."""
 
     keeps_length = True
 
     def __init__(self, context: FilterContext) -> None:
         config: CredentialInjectorConfig = context.config
-        self._name = context.name
-        self._source = context.source
-        self._binding = BackendBinding(config, context.name, context.source)
-        #: The backend that was last found to be what the credential is bound to, while there is a value.
-        self._approved = _NOBODY
+        super().__init__(context, _remedy(config))
         self._query = config.query.encode()
         self._held = f"credential {id(self)}"
         names: tuple[str, ...] = () if config.keep_client_credentials else CREDENTIAL_FIELDS
@@ -66,16 +60,14 @@ class CredentialInjector(Filter):
         self._cut = every_spelling(names) if names else _NO_FIELD
         self._more = SecretBytes(_SCRUB_BLOCK if config.scrub_responses else b"")
         self._lines = self._parameter = _NOTHING
-        self._is_ready = False
         self._mask: Mask | None = None
         self._masked: SecretBytes | None = None
         self._scrubs = config.scrub_responses
-        self._refresher: Refresher | None = None
         self.runs_in = frozenset((Phase.BACKEND_REQUEST,))
         self.decodes = self.asks_for_plain = self._scrubs
         if self._scrubs:
             self.runs_in |= {Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY}
-        user, self._remedy = None, _remedy(config)
+        user = None
         if config.basic is not None and config.basic.username_ref is not None:
             user = context.secrets.get(config.basic.username_ref.label)
             if user is None:
@@ -85,7 +77,7 @@ class CredentialInjector(Filter):
         self._placement = Placement(config, user)
         fetch = _fetch(config, context)
         if fetch is not None:
-            self._refresher = Refresher(fetch, self._keep)
+            self._fetch_by(fetch)
             return
         what, raw = _static(config, context)
         if raw.strip(_SPACE):
@@ -94,12 +86,7 @@ class CredentialInjector(Filter):
             except ValueError as error:
                 raise ValueError(f"{what} {error}") from None
 
-    def _keep(self, value: object | None) -> None:
-        """Take a new value, or None: there is none any more. Raises ValueError for one that cannot be sent."""
-        if value is None:
-            self._lines = self._parameter = _NOTHING
-            self._is_ready, self._approved = False, _NOBODY
-            return
+    def _take(self, value: object) -> None:
         assert isinstance(value, bytes)
         raw = value.rstrip(_SPACE)
         rendered = self._placement.render(raw)
@@ -117,7 +104,9 @@ class CredentialInjector(Filter):
             self._parameter, self._lines = rendered, self._more
         else:
             self._lines = SecretBytes(rendered.reveal() + self._more.reveal())
-        self._is_ready = True
+
+    def _forget(self) -> None:
+        self._lines = self._parameter = _NOTHING
 
     def _shown(self) -> bytes:
         """What stands in responses instead of the value; b"": as many asterisks."""
@@ -126,53 +115,14 @@ class CredentialInjector(Filter):
     def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
         """Sends the credential. Raises GatewayFault(CREDENTIAL_MISSING, 503), and Denied (403) as `BackendBinding`."""
         if x.backend_origin is not self._approved:
-            if not self._is_ready:
-                if self._refresher is not None:
-                    return self._wait(x, self._refresher)
-                raise self._missing(x)
-            self._approve(x)
+            waiting = self._unready(x)
+            if waiting is not None:
+                return waiting
         fields = x.request.fields
         fields.block = self._cut.sub(b"", fields.block) + self._lines.reveal()
         if self._query:
             x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())
         return None
-
-    def _approve(self, x: Exchange) -> None:
-        """Raises Denied where the backend is not what the credential is bound to."""
-        self._binding.check(x)
-        if x.backend_origin is not None and not self._binding.has_paths:
-            self._approved = x.backend_origin
-
-    async def _wait(self, x: Exchange, refresher: Refresher) -> LocalResponse | None:
-        """Send the first value when it is there: what the backend is has been checked before."""
-        self._binding.check(x)
-        await refresher.ready()
-        if not self._is_ready:
-            raise self._missing(x, refresher)
-        self.backend_request(x)
-        return None
-
-    def forecast(self, x: Exchange) -> None:
-        """Raises as `backend_request`, but for a value that has to be fetched first."""
-        if not self._is_ready and self._refresher is None:
-            raise self._missing(x)
-        self._binding.check(x)
-
-    def close(self) -> None:
-        """Stop to fetch values."""
-        if self._refresher is not None:
-            self._refresher.close()
-
-    def _missing(self, x: Exchange, refresher: Refresher | None = None) -> GatewayFault:
-        return GatewayFault(
-            Reason.CREDENTIAL_MISSING,
-            f"the credential of {x.backend} is not available",
-            status=503,
-            rule=self._source,
-            remedy=self._remedy,
-            detail=f"filter {self._name}: {refresher.error}" if refresher is not None else "",
-            retry_after_s=refresher.retry_s if refresher is not None else 0,
-        )
 
     def backend_response(self, x: Exchange) -> None:
         """Masks the head. Raises UpstreamFault(BAD_RESPONSE, 502) if the body cannot be masked."""
@@ -200,9 +150,6 @@ class CredentialInjector(Filter):
         if keep or held:
             x.note(self._held, keep)
         return data
-
-    def __repr__(self) -> str:
-        return f"CredentialInjector({self._name}, {'ready' if self._is_ready else 'no value'})"
 
 
 def _is_coded(fields: Fields) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from egressproxy.filters.base import FilterContext, FilterType, Phase
+from egressproxy.filters.credentials.bound_credential import BoundCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
 from egressproxy.filters.credentials.credential_injector import CredentialInjector
 
 __all__ = ["CREDENTIAL_INJECTOR"]
 
 
-def _build(context: FilterContext) -> CredentialInjector:
+def _build(context: FilterContext) -> BoundCredential:
+    if context.config.aws is not None:
+        from egressproxy.filters.credentials.aws_injector import AwsInjector
+
+        return AwsInjector(context)
     if not context.config.placeholder:
         return CredentialInjector(context)
     from egressproxy.filters.credentials.placeholder import PlaceholderInjector  # few configurations have one

@@ -57,7 +57,8 @@ class Refresher:
     """Calls `fetch` when a value is needed, and `keep` with each new value, with None when the last one has expired.
 
     `fetch` returns Fetched or raises FetchError; whatever else it raises is told by its type alone. `keep` may raise
-    ValueError for a value that cannot be used. `tell(error, has_value)` is called after each fetch: "" for success.
+    ValueError for a value that cannot be used. `tell(error, left_s)` is called after each fetch: "" for success, and
+    for how many seconds there is a value, 0 without one.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class Refresher:
         "_task",
         "_tell",
         "_timer",
+        "_waiting",
         "error",
         "expires_at",
         "has_value",
@@ -78,7 +80,7 @@ class Refresher:
         self,
         fetch: Callable[[], Awaitable[Fetched]],
         keep: Callable[[object | None], None],
-        tell: Callable[[str, bool], None] = lambda _error, _has_value: None,
+        tell: Callable[[str, float], None] = lambda _error, _left_s: None,
     ) -> None:
         self._fetch = fetch
         self._keep = keep
@@ -88,6 +90,7 @@ class Refresher:
         self._expiry: asyncio.TimerHandle | None = None
         self._failures = 0
         self._is_closed = False
+        self._waiting = 0
         self.error = ""  # why the last fetch failed
         self.has_value = False
         self.expires_at = math.inf  # of the value, in seconds of the loop's clock
@@ -99,7 +102,11 @@ class Refresher:
         if self._task is None and self._timer is None:
             self._start()
         if self._task is not None:
-            await asyncio.shield(self._task)
+            self._waiting += 1
+            try:
+                await asyncio.shield(self._task)
+            finally:
+                self._waiting -= 1
 
     @property
     def retry_s(self) -> int:
@@ -109,13 +116,12 @@ class Refresher:
         return max(1, math.ceil(self._timer.when() - asyncio.get_running_loop().time()))
 
     def close(self) -> None:
-        """Stop: no timer, no fetch, no value any more."""
+        """Stop: no timer and no further fetch. Requests under way keep the value, and the fetch that they wait for."""
         self._is_closed = True
-        for handle in (self._timer, self._expiry, self._task):
+        for handle in (self._timer, self._expiry, None if self._waiting else self._task):
             if handle is not None:
                 handle.cancel()
-        self._timer = self._expiry = self._task = None
-        self._drop()
+        self._timer = self._expiry = None
 
     def _start(self) -> None:
         self._timer = None
@@ -137,12 +143,13 @@ class Refresher:
             self._task = None
 
     def _take(self, fetched: Fetched) -> None:
-        if self._is_closed:
-            return
         try:
             self._keep(fetched.value)
         except ValueError as error:
             raise FetchError(str(error)) from None
+        if self._is_closed:
+            self.has_value = True
+            return
         loop = asyncio.get_running_loop()
         self._failures, self.error, self.has_value = 0, "", True
         life = fetched.life_s - min(MARGIN_S, fetched.life_s / 10) if fetched.life_s < math.inf else math.inf
@@ -152,19 +159,20 @@ class Refresher:
         self._expiry = loop.call_later(life, self._expire) if life < _LONGEST_S else None
         again = fetched.refresh_s or life * (EARLY - random.random() * SPREAD)  # noqa: S311 - it spreads load
         self._timer = loop.call_later(min(again, _LONGEST_S), self._start)
-        self._tell("", True)
+        self._tell("", life)
 
     def _failed(self, error: str, *, is_final: bool = False) -> None:
+        self.error = error
         if self._is_closed:
             return
-        self.error = error
         self._failures += 1
         wait = min(MAX_RETRY_S, FIRST_RETRY_S * 2 ** min(self._failures - 1, 10))
         wait *= 1 - random.random() / 2  # noqa: S311
         self._timer = asyncio.get_running_loop().call_later(wait, self._start)
         if is_final:
             self._expire()
-        self._tell(error, self.has_value)
+        left = self.expires_at - asyncio.get_running_loop().time() if self.has_value else 0.0
+        self._tell(error, max(0.0, left))
 
     def _expire(self) -> None:
         if self._expiry is not None:

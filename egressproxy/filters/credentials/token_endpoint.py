@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from egressproxy.filters.calls import CallFailed, FilterCall
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 
-__all__ = ["ask_json", "checked_call", "life_of", "token_of"]
+__all__ = ["TIMEOUT_S", "ask_json", "checked_call", "form_body", "life_of", "token_of"]
 
 #: For one answer of a token endpoint, in seconds.
 TIMEOUT_S: Final = 15.0
@@ -52,7 +52,7 @@ async def ask_json(
     """
     body, kind = b"", b""
     if form is not None:
-        body, kind = urlencode(list(form)).encode(), b"application/x-www-form-urlencoded"
+        body, kind = form_body(form), b"application/x-www-form-urlencoded"
     elif document is not None:
         body, kind = json.dumps(document).encode(), b"application/json"
     lines = [(b"accept", b"application/json"), *fields, *([(b"content-type", kind)] if kind else ())]
@@ -71,6 +71,11 @@ async def ask_json(
     if not isinstance(found, dict):
         raise FetchError(f"backend {call.backend} answered a request for a token with no JSON object")
     return found
+
+
+def form_body(form: Form) -> bytes:
+    """These parameters as a form (application/x-www-form-urlencoded)."""
+    return urlencode(list(form)).encode()
 
 
 def token_of(answer: dict[str, Any], name: str = "access_token", *, bearer: bool = True) -> Fetched:

@@ -23,19 +23,7 @@ class BodyFilter:
     order.
     """
 
-    __slots__ = (
-        "_chain",
-        "_client",
-        "_is_sink_full",
-        "_sink",
-        "_source",
-        "_task",
-        "_waiting",
-        "_x",
-        "has_failed",
-        "is_over",
-        "tail",
-    )
+    __slots__ = ("_chain", "_client", "_is_sink_full", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
 
     def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient) -> None:
         self._x = x
@@ -47,10 +35,6 @@ class BodyFilter:
         self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
         self._is_sink_full = False
         self.is_over = False
-        #: It has ended the exchange: whoever waits for its end is told the next time that he waits.
-        self.has_failed = False
-        #: The end of what was handed on.
-        self.tail = b""
 
     def pause_reading(self) -> None:
         """The sink is full: the source pauses."""
@@ -121,7 +105,6 @@ class BodyFilter:
 
     def _hand_on(self, data: bytes, trailers: bytes | None) -> None:
         if data:
-            self.tail = data[-4:]
             self._sink.send_body(data)
         if trailers is not None:
             self.is_over = True
@@ -130,7 +113,6 @@ class BodyFilter:
 
     def _fail(self, error: BaseException) -> None:
         self.cancel()
-        self.has_failed = True
         self._client.driver.throw(error)
 
 

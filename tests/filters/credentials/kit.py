@@ -20,6 +20,9 @@ from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from egressproxy.telemetry.filter_notices import FilterNotices
+from egressproxy.telemetry.notices import Notices
 
 RSA_KEY = rsa.generate_private_key(65537, 2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -69,12 +72,15 @@ def granted(token="tok-1", **more):
     return 200, {"access_token": token, "token_type": "Bearer", "expires_in": 3600, **more}
 
 
-def injector(config, secrets=(), calls=(), folder="") -> CredentialInjector:
+def injector(config, secrets=(), calls=(), folder="", metrics=None, notices=None) -> CredentialInjector:
     settings = validated(CredentialInjectorConfig, json.dumps(config))
     values = {label: SecretBytes(value.encode()) for label, value in dict(secrets).items()}
+    meter = FilterMeter(FilterMetrics() if metrics is None else metrics, "inject", CREDENTIAL_INJECTOR.name)
+    told = FilterNotices(Notices() if notices is None else notices, "inject", "Backend a/b")
     context = FilterContext(
-        settings, values, "inject", "Backend a/b", "Backend a/b", folder, Phase.BACKEND_REQUEST, calls=dict(calls)
-    )
+        settings, values, "inject", "Backend a/b", "Backend a/b", folder, Phase.BACKEND_REQUEST, calls=dict(calls),
+        meter=meter, notices=told,
+    )  # fmt: skip
     return CREDENTIAL_INJECTOR.build(context)
 
 

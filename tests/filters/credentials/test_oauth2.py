@@ -9,6 +9,8 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.credentials import refresher
 from egressproxy.filters.credentials.assertions import AssertionKey
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.filter_meter import FilterMetrics
+from egressproxy.telemetry.notices import Notices
 from tests.filters.credentials.kit import (
     EC_KEY,
     ENDPOINT,
@@ -235,3 +237,28 @@ def test_a_key_that_is_none_is_refused_and_not_shown(text):
 
 def test_nothing_shows_the_key():
     assert repr(AssertionKey(SecretBytes(pem(EC_KEY).encode()))) == "AssertionKey(ES256)"
+
+
+async def test_fetches_are_in_metrics_and_failures_are_events(monkeypatch):
+    monkeypatch.setattr(refresher, "MARGIN_S", 0.0)
+    monkeypatch.setattr(refresher, "FIRST_RETRY_S", 0.01)
+    metrics, notices = FilterMetrics(), Notices()
+    idp = Endpoint(granted(expires_in=60), (500, b"S3CR3T-TOKEN"), granted("tok-2"))
+    made = injector({"oauth2": BASIC}, SECRETS, {LABEL: idp}, metrics=metrics, notices=notices)
+    await sent(made)
+
+    def read(name):
+        return metrics.read()[name].values
+
+    labels = ("inject", "Backend a/b")
+    assert read("egress_credential_ready") == {labels: 1}
+    assert 0 < read("egress_credential_expiry_timestamp_seconds")[labels] - time.time() <= 60
+    made._refresher._start()
+    await until(lambda: len(idp.asked) == 3)
+    await until(lambda: made._refresher.error == "")
+    assert read("egress_credential_fetches") == {(*labels, "ok"): 2, (*labels, "error"): 1}
+    failed_, again = notices.take()
+    assert (failed_.reason, again.reason) == ("CredentialFetchFailed", "CredentialFetched")
+    assert "answered with 500 for a token; the last one serves" in failed_.message
+    assert "S3CR3T" not in failed_.message + again.message
+    made.close()

@@ -1,0 +1,141 @@
+"""AwsInjector: signs the request to a backend of AWS with the gateway's own keys, once per attempt.
+
+What the client has signed is removed first: fields, and the parameters of a presigned URL. The signature covers Host,
+Content-Type and every X-Amz field; what the gateway adds behind it (Via) is not covered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Awaitable
+from email.utils import parsedate_to_datetime
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.filters.base import FilterContext, Phase
+from egressproxy.filters.credentials.aws_config import Aws
+from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
+from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4, SigV4A
+from egressproxy.filters.credentials.bound_credential import BoundCredential
+from egressproxy.filters.credentials.config import CredentialInjectorConfig
+from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import every_spelling
+
+__all__ = ["AwsInjector"]
+
+_UNSIGNED: Final = b"UNSIGNED-PAYLOAD"
+#: What stands for a body that is signed elsewhere, or not at all, and may stay.
+_KEPT: Final = frozenset((_UNSIGNED, b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"))
+_HASH: Final = re.compile(rb"[0-9a-f]{64}")
+_SIGNED_BY_CLIENT: Final = every_spelling(
+    (*CREDENTIAL_FIELDS, "x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-region-set", "date")
+)
+#: Parameters of a presigned URL, in lower case.
+_PRESIGNED: Final = frozenset(
+    (b"x-amz-algorithm", b"x-amz-credential", b"x-amz-date", b"x-amz-expires", b"x-amz-security-token",
+     b"x-amz-signature", b"x-amz-signedheaders", b"x-amz-region-set")
+)  # fmt: skip
+#: A clock that is wrong by more is corrected by the answer of the backend, in seconds; AWS refuses at 300 or 900.
+_SKEW_S: Final = 60.0
+_MAX_SKEW_S: Final = 86400.0
+
+
+class AwsInjector(BoundCredential):
+    """The value is AwsKeys. A request whose body the client signs in chunks is refused (403)."""
+
+    def __init__(self, context: FilterContext) -> None:
+        config: CredentialInjectorConfig = context.config
+        super().__init__(context, "create the Secrets that aws.accessKey names" if config.aws else "")
+        assert config.aws is not None
+        self._aws: Aws = config.aws
+        self._scope = Scope(self._aws.service, self._aws.region, is_s3=self._aws.is_s3)
+        self._signer: SigV4 | SigV4A | None = None
+        self._token = b""
+        self._skew_s = 0.0
+        self.needs_body = self._aws.signs_body
+        self.max_buffer_bytes = self._aws.max_body_bytes
+        self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+        fetch = from_aws(context, self._aws)
+        if fetch is not None:
+            self._remedy = "the access log has the reason"
+            self._fetch_by(fetch)
+            return
+        try:
+            keys = static_keys(context, self._aws)
+        except ValueError as error:
+            raise ValueError(f"the Secrets of aws.accessKey cannot be used: {error}") from None
+        if keys is not None:
+            self._keep(keys)
+
+    def _take(self, value: object) -> None:
+        assert isinstance(value, AwsKeys)
+        made = SigV4A if self._aws.algorithm == "SigV4A" else SigV4
+        self._signer = made(value, self._scope)
+        self._token = b"" if value.token is None else b"\r\nx-amz-security-token: " + value.token.reveal()
+
+    def _forget(self) -> None:
+        self._signer, self._token = None, b""
+
+    def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
+        """Signs the request. Raises as BoundCredential; Denied(FILTER_REJECTED, 403) for a body in signed chunks."""
+        if x.backend_origin is not self._approved:
+            waiting = self._unready(x)
+            if waiting is not None:
+                return waiting
+        signer, request = self._signer, x.request
+        assert signer is not None
+        payload = self._payload(x)
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self._skew_s)).encode()
+        fields = request.fields
+        block = _SIGNED_BY_CLIENT.sub(b"", fields.block) + b"\r\nx-amz-date: " + now + self._token
+        if self._scope.is_s3 or payload == _UNSIGNED:
+            block += b"\r\nx-amz-content-sha256: " + payload
+        if signer.algorithm != SigV4.algorithm:
+            block += b"\r\nx-amz-region-set: " + self._aws.region.encode()
+        fields.block = block
+        if b"?" in request.path:
+            request.path = _without_presigned(request.path)
+        signed = [line for line in fields if line[0].startswith(b"x-amz-") or line[0] == b"content-type"]
+        signed.append((b"host", x.upstream_host))
+        value, _ = signer.authorization(request.method, request.path, signed, payload, now)
+        fields.block += b"\r\nauthorization: " + value
+        return None
+
+    def _payload(self, x: Exchange) -> bytes:
+        """The hash of the body, or the word that stands for it."""
+        said = x.request.fields.get(b"x-amz-content-sha256") or b""
+        if said.startswith(b"STREAMING-") and said not in _KEPT:
+            raise Denied(
+                Reason.FILTER_REJECTED,
+                f"filter {self._name} cannot sign a body anew that the client signs in chunks",
+                rule=self._source,
+                remedy="have the client send the body unsigned, or whole (payload_signing_enabled of botocore)",
+            )
+        if self._aws.signs_body:
+            return hashlib.sha256(x.body or b"").hexdigest().encode()
+        if self._aws.payload == "Auto" and (said in _KEPT or _HASH.fullmatch(said)):
+            return said
+        return said if said in _KEPT else _UNSIGNED
+
+    def backend_response(self, x: Exchange) -> None:
+        """Learns from a refusal how wrong this machine's clock is: the next request is signed with the backend's."""
+        if x.response.status not in (400, 403):
+            return
+        try:
+            theirs = parsedate_to_datetime((x.response.fields.get(b"date") or b"").decode("latin-1")).timestamp()
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return
+        skew = theirs - time.time()
+        if abs(skew) < _MAX_SKEW_S and abs(skew - self._skew_s) > _SKEW_S:
+            self._skew_s = skew if abs(skew) > _SKEW_S else 0.0
+
+
+def _without_presigned(target: bytes) -> bytes:
+    """The target without the signature of a presigned URL."""
+    path, _, query = target.partition(b"?")
+    kept = [pair for pair in query.split(b"&") if unquote_to_bytes(pair.partition(b"=")[0]).lower() not in _PRESIGNED]
+    return path + b"?" + b"&".join(kept) if kept else path
