@@ -35,6 +35,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
         "UrlRewrite": "url_rewrite:URL_REWRITE",
+        "Webhook": "egressproxy.gateway.processors.webhook:WEBHOOK",
     }.items()
 })  # fmt: skip
 

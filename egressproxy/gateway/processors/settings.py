@@ -16,6 +16,8 @@ from egressproxy.gateway.processors.attributes import REQUEST_ATTRIBUTES, RESPON
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, ProcessingMode
 
 __all__ = [
+    "SHOWS_ALL",
+    "USUAL_RULES",
     "DurationText",
     "ExternalProcessorConfig",
     "ForwardRules",
@@ -141,6 +143,10 @@ class ForwardRules(FilterConfig):
     """Empty: all."""
     disallowed_headers: Annotated[tuple[str, ...], Within(max_length=256)] = ()
     """Beats `allowedHeaders`."""
+
+
+SHOWS_ALL: Final = ForwardRules()
+USUAL_RULES: Final = MutationRules()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,11 @@ class DeclaredType:
             {"namespace": "default", **ref.model_dump(by_alias=True, exclude_none=True)}
             for ref in processor.backend_refs
         ]
-        told = [{"key": TYPE_FIELD, "value": self.name}]
-        told += [{"key": CONFIG_FIELD, "value": _line(config)}] if config else []
-        written = processor.settings.get("grpcInitialMetadata", [])
-        return {**processor.settings, "backendRefs": refs, "grpcInitialMetadata": [*written, *told]}
+        listed, key = ("headers", "name") if processor.protocol == "Webhook" else ("grpcInitialMetadata", "key")
+        told = [{key: TYPE_FIELD, "value": self.name}]
+        told += [{key: CONFIG_FIELD, "value": _line(config)}] if config else []
+        written = processor.settings.get(listed, [])
+        return {**processor.settings, "backendRefs": refs, listed: [*written, *told]}
 
 
 class FilterTypes:
@@ -201,7 +202,7 @@ def _line(config: Mapping[str, Any]) -> str:
 
 def _fault(error: ValidationError | TypeError) -> str:
     if isinstance(error, TypeError):
-        return "grpcInitialMetadata is not a list"
+        return "grpcInitialMetadata or headers is not a list"
     detail = error.errors(include_url=False, include_input=False)[0]
     return f"{path_text(tuple(detail['loc']))}: {str(detail['msg']).removeprefix('Value error, ')}"
 

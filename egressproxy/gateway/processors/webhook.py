@@ -1,0 +1,243 @@
+"""Webhook: a server of the operator's that speaks HTTP and JSON decides on exchanges and changes them.
+
+Where there is a Secret, calls are signed as Standard Webhooks has it: webhook-id, webhook-timestamp, webhook-signature.
+The messages are told in docs/filters/webhook.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+import time
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Annotated, Final, Literal
+
+from egressproxy.errors import Reason
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.settings import (
+    CalledBackendRef,
+    Checked,
+    FieldName,
+    FieldValue,
+    FilterConfig,
+    SecretRef,
+    Within,
+)
+from egressproxy.gateway.processors.heads import shown
+from egressproxy.gateway.processors.mutations import MutationChecker, forwarded
+from egressproxy.gateway.processors.settings import (
+    SHOWS_ALL,
+    USUAL_RULES,
+    DurationText,
+    ForwardRules,
+    MutationRules,
+    seconds,
+)
+from egressproxy.gateway.processors.webhook_messages import InvalidAnswer, WebhookAnswer, read_answer, webhook_message
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["WEBHOOK", "SecretMissing", "StatusOfWebhook", "Webhook", "WebhookConfig", "signature_fields"]
+
+_JSON: Final = (b"content-type", b"application/json")
+#: How secrets of Standard Webhooks begin; the rest is base64.
+_PREFIX: Final = b"whsec_"
+
+Sent = Literal["request-headers", "request-body", "response-headers", "response-body"]
+
+
+class SecretMissing(Exception):
+    """The Secret that signs is not there."""
+
+
+class StatusOfWebhook(Exception):
+    """The webhook answered with a status that says nothing of the exchange."""
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text or "#" in text:
+        raise ValueError(f"{text!r} is not a path: write it as /check")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class CallHeader(FilterConfig):
+    """A field of each call."""
+
+    name: FieldName
+    value: FieldValue
+
+    def __post_init__(self) -> None:
+        name = self.name.lower()
+        if name in ("host", "content-length", "content-type", "connection", "transfer-encoding") or name.startswith(
+            "webhook-"
+        ):
+            raise ValueError(f"{self.name} is written by the gateway itself")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfig(FilterConfig):
+    """Webhook."""
+
+    backend_refs: Annotated[tuple[CalledBackendRef, ...], Within(min_length=1, max_length=16)]
+    """Who is asked. With several each call goes to the next one."""
+    path: Annotated[str, Checked(_path), Within(max_length=2048)] = "/"
+    """Where it is asked, with a POST."""
+    send: Annotated[tuple[Sent, ...], Within(min_length=1, max_length=4)] = ("request-headers",)
+    """The phases that are sent, one call for each. A message without a body is sent with its head."""
+    timeout: DurationText = "5s"
+    """How long it may take. The extension's `timeout` holds as well."""
+    max_body_bytes: Annotated[int, Within(ge=1, le=16 * 1024 * 1024)] = 512 * 1024
+    """The longest body that is sent."""
+    forward_rules: ForwardRules = SHOWS_ALL
+    """Which fields it is shown. By default all."""
+    mutation_rules: MutationRules = USUAL_RULES
+    """Which fields it may change."""
+    headers: Annotated[tuple[CallHeader, ...], Within(max_length=32)] = ()
+    """Fields of each call."""
+    secret_ref: SecretRef | None = None
+    """The key that signs each call."""
+
+
+class Webhook(Filter):
+    """One call for each phase that is sent. Whatever it raises is a failure of the webhook, but for Rejected."""
+
+    decodes = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: WebhookConfig = context.config
+        self._config = config
+        self._path = config.path.encode()
+        self._timeout_s = seconds(config.timeout) or 5.0
+        self._checker = MutationChecker(config.mutation_rules)
+        self._shown = forwarded(config.forward_rules)
+        self._fields = (_JSON, *((each.name.encode(), each.value.encode()) for each in config.headers))
+        self._is_signed = config.secret_ref is not None
+        secret = context.secrets.get(config.secret_ref.label) if config.secret_ref is not None else None
+        self._key = _key(secret.reveal()) if secret is not None else b""
+        self._calls = cycle([context.calls[ref.label] for ref in config.backend_refs if ref.label in context.calls])
+        self.max_buffer_bytes = config.max_body_bytes
+        sent = frozenset(Phase(name) for name in config.send)
+        self._sends = sent
+        heads = {Phase.REQUEST_HEADERS: Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS: Phase.RESPONSE_HEADERS}
+        if context.phase is Phase.BACKEND_REQUEST:
+            heads = {Phase.REQUEST_HEADERS: Phase.BACKEND_REQUEST, Phase.RESPONSE_HEADERS: Phase.BACKEND_RESPONSE}
+            if Phase.REQUEST_BODY in sent:
+                raise ValueError("request-body is not sent for one backend alone: put the webhook on the route")
+        runs = {heads.get(phase, phase) for phase in sent}
+        if Phase.REQUEST_BODY in sent:
+            runs.add(heads[Phase.REQUEST_HEADERS])  # of requests without a body
+        if Phase.RESPONSE_BODY in sent:
+            runs.add(heads[Phase.RESPONSE_HEADERS])
+        self.runs_in = frozenset(runs)
+
+    async def request_headers(self, x: Exchange) -> None:
+        """Send the head of the request. Raises Rejected for a denial."""
+        if Phase.REQUEST_HEADERS in self._sends or not _has_body(x):
+            phase = Phase.REQUEST_HEADERS if Phase.REQUEST_HEADERS in self._sends else Phase.REQUEST_BODY
+            answer = await self._ask(x, phase, None)
+            self._checker.change_request(answer.headers, x)
+
+    backend_request = request_headers
+
+    async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Send the request with its body. Raises Rejected for a denial."""
+        answer = await self._ask(x, Phase.REQUEST_BODY, data)
+        self._checker.change_request(answer.headers, x)
+        return data if answer.body is None else answer.body
+
+    async def response_headers(self, x: Exchange) -> None:
+        """Send the head of the response. Raises Rejected for a denial."""
+        has_body = x.response.body != 0 and x.request.method != b"HEAD" and x.response.status != 101
+        if Phase.RESPONSE_HEADERS in self._sends or not has_body:
+            phase = Phase.RESPONSE_HEADERS if Phase.RESPONSE_HEADERS in self._sends else Phase.RESPONSE_BODY
+            answer = await self._ask(x, phase, None)
+            self._checker.change_response(answer.headers, x)
+
+    backend_response = response_headers
+
+    async def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Send the response with its body. Raises Rejected for a denial."""
+        answer = await self._ask(x, Phase.RESPONSE_BODY, data)
+        self._checker.change_response(answer.headers, x)
+        return data if answer.body is None else answer.body
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """Whole: a webhook decides once."""
+        return BodyMode.BUFFER
+
+    async def _ask(self, x: Exchange, phase: Phase, body: bytes | None) -> WebhookAnswer:
+        call = next(self._calls, None)
+        if call is None:
+            raise StatusOfWebhook
+        is_response = phase in (Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
+        response = shown(x.response.fields, self._shown) if is_response else None
+        message = webhook_message(phase.value, x, shown(x.request.fields, self._shown), response, body)
+        fields = self._fields
+        if self._is_signed:
+            if not self._key:
+                raise SecretMissing
+            fields = (*fields, *signature_fields(self._key, f"msg_{secrets.token_hex(12)}", int(time.time()), message))
+        said = await call.request(b"POST", self._path, fields, message, timeout_s=self._timeout_s, x=x)
+        answer = read_answer(said.status, said.body)
+        if answer.body is not None and body is None:
+            raise InvalidAnswer("a body where none was sent")
+        if answer.status:
+            raise Rejected(
+                answer.message or "the webhook refused it",
+                status=answer.status,
+                reason=Reason.FILTER_REJECTED,
+                retry_after_s=answer.retry_after_s,
+            )
+        return answer
+
+    def __repr__(self) -> str:
+        return f"Webhook({', '.join(ref.label for ref in self._config.backend_refs)})"
+
+
+def signature_fields(key: bytes, number: str, time_s: int, message: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """The fields of Standard Webhooks: HMAC-SHA256 over the id, the time (seconds since 1970) and the message."""
+    signed = hmac.new(key, b"%s.%d.%b" % (number.encode(), time_s, message), hashlib.sha256).digest()
+    return (
+        (b"webhook-id", number.encode()),
+        (b"webhook-timestamp", b"%d" % time_s),
+        (b"webhook-signature", b"v1," + base64.b64encode(signed)),
+    )
+
+
+def _key(secret: bytes) -> bytes:
+    """The bytes that sign: what stands in base64 behind `whsec_`, or the Secret as it is."""
+    secret = secret.strip()
+    if not secret.startswith(_PREFIX):
+        return secret
+    try:
+        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except binascii.Error:
+        raise ValueError("the Secret begins with whsec_, and is not base64 behind it") from None
+
+
+def _has_body(x: Exchange) -> bool:
+    return x.request.body != 0 and not x.is_tunnel
+
+
+def _refs(config: WebhookConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
+    return tuple((f"backendRefs[{index}]", ref) for index, ref in enumerate(config.backend_refs))
+
+
+def _secrets(config: WebhookConfig) -> tuple[SecretRef, ...]:
+    return (config.secret_ref,) if config.secret_ref is not None else ()
+
+
+WEBHOOK: Final = FilterType(
+    name="egressproxy.io/Webhook:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    config_model=WebhookConfig,
+    build=Webhook,
+    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
+    secret_refs=_secrets,
+    backend_refs=_refs,
+    summary="Asks a server by HTTP and JSON whether requests and responses may pass, and how to change them.",
+)
