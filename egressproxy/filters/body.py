@@ -55,6 +55,15 @@ class BodyPlan:
             note_change(head_of(x, self.phase).fields)
         return chain
 
+    def limit_for(self, x: Exchange) -> int:
+        """The longest body that those take which get this one whole, in bytes; -1 if it flows. Raises as `begin`."""
+        limit = -1
+        for step in self.steps:
+            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
+            if mode is BodyMode.BUFFER and not 0 <= limit <= step.filter.max_buffer_bytes:
+                limit = step.filter.max_buffer_bytes
+        return limit
+
     def _undoing(self, x: Exchange, flows: list[_StepState]) -> tuple[list[_StepState], bytes]:
         """The coding to undo for these filters, b"" for none. Where it cannot be undone: those that go on without, as
         far as they fail open. Raises BadRequest (415), or UpstreamFault (502).

@@ -20,7 +20,7 @@ from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.content_coding import limit_accepted
 from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, checked_answer, settle, start, wait
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 
 __all__ = [
@@ -66,6 +66,8 @@ class Chain:
     backend_response: Steps | None = None
     response_headers: Steps | None = None
     response_body: BodyPlan | None = None
+    #: The body filters of a Backend, on its own leg: once for each attempt. Those of responses are in response_body.
+    leg_request_body: BodyPlan | None = None
     #: Those with a `complete`, for `finish`.
     complete: tuple[PlacedFilter, ...] = ()
     #: Those of unknown types that fail open: requests go on without them.
@@ -74,6 +76,8 @@ class Chain:
     ignores_trailers: bool = True
     #: Some filter of backend_request needs the body whole, of so many bytes at most; -1: none does.
     needs_body: int = -1
+    #: Either of these two.
+    takes_body: bool = field(init=False)
     #: This chain behind the attempts of a request, in which backend_response has run already.
     after_attempts: Chain = field(init=False)
     #: backend_response and response_headers, without those that are None.
@@ -82,6 +86,7 @@ class Chain:
     def __post_init__(self) -> None:
         phases = tuple(steps for steps in (self.backend_response, self.response_headers) if steps is not None)
         object.__setattr__(self, "response_phases", phases)
+        object.__setattr__(self, "takes_body", self.leg_request_body is not None or self.needs_body >= 0)
         after = self if self.backend_response is None else replace(self, backend_response=None)
         object.__setattr__(self, "after_attempts", after)
 
@@ -94,12 +99,19 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     phases: dict[str, Any] = {"skipped": skipped}
     for phase in Phase:
         running = [placed for placed in filters if phase in placed.phases()]
-        if not running:
-            continue
-        steps: Steps = ()
-        for placed in reversed(running):
-            steps = (Step(placed, phase, steps), *steps)
-        phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
+        if phase in _BODY_PHASES:
+            # The leg of a Backend is behind the rule for a request, and before it for a response.
+            leg = [placed for placed in running if placed.spec.level >= BACKEND_LEVEL]
+            rest = [placed for placed in running if placed.spec.level < BACKEND_LEVEL]
+            if leg and phase is Phase.REQUEST_BODY:
+                phases["leg_request_body"] = BodyPlan(_steps(leg, phase), phase)
+                phases.setdefault("backend_request", ())  # where it runs
+                running = rest
+            else:
+                running = [*leg, *rest]
+        if running:
+            steps = _steps(running, phase)
+            phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
     body: BodyPlan | None = phases.get("response_body")
     if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
         asking = PlacedFilter(_ASKING, DecodableAnswers())
@@ -116,6 +128,13 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     for placed in completing:
         placed.stats_in(Phase(placed.spec.phase))  # where its failures are counted, from 0
     return Chain(**phases)
+
+
+def _steps(running: Sequence[PlacedFilter], phase: Phase) -> Steps:
+    steps: Steps = ()
+    for placed in reversed(running):
+        steps = (Step(placed, phase, steps), *steps)
+    return steps
 
 
 #: What a phase ended with that did not simply pass: a response, or a task that returns one or None.

@@ -8,12 +8,14 @@ from copy import copy
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.policy import Mode, PolicyIR, Priority
+from egressproxy.model.exchange import Exchange
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.series import Series
@@ -52,6 +54,7 @@ class Route:
     narrowed: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
     buffers_request: bool = field(init=False)  # for an authorization server
     needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
+    legs: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     is_judged: bool = field(init=False)  # else whatever it matches may go
@@ -70,7 +73,11 @@ class Route:
         )
         self.total = sum(backend.weight for backend in self.choices)
         self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
-        self.filters_request = self.buffers_request or self.chain.request_body is not None or self.needs_body >= 0
+        plans = (each.chain.leg_request_body for each in self.backends)
+        self.legs = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
+        self.filters_request = (
+            self.buffers_request or self.chain.request_body is not None or self.needs_body >= 0 or bool(self.legs)
+        )
         self.reads_early = self.auth is not None or self.looks_at_bodies
         self.is_judged = self.destinations.denies or self.permission is not None
         self.mode = policy.mode
@@ -84,6 +91,11 @@ class Route:
     def rule(self) -> str:
         """Kind and name, as answers and the log have them; "-" for what no route matched."""
         return f"{self.kind} {self.name}" if self.kind and self.name != "-" else self.name
+
+    def body_limit(self, x: Exchange) -> int:
+        """How many bytes this request's body may have, which a backend's filters need whole; -1: it flows."""
+        limits = (self.needs_body, *(plan.limit_for(x) for plan in self.legs))
+        return min((limit for limit in limits if limit >= 0), default=-1)
 
     def serves(self, host: str, port: int) -> bool:
         """Whether the route's backend stands for this host and port, on a forward-proxy listener.

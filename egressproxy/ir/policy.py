@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Network
+from typing import Final
 
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
@@ -214,6 +215,10 @@ class Callee:
     """Base of `ir.route.WeightedBackend`, which has extensions itself: a backend that a filter calls."""
 
     __slots__ = ()
+
+
+#: The `level` of what is declared on a Backend, or on a backendRef.
+BACKEND_LEVEL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

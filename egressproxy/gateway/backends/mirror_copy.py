@@ -25,7 +25,7 @@ from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, U
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import RequestHead
+from egressproxy.model.message import BodyLength, RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
@@ -64,7 +64,15 @@ class Copies:
         """Start every copy. The request itself goes to its backend with this head, and its body into this sink."""
         self._sink = sink
         for each in self._copies:
-            each.begin(head)
+            each.begin(head.body)
+
+    def begin_whole(self, body: bytes) -> None:
+        """Send every copy this body; the request itself has another one."""
+        for each in self._copies:
+            each.begin(len(body))
+            if body:
+                each.send_body(body)
+            each.end_body(b"")
 
     def send_body(self, data: bytes) -> None:
         """BodySink: a piece of the body, for the real sink and every copy."""
@@ -122,11 +130,11 @@ class Copy(UpstreamCaller):
         own.attempts = 0
 
     # --- the request's side ----------------------------------------------------------------------------------------
-    def begin(self, head: RequestHead) -> None:
-        """Start, with the framing of this head; or drop the copy where there are too many."""
+    def begin(self, length: BodyLength) -> None:
+        """Start, with a body of this length; or drop the copy where there are too many."""
         mirror = self._mirror
-        self._x.request.body = head.body
-        if head.body == 0:
+        self._x.request.body = length
+        if length == 0:
             self._trailers = b""
         network = mirror.connector.network
         client = self._client = client_of(self._x)

@@ -17,7 +17,6 @@ from egressproxy.model.message import BodyLength
 from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
-from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["REPLAY_LIMIT", "HeldFor", "ReplayableBody", "end_if_no_memory"]
 
@@ -25,6 +24,17 @@ __all__ = ["REPLAY_LIMIT", "HeldFor", "ReplayableBody", "end_if_no_memory"]
 REPLAY_LIMIT = 64 * 1024
 
 Start = Callable[[BodySink], Reads | None]
+
+
+class BodyTarget(BodySink, Protocol):
+    """Where the body of an attempt goes: the connection, or filters before it."""
+
+    @property
+    def is_write_blocked(self) -> bool:
+        """Whether it takes nothing more for now."""
+
+    def feed_from(self, feeder: Reads) -> None:
+        """From now on this source fills it."""
 
 
 class HeldFor(Protocol):
@@ -87,7 +97,7 @@ class ReplayableBody:
         self._limit = limit
         self._collecting: HeldFor | None = None  # whoever waits for all of it
         self._collecting_limit = 0  # and no longer than this, in bytes
-        self._target: Upstream | None = None
+        self._target: BodyTarget | None = None
         self._kept = Pieces()
         self._bytes = 0
         self._trailers: bytes | None = None  # None: more may come
@@ -111,8 +121,8 @@ class ReplayableBody:
         return self._target is not None and self._trailers is None
 
     # --- for the attempts ----------------------------------------------------------------------------------------
-    def send_to(self, upstream: Upstream, sink: BodySink) -> None:
-        """Send this upstream what has come so far, and from now on what comes.
+    def send_to(self, upstream: BodyTarget, sink: BodySink) -> None:
+        """Send this upstream, or the filters before it, what has come so far, and from now on what comes.
 
         The source sends into `sink`: this object, or `Copies`, which hand on to this object.
         """

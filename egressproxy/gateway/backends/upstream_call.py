@@ -5,11 +5,13 @@ request may go again. For requests of clients, their mirrored copies, and questi
 from __future__ import annotations
 
 from enum import Enum
+from typing import ClassVar
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run, run_to_end
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.gateway.backends.own_leg import body_of_leg
 from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.authority import Authority
@@ -128,6 +130,7 @@ class UpstreamCaller:
 
     __slots__ = ()
 
+    may_flow: ClassVar[bool] = False  # `send_request` sends bodies through `flowing_leg`
     driver: Driver
     resources: HeldConnection
 
@@ -195,12 +198,16 @@ async def call_upstream(
             x.upstream = upstream.address
             if chain.backend_request is not None:
                 x.backend_origin = target.origin
-                if chain.needs_body >= 0:
-                    x.note(SENT_BODY, whole_body(x, body))
+                if chain.takes_body:
+                    given = body
+                    if chain.leg_request_body is not None:
+                        body = await body_of_leg(x, chain, body, may_flow=caller.may_flow)
+                    if chain.needs_body >= 0:
+                        x.note(SENT_BODY, whole_body(x, body))
                 answer = run(chain.backend_request, x)
                 if answer is not None and not isinstance(answer, LocalResponse):
                     answer = await answer
-                if chain.needs_body >= 0:
+                if chain.takes_body:
                     x.note(SENT_BODY, None)  # the answer may take long
                 if answer is not None:
                     held.release(reusable=not upstream.is_last)
@@ -228,6 +235,8 @@ async def call_upstream(
             is_unseen = failed is not None and (x.request.body == 0 or isinstance(body, bytes))
             if not may_repeat(x, connector, error, repeat, was_reused=was_reused, is_unseen=is_unseen):
                 raise
+            if chain.takes_body and failed is not None:
+                body = given  # set behind `held.hold`
             # Each attempt starts from the client's request: it gets its own credential and no other.
             head.fields.block, head.path, x.upstream_host = block, path, host
             if repeat is _ALWAYS:

@@ -36,6 +36,17 @@ class BodyFilter:
         self._is_sink_full = False
         self.is_over = False
 
+    @property
+    def is_write_blocked(self) -> bool:
+        """Whether the sink takes nothing more for now."""
+        return self._is_sink_full
+
+    def feed_from(self, source: Reads) -> None:
+        """From now on this source fills us; it is paused at once if the sink is full."""
+        self._source = source
+        if self._is_sink_full:
+            source.pause_reading()
+
     def pause_reading(self) -> None:
         """The sink is full: the source pauses."""
         self._is_sink_full = True

@@ -9,9 +9,11 @@ import asyncio
 from abc import abstractmethod
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.heads import EVENT_STREAM, media_type
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
+from egressproxy.gateway.backends.own_leg import flowing_leg, unfiltered_body
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -50,6 +52,7 @@ class Client(UpstreamCaller):
 
     __slots__ = _OF_THE_PROTOCOL
 
+    may_flow = True
     # of the protocol
     body_limit: int
     client: str
@@ -155,9 +158,22 @@ class Client(UpstreamCaller):
         head, resources = x.request, self.resources
         chain = None
         if body is not None:
-            head.body = len(body) if isinstance(body, bytes) else body.length
-        elif head.body != 0 and resources.route is not None and resources.route.chain.request_body is not None:
-            chain = resources.request_chain
+            if isinstance(body, bytes):
+                head.body = len(body)
+            else:
+                assert resources.backend is not None
+                leg = flowing_leg(x, resources.backend.chain)
+                if leg is not None:
+                    self._send_through_leg(x, upstream, leg, None, body)
+                    return
+                head.body = body.length
+        elif head.body != 0 and resources.route is not None and resources.route.filters_request:
+            assert resources.backend is not None
+            chain = resources.request_chain if resources.route.chain.request_body is not None else None
+            leg = flowing_leg(x, resources.backend.chain)
+            if leg is not None:
+                self._send_through_leg(x, upstream, leg, chain, None)
+                return
             if chain is not None and not chain.keeps_length:
                 head.body = CHUNKED
         has_body = head.body != 0
@@ -165,10 +181,16 @@ class Client(UpstreamCaller):
         upstream.send_head(head, x.upstream_host, resources.connector.network.pseudonym)  # type: ignore[union-attr]
         sink: BodySink = upstream
         if resources.copies is not None:
+            assert resources.backend is not None
             sink, resources.copies = resources.copies, None
-            sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
-            if has_body:
-                resources.on_complete = sink.end
+            unfiltered = unfiltered_body(x, resources.backend.chain)
+            if unfiltered is not None:
+                sink.begin_whole(unfiltered)
+                sink = upstream
+            else:
+                sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
+                if has_body:
+                    resources.on_complete = sink.end
         if not has_body:
             return
         if body is not None:
@@ -184,6 +206,41 @@ class Client(UpstreamCaller):
         else:
             body_filter = resources.request_filter = BodyFilter(x, chain, sink, self, self)
             upstream.feed_from(body_filter)
+            self.send_request_body_to(body_filter)
+
+    def _send_through_leg(
+        self, x: Exchange, upstream: Upstream, leg: BodyChain, chain: BodyChain | None, body: ReplayableBody | None
+    ) -> None:
+        """As `send_request`, of a body that flows through the body filters of the backend: those of this attempt alone.
+
+        `chain` are the filters of the rule before them; with a `body` they are before that.
+        """
+        head, resources = x.request, self.resources
+        if not (leg.keeps_length and (chain is None or chain.keeps_length)):
+            head.body = CHUNKED
+        elif body is not None:
+            head.body = body.length
+        upstream.begin(self.driver, head)
+        upstream.send_head(head, x.upstream_host, resources.connector.network.pseudonym)  # type: ignore[union-attr]
+        own = BodyFilter(x, leg, upstream, self, self)
+        upstream.feed_from(own)
+        sink: BodySink = own if body is None else body
+        if resources.copies is not None:
+            copies, resources.copies = resources.copies, None
+            copies.begin(head, sink)
+            resources.on_complete = copies.end
+            sink = copies
+        before, resources.leg_filter = resources.leg_filter, own
+        resources.request_filter = resources.request_filter or own  # `Accounting.account` looks at that one alone
+        if before is not None:
+            before.cancel()  # of the attempt before
+        if body is not None:
+            body.send_to(own, sink)
+        elif chain is None:
+            self.send_request_body_to(sink)
+        else:
+            body_filter = resources.request_filter = BodyFilter(x, chain, sink, self, self)
+            own.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:

@@ -258,7 +258,7 @@ class Conductor:
         """
         resources, plan = client.resources, route.chain.request_body
         chain = resources.request_chain = plan.begin(x) if plan is not None else None
-        limit = route.needs_body
+        limit = route.needs_body if not route.legs else route.body_limit(x)
         if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
             return None
         held: BufferedRequest | None = x.notes.pop(HELD, None) if x.notes is not None else None

@@ -17,6 +17,7 @@ from typing import Final
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
+from egressproxy.gateway.backends.own_leg import unfiltered_body
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import (
@@ -182,7 +183,12 @@ class HedgedAttempt(UpstreamCaller):
         resources = self._client.resources
         if resources.copies is not None:
             sink, resources.copies = resources.copies, None
-            sink.begin(x.request, upstream)
+            unfiltered = unfiltered_body(x, self.backend.chain)
+            if unfiltered is not None:
+                sink.begin_whole(unfiltered)
+                sink = upstream
+            else:
+                sink.begin(x.request, upstream)
         if isinstance(body, bytes):
             sink.send_body(body)
             sink.end_body(b"")

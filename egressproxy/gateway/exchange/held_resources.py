@@ -22,6 +22,7 @@ class HeldResources(HeldConnection):
     `is_handed_over`: a tunnel has the exchange, and completes it.
     `request_chain`: the body filters of the route for the request under way, where the route has any and the request
     has a body; None where all of them let it pass unread, or it has passed them.
+    `leg_filter`: those of the backend, of the attempt under way.
     `tenant`: who the exchange is counted for, while the gateway is short of something (`gateway/overload`).
     """
 
@@ -30,6 +31,7 @@ class HeldResources(HeldConnection):
         "close",
         "copies",
         "is_handed_over",
+        "leg_filter",
         "on_complete",
         "request_chain",
         "request_filter",
@@ -43,6 +45,7 @@ class HeldResources(HeldConnection):
         self.upstream = None
         # None again as soon as each is given back (`Accounting.account`), which few exchanges have:
         self.request_filter: BodyFilter | None = None
+        self.leg_filter: BodyFilter | None = None
         self.response_filter: BodyFilter | None = None
         self.request_chain: BodyChain | None = None
         self.on_complete: Callable[[], None] | None = None
@@ -60,8 +63,8 @@ class HeldResources(HeldConnection):
 
     def end_filters(self) -> None:
         """Cancel the body filters that are at work."""
-        filters = self.request_filter, self.response_filter
-        self.request_filter = self.response_filter = self.request_chain = None
+        filters = self.request_filter, self.leg_filter, self.response_filter
+        self.request_filter = self.leg_filter = self.response_filter = self.request_chain = None
         for body_filter in filters:
             if body_filter is not None:
                 body_filter.cancel()

@@ -31,11 +31,12 @@ from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.ir.policy import ExtensionIR, FilterSettings
+from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR, FilterSettings
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
 
 __all__ = [
+    "BACKEND_LEVEL",
     "BACKEND_PHASES",
     "INJECTOR",
     "ROUTE_LEVEL",
@@ -56,7 +57,10 @@ _OWN_LEG: Final[Mapping[str | None, tuple[str, int]]] = {
     "response-headers": ("backend-response", 1),
 }
 
-ROUTE_LEVEL, BACKEND_LEVEL = 1, 2
+#: Those of its own leg are there, too.
+_BODIES: Final = frozenset({"request-body", "response-body"})
+
+ROUTE_LEVEL = 1
 
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
 INJECTOR = "egressproxy.io/CredentialInjector:"
@@ -346,7 +350,7 @@ class ExtensionCompiler:
         """
         phase: str | None = extension.phase
         if place.level == BACKEND_LEVEL:
-            possible &= BACKEND_PHASES
+            possible &= BACKEND_PHASES | _BODIES
             if phase in _OWN_LEG and _OWN_LEG[phase][0] in possible:
                 return _OWN_LEG[phase]
             if phase is None and isinstance(extension, WorkingGroupExtension) and "backend-request" in possible:

@@ -1,0 +1,61 @@
+"""The leg of one backend: the body filters that run for it alone, once for each attempt.
+
+They get the body as the filters of the rule have left it, and what they return is sent to this backend and no other:
+mirrors and further attempts begin with what has come in.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.body import BodyChain
+from egressproxy.filters.chain import Chain
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["body_of_leg", "flowing_leg", "unfiltered_body"]
+
+#: Notes of the exchange: the chain for a body that flows, and a whole body as it was before the chain.
+_FLOWING: Final = "leg of the backend"
+_UNFILTERED: Final = "body before the leg"
+
+
+async def body_of_leg(
+    x: Exchange, chain: Chain, body: bytes | ReplayableBody | None, *, may_flow: bool
+) -> bytes | ReplayableBody | None:
+    """What this attempt sends of `body`, where the chain has body filters of its own. A body that flows goes through
+    `flowing_leg`, as far as its caller `may_flow`.
+
+    Raises what a filter refuses with, and GatewayFault (502) for a body that would go past it.
+    """
+    plan = chain.leg_request_body
+    whole = body.given if isinstance(body, ReplayableBody) else body
+    if x.notes is not None:
+        x.notes.pop(_FLOWING, None)
+        x.notes.pop(_UNFILTERED, None)
+    if plan is None or (x.request.body == 0 and not whole):
+        return body
+    filters = plan.begin(x)
+    if filters is None:
+        return body
+    if whole is not None:
+        x.note(_UNFILTERED, whole)
+        return await filters.feed_to_end(x, whole, True)
+    if not may_flow:
+        message = f"a filter of backend {x.backend} needs the body, which is not here"
+        raise GatewayFault(Reason.FILTER_FAILED, message, status=502)
+    x.note(_FLOWING, filters)
+    return body
+
+
+def flowing_leg(x: Exchange, chain: Chain) -> BodyChain | None:
+    """The filters that the body of this attempt flows through, for the one who sends it; None if there are none.
+    `chain` is that of the backend.
+    """
+    return x.notes.pop(_FLOWING, None) if chain.leg_request_body is not None and x.notes is not None else None
+
+
+def unfiltered_body(x: Exchange, chain: Chain) -> bytes | None:
+    """The whole body before the filters of the backend, whose `chain` this is; None where none of them had it."""
+    return x.notes.get(_UNFILTERED) if chain.leg_request_body is not None and x.notes is not None else None
