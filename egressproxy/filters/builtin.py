@@ -30,6 +30,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "ExternalProcessor": "egressproxy.gateway.processors.external_processor:EXTERNAL_PROCESSOR",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
         "PIIDetector": "content.pii_detector:PII_DETECTOR",
+        "PromptGuard": "content.prompt_guard:PROMPT_GUARD",
         "Python": "python_filter:PYTHON",
         "QoSController": "limits.qos_controller:QOS_CONTROLLER",
         "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["OwnPattern", "compiled"]
+__all__ = ["OwnPattern", "compiled", "searched_in"]
 
 #: Bytes of memory for the automaton of one expression.
 _MAX_MEMORY: Final = 8 << 20
@@ -75,6 +75,11 @@ class OwnPattern(Detector):
     def open_end(self, text: str, tail: str) -> int:
         """As `Detector.open_end`: a match may begin at each of the last characters."""
         return min(len(text), self._max_length)
+
+
+def searched_in(expression: Any, text: str) -> bool:
+    """Whether an expression matches somewhere in a text, be there half a surrogate pair or not."""
+    return expression.search(_encodable(text)) is not None
 
 
 def _encodable(text: str) -> str:
