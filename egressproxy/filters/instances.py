@@ -31,7 +31,7 @@ class FilterInstances:
     the failures of filters.
     """
 
-    __slots__ = ("_catalog", "_held", "_made", "_metrics", "_notices", "_previous", "_reach")
+    __slots__ = ("_catalog", "_counted", "_held", "_made", "_metrics", "_notices", "_previous", "_reach")
 
     def __init__(
         self,
@@ -50,6 +50,8 @@ class FilterInstances:
         self._metrics = FilterMetrics() if metrics is None else metrics
         self._made: dict[tuple[ExtensionIR, str], PlacedFilter] = {}
         self._previous = {} if previous is None else previous._made
+        #: The counters of the previous snapshot: a filter with another Secret or config goes on counting.
+        self._counted = {_labels(placed.spec): placed.stats for placed in self._previous.values()}
         self._held: dict[ExtensionIR, PlacedFilter] | None = None  # while code is held: what stands in its place
 
     def hold_code(self) -> None:
@@ -96,7 +98,8 @@ class FilterInstances:
 
     def stats(self) -> list[FilterStats]:
         """The counters of every filter, one entry per phase in which it runs."""
-        return [stats for placed in self._made.values() for stats in placed.stats.values()]
+        found = {id(stats): stats for placed in self._made.values() for stats in placed.stats.values()}
+        return list(found.values())
 
     def seal(self) -> None:
         """Close those of the previous snapshot that this one does not have; call it when this one is in service."""
@@ -104,6 +107,7 @@ class FilterInstances:
             if key not in self._made:
                 placed.close()
         self._previous = {}
+        self._counted = {}
         self._reach = None  # it holds the builder
 
     def close(self) -> None:
@@ -146,7 +150,13 @@ class FilterInstances:
         context = replace(context, meter=meter, notices=told)
         made = kind.build(context)
         mark = f"filter {id(made)}" if type(made).complete is not Filter.complete else ""
-        return PlacedFilter(spec, made, kind.also, mark=mark, notices=self._notices, meter=meter)
+        stats = self._counted.pop(_labels(spec), {})
+        return PlacedFilter(spec, made, kind.also, stats, mark, self._notices, meter)
+
+
+def _labels(spec: ExtensionIR) -> tuple[str, ...]:
+    """What a filter is counted under."""
+    return spec.name, spec.type, spec.phase, spec.scope, spec.source
 
 
 class _Nothing(Filter):

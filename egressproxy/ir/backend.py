@@ -145,7 +145,7 @@ class BackendIR:
     who the client is, for a parent that is a gateway of ours. `other_parents` are asked in this order where it cannot
     be connected to. `no_proxy`, of a DYNAMIC one, lists what is reached directly.
     `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
-    included.
+    included. Secrets are left out, but for filters of connections: one that is rotated closes none.
     `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `shares_name`: one of our own
     group, or another one, has its name, too.
     """

@@ -102,3 +102,37 @@ def test_a_mounted_secret_is_in_force_and_a_rotated_one_by_itself(dns: NameServe
             assert b"EGRESS_KEY" in command
             assert b"value-of-the-environment" not in command
     assert os.environ.get("EGRESS_KEY") is None
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_rotated_secret_drops_neither_connections_nor_counters(dns: NameServer, tmp_path: Path, workers: str):
+    mounted, port = tmp_path / "mounted", free_port()
+    mount(mounted, {"token": "first-value\n"})
+    heads: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        while True:
+            heads.append(read_message(sock)[0].lower())
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    with Origin(serve) as origin:
+        objects = [
+            m.gateway(m.http_listener(port)),
+            m.policy(dns=dns.address, cidrs=ALLOW_LOOPBACK),
+            injecting("mounted", origin),
+            m.http_route("r", m.prefix_rule("/", "mounted")),
+        ]
+        arguments = ["--secret", f"agents/mounted={mounted}", "--workers", workers]
+        with GatewayProcess(tmp_path / "gw", objects, arguments=arguments) as gateway, client(port) as sock:
+
+            def sends(value: bytes) -> bool:
+                assert ask(sock, get(HOST, port, absolute=False))[0] == 200
+                return b"x-key: " + value + b"\r\n" in heads[-1]
+
+            assert sends(b"first-value")
+            counted = gateway.metric("egress_filter_total", filter="key")
+            assert counted >= 1
+            mount(mounted, {"token": "second-value"})
+            wait_until(lambda: sends(b"second-value"))
+            assert origin.accepted == 1
+            assert gateway.metric("egress_filter_total", filter="key") > counted

@@ -58,6 +58,7 @@ from egressproxy.ir.backend import (
     EndpointAddress,
     Protocol,
 )
+from egressproxy.ir.policy import ExtensionIR
 
 __all__ = ["BackendCompiler"]
 
@@ -310,7 +311,7 @@ class BackendCompiler:
             endpoints=endpoints,
             protocol=protocol,
             tls=tls,
-            extensions=ordered(extensions),
+            extensions=tuple(map(_as_identity, ordered(extensions))),
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
             mcp=mcp_options(backend.spec, form) if form is not None else None,
@@ -367,3 +368,10 @@ def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None)
     if len(ports) > 1:
         raise UnresolvedRef("BackendNotFound", f"{backend} has the ports {listed}: the reference has to name one")
     return ports[0] if ports else None
+
+
+def _as_identity(spec: ExtensionIR) -> ExtensionIR:
+    """An extension as a part of what its backend is. A Secret is in requests, and connections go on with another one,
+    but for filters that judge connections.
+    """
+    return spec if spec.phase == "connect" or not spec.secrets else replace(spec, secrets=())
