@@ -7,7 +7,7 @@ exception means that the filter failed: the client gets 502 with the filter's na
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
@@ -126,6 +126,8 @@ class Filter:
             return goes on in the same coding. A body in another coding is refused: 415 for a request, 502 for a
             response; with `failOpen` it passes unread. Requests then ask for codings that can be undone alone.
         asks_for_plain: one that `decodes` asks for bodies without any coding by itself, and for no parts of them.
+        needs_original: where a BUFFER filter before it may have changed the client's body, `x.notes[body.ORIGINAL]` is
+            the body as it came, in `request_body` (without content coding, where filters see it so).
         ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
     """
@@ -137,6 +139,7 @@ class Filter:
     needs_body: bool = False
     decodes: bool = False
     asks_for_plain: bool = False
+    needs_original: bool = False
     ignores_trailers: bool = False
     runs_in: frozenset[Phase] | None = None
 
@@ -195,6 +198,14 @@ class Filter:
         refusal breaks the response off, and a LocalResponse is a failure.
         """
         return data
+
+    def at_place(self, behind: Sequence[tuple[str, frozenset[Phase]]]) -> Filter:
+        """The filter as it stands in one chain: itself, or one that shares what it needs with the others.
+
+        `behind` are the names and phases of the filters that run after it. A chain with a filter that overrides this
+        serves one rule alone. Raises ValueError where it cannot stand there.
+        """
+        return self
 
     def forecast(self, x: Exchange) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Phase
@@ -19,7 +20,11 @@ from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import ResponseHead
 
-__all__ = ["BodyChain", "BodyPlan"]
+__all__ = ["ORIGINAL", "BodyChain", "BodyPlan"]
+
+
+#: The note with the client's body as it came, for filters that need it beside what others have made of it.
+ORIGINAL: Final = "original body"
 
 
 class BodyPlan:
@@ -123,7 +128,7 @@ class BodyChain:
         held: the bytes that they hold.
     """
 
-    __slots__ = ("_coded", "_flows", "_may_answer", "_owed", "_phase", "held", "holds", "keeps_length")
+    __slots__ = ("_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "held", "holds", "keeps_length")
 
     def __init__(self, flows: Sequence[_StepState], phase: Phase, coding: bytes = b"") -> None:
         """`coding` is undone for the filters, and done again behind them."""
@@ -135,6 +140,9 @@ class BodyChain:
         self.holds = any(flow.buffer is not None for flow in flows)
         self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=only_reads) if coding else None
         self.held = 0
+        # The first filter sees the body as it came.
+        wants = phase is Phase.REQUEST_BODY and any(flow.step.filter.needs_original for flow in flows[1:])
+        self._original = bytearray() if wants and self.holds else None
         self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
@@ -157,6 +165,10 @@ class BodyChain:
             if not decoded and not last:
                 return coded.skipped(data)
             data = decoded
+        if self._original is not None:
+            self._original += data
+            if last:
+                x.note(ORIGINAL, bytes(self._original))
         return self._feed_from(0, x, data, last)
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:

@@ -24,6 +24,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
     for kind, place in {
         "Audit": "audit.audit:AUDIT",
         "BodyLimit": "limits.body_limit:BODY_LIMIT",
+        "Cache": "cache.cache:CACHE",
         "ConcurrencyLimit": "limits.concurrency:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",
         "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",

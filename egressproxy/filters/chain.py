@@ -80,6 +80,8 @@ class Chain:
     takes_body: bool = field(init=False)
     #: This chain behind the attempts of a request, in which backend_response has run already.
     after_attempts: Chain = field(init=False)
+    #: It is not shared by places with the same filters.
+    is_of_one_place: bool = False
     #: backend_response and response_headers, without those that are None.
     response_phases: tuple[Steps, ...] = field(init=False)
 
@@ -96,7 +98,12 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     ordered = sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
     filters = [make(spec) for spec in ordered if spec.is_known or not spec.fail_open]
-    phases: dict[str, Any] = {"skipped": skipped}
+    is_of_one_place = False
+    for index, placed in enumerate(filters):
+        if type(placed.filter).at_place is not Filter.at_place:
+            filters[index] = _at_place(placed, filters[index + 1 :])
+            is_of_one_place = True
+    phases: dict[str, Any] = {"skipped": skipped, "is_of_one_place": is_of_one_place}
     for phase in Phase:
         running = [placed for placed in filters if phase in placed.phases()]
         if phase in _BODY_PHASES:
@@ -135,6 +142,15 @@ def _steps(running: Sequence[PlacedFilter], phase: Phase) -> Steps:
     for placed in reversed(running):
         steps = (Step(placed, phase, steps), *steps)
     return steps
+
+
+def _at_place(placed: PlacedFilter, behind: Sequence[PlacedFilter]) -> PlacedFilter:
+    try:
+        made = placed.filter.at_place([(each.spec.name, each.phases()) for each in behind])
+    except ValueError as error:
+        spec = placed.spec
+        raise ValueError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
+    return replace(placed, filter=made)
 
 
 #: What a phase ended with that did not simply pass: a response, or a task that returns one or None.

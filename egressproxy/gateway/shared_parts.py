@@ -130,12 +130,14 @@ class SharedParts:
         return found
 
     def chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
-        """The chain of these filters, made once for equal ones."""
+        """The chain of these filters, made once for equal ones unless a filter wants one for each place."""
         if not extensions:
             return NO_FILTERS
         found = self._chains.get(extensions)
         if found is None:
-            found = self._chains[extensions] = compile_chain(extensions, self._placed)
+            found = compile_chain(extensions, self._placed)
+            if not found.is_of_one_place:
+                self._chains[extensions] = found
         return found
 
     def backend_chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:

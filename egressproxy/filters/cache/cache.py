@@ -1,0 +1,356 @@
+"""Cache: answers are kept, and given again to whom they were given, for the same request.
+
+Where it is kept, and why that is safe: the cache is the last filter of requests and of responses. A request that is
+answered from it has passed every filter of requests, limits and authorization included, and what is kept has passed
+every filter of responses (what the head's filters do is done anew). An answer is found by requests of one rule, in one
+snapshot of the configuration: each reload begins with nothing. The key holds the client, its credential, and the body
+as the client has sent it, not as other filters have made it: two texts that are redacted to one are two requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from time import monotonic
+from typing import Annotated, Final, Literal
+
+from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.shared import add_usage, operation
+from egressproxy.ai_apis.strict_json import Unreadable, dumps
+from egressproxy.ai_apis.usage import TokenUsage
+from egressproxy.errors import Reason
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.body import ORIGINAL
+from egressproxy.filters.cache.completeness import whole_answer
+from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
+from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
+from egressproxy.filters.settings import FieldName, FilterConfig, Within
+from egressproxy.model.exchange import LOGGED, Exchange, LocalResponse
+from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.message import ResponseHead
+
+__all__ = ["CACHE", "Cache", "CacheConfig"]
+
+#: What says who the client is, to a backend: in every spelling.
+_CREDENTIALS: Final = every_spelling((
+    "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "x-amz-security-token",
+))  # fmt: skip
+#: Fields of requests that change answers of the APIs that are known, whether Vary says so or not.
+_TELLING: Final = (
+    b"accept", b"accept-language", b"content-type", b"anthropic-version", b"anthropic-beta", b"openai-beta",
+    b"openai-organization", b"openai-project", b"x-goog-user-project",
+)  # fmt: skip
+#: Requests with these ask for something else than the answer (RFC 9110 sections 13.1 and 14.2).
+_CONDITIONS: Final = (b"if-none-match", b"if-modified-since", b"if-match", b"if-unmodified-since", b"range")
+#: Not kept: the transport's, Date (the gateway writes it), and what says of a coding, since bodies are kept without.
+_DROPPED: Final = frozenset((
+    b"age", b"cache-status", b"connection", b"content-digest", b"content-encoding", b"content-length", b"content-md5",
+    b"date", b"digest", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"repr-digest", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade",
+))  # fmt: skip
+#: Members of a body with which an answer depends on more than the request. Source: OpenAI, POST /v1/responses.
+_STATEFUL: Final = ("background", "conversation", "previous_response_id")
+_NO_USAGE: Final = TokenUsage()
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig(FilterConfig):
+    """Cache."""
+
+    ttl_seconds: Annotated[int, Within(ge=1, le=31_536_000)] = 300
+    """How long an answer is given again. What Cache-Control and Expires say of answers to GET may shorten it."""
+    methods: Annotated[tuple[Literal["GET", "POST"], ...], Within(min_length=1)] = ("GET", "POST")
+    """Of which requests. POST: to the APIs of AI providers alone."""
+    max_entries: Annotated[int, Within(ge=1, le=1_000_000)] = 1000
+    """Answers that are kept, in each worker."""
+    max_bytes: Annotated[int, Within(ge=65536)] = 64 * 1024 * 1024
+    """Bytes that they may take, in each worker."""
+    max_entry_bytes: Annotated[int, Within(ge=1024)] = 1024 * 1024
+    """The longest body that is kept, and the longest body of a request that is looked for."""
+    share_anonymous: bool = False
+    """Clients without identity and credential share their answers. By default nothing of theirs is kept."""
+    key_headers: tuple[FieldName, ...] = ()
+    """Further fields of requests on which answers depend."""
+    counts_tokens: bool = False
+    """An answer out of the cache counts for limits on tokens with the usage that it tells. By default with none."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A request that may be answered out of the cache, and its answer while it comes."""
+
+    fields: Fields  # of the client's request: those of an attempt hold the gateway's credential
+    base: bytes = b""  # the key without the fields that Vary names; b"" as long as the body is not known
+    parts: list[bytes] | None = field(default_factory=list)
+    size: int = 0
+    head: tuple[int, bytes, tuple[tuple[bytes, bytes], ...]] | None = None
+    response: ResponseHead | None = None  # whose head that is: of several attempts at once another one may win
+    is_hit: bool = False
+
+
+class Cache(Filter):
+    runs_in = frozenset((
+        Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY,
+    ))  # fmt: skip
+    only_reads = True
+    decodes = True
+    needs_original = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: CacheConfig = context.config
+        self._config = config
+        self._store = AnswerStore(config.max_entries, config.max_bytes)
+        self._note = f"cache {id(self._store)}"
+        self._telling = tuple(dict.fromkeys((*_TELLING, *(name.lower().encode() for name in config.key_headers))))
+        self._methods = frozenset(method.encode() for method in config.methods)
+        self._place = 0
+        self.max_buffer_bytes = config.max_entry_bytes
+        meter = context.meter
+        self._requests = meter.counter(
+            "egress_cache_requests_total", "Requests by what the cache did: hit, miss or bypass.", ("outcome",)
+        )
+        self._evicted = meter.counter("egress_cache_evictions_total", "Answers that had to make room for others.")
+        self._entries = meter.gauge("egress_cache_entries", "Answers that are kept.")
+        self._bytes = meter.gauge("egress_cache_bytes", "Bytes that they take.")
+        self.now: Callable[[], float] = monotonic
+
+    def at_place(self, behind: Sequence[tuple[str, frozenset[Phase]]]) -> Cache:
+        """One for each place: what is kept for one is not found by another. Raises ValueError where it is not last."""
+        for name, phases in behind:
+            if phases & {Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_BODY}:
+                raise ValueError(f"filter {name} runs behind the cache, which has to be last: raise its priority")
+        made = copy(self)
+        made._place = next(_numbers)
+        return made
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+    def request_headers(self, x: Exchange) -> LocalResponse | None:
+        """Answer a GET that is known; decide whether the body of a POST is looked at."""
+        if x.is_tunnel:
+            return None
+        if not self._may_look(x):
+            self._requests.add(1, "bypass")
+            _tell(x, "bypass")
+            return None
+        pending = _Pending(Fields(x.request.fields.block))
+        x.note(self._note, pending)
+        return self._answer(x, pending, b"") if x.method == b"GET" else None
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """Requests whole, answers as they come; None for what is not looked at, or not kept."""
+        pending = self._pending(x)
+        if pending is None:
+            return None
+        if phase is Phase.REQUEST_BODY:
+            return BodyMode.BUFFER if x.method == b"POST" else None
+        if not pending.base or pending.response is not x.response or not self._may_keep(x, pending):
+            pending.parts = None
+        return None if pending.parts is None else BodyMode.STREAM
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
+        """Answer a POST that is known."""
+        pending = self._pending(x)
+        assert pending is not None  # what has no entry has no body mode
+        original = x.notes.pop(ORIGINAL, data) if x.notes is not None else data
+        try:
+            body = _canonical(original)
+        except Unreadable:
+            body = None
+        if body is None:
+            x.note(self._note, None)
+            self._requests.add(1, "bypass")
+            _tell(x, "bypass")
+            return data
+        return self._answer(x, pending, body) or data
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+    def backend_response(self, x: Exchange) -> None:
+        """Remember the head before the filters of heads, which see what comes out of the cache, too."""
+        pending = self._pending(x)
+        if pending is not None:
+            fields = tuple((name, value) for name, value in x.response.fields if name not in _DROPPED)
+            if b"content-encoding" in x.response.fields:
+                fields = tuple(each for each in fields if each[0] != b"etag")  # it names the coded form
+            pending.head, pending.response = (x.response.status, x.response.phrase, fields), x.response
+
+    def response_headers(self, x: Exchange) -> None:
+        """Say that the answer is not out of the cache. Source: RFC 9211 section 2."""
+        pending = self._pending(x)
+        if pending is None or not pending.is_hit:
+            known = pending is not None and pending.base
+            x.response.fields.add(b"cache-status", b"egressproxy; fwd=miss" if known else b"egressproxy; fwd=bypass")
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Record the answer, and keep it when it is whole."""
+        pending = self._pending(x)
+        if pending is None or pending.parts is None:
+            return data
+        pending.size += len(data)
+        if pending.size > self._config.max_entry_bytes:
+            pending.parts = None
+            return data
+        pending.parts.append(data)
+        if last:
+            self._keep(x, pending, b"".join(pending.parts))
+        return data
+
+    def complete(self, x: Exchange) -> None:
+        """Let go of what was recorded."""
+        if x.notes is not None:
+            x.notes.pop(self._note, None)
+
+    # --- what is kept, and what is found -----------------------------------------------------------------------------
+    def _pending(self, x: Exchange) -> _Pending | None:
+        return x.notes.get(self._note) if x.notes is not None else None
+
+    def _may_look(self, x: Exchange) -> bool:
+        request, fields = x.request, x.request.fields
+        if x.method not in self._methods or request.upgrade or any(name in fields for name in _CONDITIONS):
+            return False
+        if "no-store" in cache_control(fields):
+            return False
+        if x.method == b"GET":
+            if request.body:
+                return False
+        elif (
+            operation(x) is None
+            or not 0 < request.body <= self._config.max_entry_bytes
+            or b"content-encoding" in fields  # what it holds may be longer than this bound
+        ):
+            return False
+        return self._config.share_anonymous or _is_known(x)
+
+    def _answer(self, x: Exchange, pending: _Pending, body: bytes) -> LocalResponse | None:
+        """The answer that is known to this request."""
+        pending.base = base = self._key(x, body)
+        told = cache_control(pending.fields)
+        key = _variant(pending, self._store.vary(base))
+        now = self.now()
+        found = self._store.get(key, now) if "no-cache" not in told else None
+        if found is not None and "max-age" in told and found.age(now) > _seconds(told["max-age"]):
+            found = None
+        if found is None:
+            if "only-if-cached" in told:
+                message = "the answer is not in the cache, and nothing else was asked for (only-if-cached)"
+                raise Rejected(message, status=504, reason=Reason.FILTER_REJECTED)
+            self._requests.add(1, "miss")
+            _tell(x, "miss")
+            return None
+        pending.is_hit = True
+        self._requests.add(1, "hit")
+        _tell(x, "hit")
+        if found.usage is not None:
+            add_usage(x, found.usage if self._config.counts_tokens else _NO_USAGE)
+        age, left = found.age(now), int(found.expires_at - now)
+        fields = (*found.fields, (b"age", b"%d" % age), (b"cache-status", b"egressproxy; hit; ttl=%d" % left))
+        return LocalResponse(found.status, fields, found.body, found.phrase)
+
+    def _key(self, x: Exchange, body: bytes) -> bytes:
+        """The key of a request, whatever Vary says."""
+        identity, fields = x.identity, x.request.fields
+        parts: list[bytes] = [
+            b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
+            identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
+            b"\n".join(_CREDENTIALS.findall(fields.block)),
+            x.scheme, str(x.authority).encode(), x.method, x.request.path, x.upstream_host,
+        ]  # fmt: skip
+        parts += (b"\n".join(fields.get_all(name)) for name in self._telling)
+        return _digest((*parts, body))
+
+    def _may_keep(self, x: Exchange, pending: _Pending) -> bool:
+        is_get = x.method == b"GET"
+        is_authorized = b"authorization" in pending.fields
+        head = x.response
+        if head.status != 200 or not may_store(head.fields, is_authorized=is_authorized, is_get=is_get):
+            return False
+        return lifetime_s(head.fields, self._config.ttl_seconds, is_get=is_get) > 0 and head.body != 0
+
+    def _keep(self, x: Exchange, pending: _Pending, body: bytes) -> None:
+        asked = operation(x)
+        usage = None
+        if asked is not None:
+            media_type = (x.response.fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+            is_whole, usage = whole_answer(body, media_type, asked)
+            if not is_whole:
+                return
+        assert pending.head is not None
+        status, phrase, fields = pending.head
+        now = self.now()
+        age = x.response.fields.get(b"age") or b""
+        age_s = int(age) if age.isdigit() and len(age) < 10 else 0
+        lifetime = lifetime_s(x.response.fields, self._config.ttl_seconds, is_get=asked is None) - age_s
+        if lifetime <= 0:
+            return
+        names = b",".join(x.response.fields.get_all(b"vary")).lower().split(b",")
+        vary = tuple(sorted({name.strip() for name in names} - {b"", b"accept-encoding"}))  # kept without coding
+        answer = StoredAnswer(status, phrase, fields, body, now, now + lifetime, age_s, usage)
+        evicted = self._store.put(pending.base, vary, _variant(pending, vary), answer)
+        if evicted:
+            self._evicted.add(evicted)
+        self._entries.set(len(self._store))
+        self._bytes.set(self._store.size)
+
+
+def _variant(pending: _Pending, vary: tuple[bytes, ...]) -> bytes:
+    """The key with the values of the fields that Vary names."""
+    return _digest((pending.base, *(name + b":" + b"\n".join(pending.fields.get_all(name)) for name in vary)))
+
+
+def _is_known(x: Exchange) -> bool:
+    """Whether anything tells this client from others."""
+    identity = x.identity
+    return (
+        identity.namespace != "-"
+        or identity.service_account != "-"
+        or _CREDENTIALS.search(x.request.fields.block) is not None
+    )
+
+
+def _canonical(body: bytes) -> bytes | None:
+    """A body of JSON with its members in order and without blanks; None where answers depend on more than it says.
+
+    Raises Unreadable.
+    """
+    value = JsonMessage.parse(body)
+    if not isinstance(value, dict) or any(value.get(name) for name in _STATEFUL):
+        return None
+    return dumps(_in_order(value))
+
+
+def _in_order(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _in_order(value[name]) for name in sorted(value)}
+    return [_in_order(each) for each in value] if isinstance(value, list) else value
+
+
+def _digest(parts: Sequence[bytes]) -> bytes:
+    """Of parts of any length: no two lists of parts look alike."""
+    made = blake2b(digest_size=32)
+    for part in parts:
+        made.update(b"%d:" % len(part))
+        made.update(part)
+    return made.digest()
+
+
+def _seconds(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _tell(x: Exchange, outcome: str) -> None:
+    """For the access log."""
+    told = x.notes.get(LOGGED) if x.notes is not None else None
+    x.note(LOGGED, {**(told or {}), "cache": outcome})
+
+
+CACHE = FilterType(
+    name="egressproxy.io/Cache:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=CacheConfig,
+    build=Cache,
+    also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
+    summary="Gives the same client the same answer again, streams included.",
+)
