@@ -7,6 +7,7 @@ through the backend's own extensions: its credential is sent, and no filter sees
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
@@ -98,6 +99,11 @@ class FilterCall(Protocol):
         `path` begins with "/" and may have a query; `fields` are without Host and framing. `x` is the exchange that
         the call is made for, whose client gets its share of the pools, no more. None: the filter asks for itself.
         Raises CallFailed, also when `timeout_s` seconds are over.
+        """
+
+    async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
+        """Give a new connection to this protocol, for what is not HTTP: under the policies, addresses and TLS of the
+        backend, without its extensions. Raises CallFailed, also when `timeout_s` seconds are over.
         """
 
     def open_stream(

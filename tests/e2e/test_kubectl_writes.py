@@ -201,14 +201,16 @@ def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(c
     policy = m.policy(
         ["a.example"],
         limits={
-            "store": {"type": "Redis", "backendRef": {"name": "r", "port": 6379}},
+            "store": {"type": "Memory", "secretRef": {"name": "s"}},
         },
     )
+    policy["spec"]["dns"] = {"reverseCheck": "Report"}
     policy["spec"]["targetRefs"][0]["name"] = "egress"
     for how in ("--dry-run=server", "--dry-run=none"):
         told = cluster.run("apply", how, "-f", "-", stdin=[policy])
         assert told.returncode == 0
-        assert "limits.store is not supported yet" in told.stderr
+        assert "limits.store do nothing with type Memory" in told.stderr
+        assert "dns.reverseCheck" in told.stderr
     assert cluster.run("apply", "-f", "-", stdin=[m.config_map("quiet", {"a": "b"})]).stderr == ""
 
 

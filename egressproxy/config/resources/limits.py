@@ -10,7 +10,7 @@ from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
 from egressproxy.config.resources.values import Count, Duration, HeaderName, Positive, RefusedValue, check_unique
 
-__all__ = ["AmountRate", "Concurrency", "Limits", "Rate"]
+__all__ = ["AmountRate", "Concurrency", "LimitStore", "Limits", "Rate"]
 
 
 LimitKey = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
@@ -118,14 +118,24 @@ class LimitStore(Model):
     type: Literal["Memory", "Redis"] = "Memory"
     """Memory: this machine's processes count together. Redis: several machines do."""
     backend_ref: BackendObjectReference | None = None
-    """The backend of the Redis."""
+    """The backend of the Redis: one server, no cluster."""
     secret_ref: SecretObjectReference | None = None
     """The Secret with its password."""
+    username: str = ""
+    """Its user. Default: the default one."""
+    database: Annotated[int, Field(strict=True, ge=0, le=1023)] = 0
+    """The number of its database."""
+    timeout: Duration = Duration("100ms", 0.1)
+    """How long a reply may take. Then the Redis is away until it can be reached again."""
+    on_failure: Literal["Local", "Allow", "Deny"] = "Local"
+    """While it is away. Local: this machine counts by itself, its fair share of what is left. Deny: 503."""
 
     def model_post_init(self, context: Any) -> None:
         """Type Redis needs a backend."""
         if self.type == "Redis" and self.backend_ref is None:
             raise RefusedValue("a store of type Redis needs backendRef", "add backendRef")
+        if not self.timeout.seconds:
+            raise RefusedValue("a timeout of 0s cannot be met", "write 100ms")
 
 
 class Limits(Model):

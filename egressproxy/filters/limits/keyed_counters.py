@@ -58,7 +58,7 @@ class KeyedCounters:
     ) -> None:
         if memory is None:
             memory = memoryview(mmap.mmap(-1, table_bytes(keys)))
-            secret = secrets.token_bytes(32)
+            secret = secret or secrets.token_bytes(32)
         #: `cells[at]` is `until` and `cells[at + 1]` is `used` of the entry that `find` has found.
         self.cells = memory.cast("d")
         self.numbers = memory.cast("q")
@@ -135,16 +135,17 @@ class KeyedCounters:
 class OwnCounters:
     """The tables of a process that serves alone, by the limit that they belong to. They live as long as it."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_made", "_secret")
 
     def __init__(self) -> None:
         self._made: dict[bytes, KeyedCounters] = {}
+        self._secret = secrets.token_bytes(32)
 
     def keyed(self, key: bytes, keys: int) -> KeyedCounters:
         """That of the limit with this key, for this many of its own keys; made at the first call."""
         found = self._made.get(key)
         if found is None or found.keys != keys:
-            found = self._made[key] = KeyedCounters(keys)
+            found = self._made[key] = KeyedCounters(keys, secret=self._secret)
         return found
 
     @property

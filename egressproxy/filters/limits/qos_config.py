@@ -8,9 +8,9 @@ from typing import Annotated, Final, Literal
 from egressproxy.filters.limits.keys import Per
 from egressproxy.filters.limits.prices import TokenPrice
 from egressproxy.filters.limits.windows import CALENDAR, SECONDS
-from egressproxy.filters.settings import FieldName, FilterConfig, Within, spelling
+from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within, spelling
 
-__all__ = ["LimitEntry", "LimitType", "QoSControllerConfig"]
+__all__ = ["LimitEntry", "LimitType", "QoSControllerConfig", "StoreConfig"]
 
 LimitType = Literal["Requests", "Bytes", "Tokens", "Cost", "Concurrency"]
 _UNITS: Final = (*SECONDS, *CALENDAR)
@@ -69,6 +69,26 @@ class LimitEntry(FilterConfig):
         return "-".join(part for part in (counted, span, *self.per) if part).lower()
 
 
+@dataclass(frozen=True, slots=True)
+class StoreConfig(FilterConfig):
+    """Where limits are counted. Concurrency is counted on each machine."""
+
+    backend_ref: CalledBackendRef
+    """The backend of a Redis that the fleet shares; one server, no cluster."""
+    type: Literal["Redis"] = "Redis"
+    """Redis."""
+    secret_ref: SecretRef | None = None
+    """The Secret with its password."""
+    username: str = ""
+    """Its user; "": the default one."""
+    database: Annotated[int, Within(ge=0, le=1023)] = 0
+    """The number of its database."""
+    timeout: Annotated[float, Within(gt=0, le=60)] = 0.1
+    """Seconds until a reply has to be there. Then it is away until it can be reached again."""
+    on_failure: Literal["Local", "Allow", "Deny"] = "Local"
+    """While it is away. Local: this machine counts by itself, its fair share of what is left. Deny: 503."""
+
+
 def _short(kind: LimitType, unit: str) -> str:
     return f"{kind.lower()}_per_{unit.lower()}"
 
@@ -114,6 +134,8 @@ class QoSControllerConfig(FilterConfig):
     """Report: what would be refused passes, and the log and metrics tell of it."""
     rate_limit_headers: Literal["Denied", "Always", "Never"] = "Denied"
     """On which responses RateLimit fields say what is left: on those that are refused, on all, or on none."""
+    store: StoreConfig | None = None
+    """Where the limits of a fleet are counted together. Default: in the memory of each machine."""
     max_keys: Annotated[int, Within(ge=1, le=4_000_000)] = 16_384
     """How many keys of one limit have numbers of their own; 64 bytes of memory each. What is beyond shares one."""
 

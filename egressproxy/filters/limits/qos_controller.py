@@ -10,6 +10,7 @@ from egressproxy.filters.limits.qos_config import QoSControllerConfig
 from egressproxy.filters.limits.quota import Quota, SettledQuota
 from egressproxy.filters.limits.request_rate import RequestRateLimitConfig, request_rate_limit
 from egressproxy.filters.limits.windows import SECONDS
+from egressproxy.filters.settings import CalledBackendRef, SecretRef
 
 __all__ = ["QOS_CONTROLLER", "quota"]
 
@@ -19,6 +20,7 @@ def _build(context: FilterContext) -> Filter:
     config: QoSControllerConfig = context.config
     (first, *more) = config.entries
     is_plain = not (more or first.per or config.mode == "Report" or config.rate_limit_headers == "Always")
+    is_plain = is_plain and config.store is None
     if is_plain and first.type == "Requests" and first.unit in SECONDS and first.limit == int(first.limit):
         rate = RequestRateLimitConfig(int(first.limit), SECONDS[first.unit], int(first.burst))
         return request_rate_limit(replace(context, config=rate))
@@ -36,12 +38,22 @@ def quota(context: FilterContext) -> Quota:
     return SettledQuota(context) if types - {"Requests"} else Quota(context)
 
 
+def _secrets(config: QoSControllerConfig) -> tuple[SecretRef, ...]:
+    return () if config.store is None or config.store.secret_ref is None else (config.store.secret_ref,)
+
+
+def _backends(config: QoSControllerConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
+    return () if config.store is None else (("store.backendRef", config.store.backend_ref),)
+
+
 QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
     phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
     build=_build,
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
+    secret_refs=_secrets,
+    backend_refs=_backends,
     is_shared=True,
     summary="Limits requests, bytes, tokens, money and concurrency, per identity, model and more; others get 429.",
 )

@@ -55,17 +55,31 @@ class Quota(Filter):
         _check(config, context.phase)
         self._source = context.source
         self._note = f"quota {id(self)}"
-        self._store = store or MemoryStore()
         self._is_report = config.mode == "Report"
         self._headers = config.rate_limit_headers
         entries = config.entries
         self.rules = [_rule(context, entry) for entry in entries if entry.type != "Concurrency"]
+        self._store = store or self._configured_store(context, config)
         self.concurrency = [_concurrency(context, entry) for entry in entries if entry.type == "Concurrency"]
+        self._exchanges = context.meter.counter(
+            "egress_limit_exchanges", "Exchanges that a limit has decided on, by result.", ["limit", "result"]
+        )
+        self._amounts = context.meter.counter(
+            "egress_limit_amount", "What was reserved of limits, and what it was in the end.", ["limit", "what"]
+        )
+        self._denied = "would_deny" if self._is_report else "denied"
         response = Phase.BACKEND_RESPONSE if context.phase is Phase.BACKEND_REQUEST else Phase.RESPONSE_HEADERS
         runs_in = {context.phase}
         if self._headers == "Always":
             runs_in.add(response)
         self.runs_in = frozenset(runs_in)
+
+    def _configured_store(self, context: FilterContext, config: QoSControllerConfig) -> QuotaStore:
+        if config.store is None or not self.rules:
+            return MemoryStore()
+        from egressproxy.filters.limits.redis_store import RedisStore
+
+        return RedisStore(context, config.store, self.rules[0].table)
 
     def request_headers(self, x: Exchange) -> HeaderResult:
         """Take what this exchange needs. Raises LimitExceeded, 429 (503 for concurrency)."""
@@ -100,7 +114,11 @@ class Quota(Filter):
             Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, held))
             for rule in self._rules_for(x, use)
         ]
-        refusing = self._store.take(takes) if takes else None
+        try:
+            refusing = self._store.take(takes) if takes else None
+        except LimitExceeded:
+            self._leave(held)
+            raise
         if isinstance(refusing, Awaitable):
             return self._go_on(x, held, refusing)
         self._finish(x, held, refusing)
@@ -115,7 +133,9 @@ class Quota(Filter):
             place = rule.enter(x, model)
             if place >= 0:
                 held.places.append((rule, place))
-            elif self._is_report:
+                continue
+            self._exchanges.add(1, rule.name, self._denied)
+            if self._is_report:
                 x.note_denials(Reason.CONCURRENCY)
             else:
                 self._leave(held)
@@ -133,13 +153,18 @@ class Quota(Filter):
         """Count what came of it. Raises LimitExceeded."""
         if refusing is None:
             for take in held.takes:
-                take.rule.allowed += 1
-                take.rule.reserved += take.amount
+                rule = take.rule
+                rule.allowed += 1
+                self._exchanges.add(1, rule.name, "allowed")
+                if rule.type != "Requests":
+                    rule.reserved += take.amount
+                    self._amounts.add(take.amount, rule.name, "reserved")
             x.note(self._note, held)
             return
         takes, held.takes = held.takes, []
         rule = refusing.rule
         rule.denied += 1
+        self._exchanges.add(1, rule.name, self._denied)
         if self._is_report:
             x.note_denials(rule.reason)
             x.note(self._note, held)  # for what it holds of concurrency
@@ -189,6 +214,7 @@ class SettledQuota(Quota):
             took = self._taken(take.rule, x, held)
             if took is not None:
                 take.rule.settled += took
+                self._amounts.add(took, take.rule.name, "settled")
                 if took != take.amount:
                     self._store.settle(take, took - take.amount)
 

@@ -111,18 +111,19 @@ class CalendarWindow:
         """As of Window."""
         if amount > self.limit:
             return math.inf
-        return 0.0 if used + amount <= self.limit * (1 + 1e-12) else max(1e-3, self._seconds_left())
+        return 0.0 if used + amount <= self.limit * (1 + 1e-12) else max(1e-3, self.seconds_left())
 
     def with_more(self, until: float, used: float, amount: float, now: float) -> tuple[float, float]:
         """As of Window."""
         # A minute longer than the window, in which it is not asked for any more: clocks differ.
-        return now + self._seconds_left() + 60.0, max(0.0, used + amount)
+        return now + self.seconds_left() + 60.0, max(0.0, used + amount)
 
     def left(self, until: float, used: float, now: float) -> tuple[float, float]:
         """As of Window."""
-        return max(0.0, self.limit - used), self._seconds_left()
+        return max(0.0, self.limit - used), self.seconds_left()
 
-    def _seconds_left(self) -> float:
+    def seconds_left(self) -> float:
+        """Until the next window begins."""
         return max(0.0, self._ends_at - self._wall())
 
 

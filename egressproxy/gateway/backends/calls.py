@@ -89,6 +89,28 @@ class BackendCall:
         finally:
             self._counts.count(self._filter, self.backend, result, monotonic() - started)
 
+    async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
+        """As `FilterCall.open`."""
+        started = monotonic()
+        result = "ok"
+        inner = self._question(RequestHead(b"CONNECT", b"/", Fields()), None)
+        try:
+            connector = self._connector
+            if connector is None:
+                assert self._fault is not None
+                raise self._fault
+            async with asyncio.timeout(timeout_s):
+                return await connector.open(inner, connector.target(inner), self._chain.connect, protocol, ())
+        except TimeoutError:
+            result = Reason.CONNECT_TIMEOUT.value
+            message = f"backend {self.backend} could not be reached within {timeout_s:g} s"
+            raise CallFailed(Reason.CONNECT_TIMEOUT, message) from None
+        except GatewayError as error:
+            result = error.reason.value
+            raise CallFailed(error.reason, f"backend {self.backend} could not be reached: {error.message}") from None
+        finally:
+            self._counts.count(self._filter, self.backend, result, monotonic() - started)
+
     def open_stream(
         self,
         path: bytes,

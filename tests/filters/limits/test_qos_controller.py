@@ -11,11 +11,14 @@ from egressproxy.filters.limits.quota import Quota
 from egressproxy.filters.limits.request_rate import RequestRateLimit
 from egressproxy.filters.testing import exchange
 from egressproxy.filters.validation import validated
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+
+METER = FilterMeter(FilterMetrics(), "qos", "egressproxy.io/QoSController:v1")
 
 
 def built(**config):
     made = validated(QoSControllerConfig, json.dumps(config))
-    return QOS_CONTROLLER.build(FilterContext(made, {}, "limit", "gateway a/gw", "EgressPolicy a/p"))
+    return QOS_CONTROLLER.build(FilterContext(made, {}, "limit", "gateway a/gw", "EgressPolicy a/p", meter=METER))
 
 
 def passed(limit, tries):

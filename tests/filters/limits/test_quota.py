@@ -9,12 +9,17 @@ from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfi
 from egressproxy.filters.limits.qos_controller import quota
 from egressproxy.filters.limits.quota import Quota, SettledQuota
 from egressproxy.filters.testing import exchange, response
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+
+METER = FilterMeter(FilterMetrics(), "qos", "egressproxy.io/QoSController:v1")
 
 
 def limit(*entries, counters=None, phase=Phase.REQUEST_HEADERS, **config) -> Quota:
     made = QoSControllerConfig(limits=tuple(LimitEntry(**entry) for entry in entries), **config)
     keyed = (counters or OwnCounters()).keyed
-    return quota(FilterContext(made, {}, "qos", "Gateway a/gw", "EgressPolicy a/p", phase=phase, keyed=keyed))
+    return quota(
+        FilterContext(made, {}, "qos", "Gateway a/gw", "EgressPolicy a/p", phase=phase, keyed=keyed, meter=METER)
+    )
 
 
 def ask(made, x=None, **about):
@@ -150,3 +155,24 @@ def test_a_backend_is_not_known_before_it_is_chosen():
 
 def test_only_what_is_settled_costs_a_phase_at_the_end():
     assert not isinstance(limit({"type": "Requests", "limit": 1, "unit": "Day"}), SettledQuota)
+
+
+def test_metrics_count_by_limit_and_never_by_key():
+    metrics = FilterMetrics()
+    meter = FilterMeter(metrics, "qos", "egressproxy.io/QoSController:v1")
+    entries = (LimitEntry("Bytes", 500.0, "Day", per=("Identity",), name="b"), LimitEntry("Concurrency", 2.0, name="c"))
+    context = FilterContext(QoSControllerConfig(limits=entries), {}, "qos", "s", "s", meter=meter)
+    made = quota(context)
+    held = [ask(made, identity=who) for who in ("a/a", "b/b")]
+    refused(made)
+    for x in held:
+        x.bytes_in, x.bytes_out = 400, 100
+        made.complete(x)
+    refused(made, identity="b/b")
+    read = metrics.read()
+    assert read["egress_limit_exchanges"].values == {
+        ("qos", "b", "allowed"): 2,
+        ("qos", "c", "denied"): 1,
+        ("qos", "b", "denied"): 1,
+    }
+    assert read["egress_limit_amount"].values == {("qos", "b", "reserved"): 2, ("qos", "b", "settled"): 1000}

@@ -10,6 +10,9 @@ from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.qos_controller import quota
 from egressproxy.filters.testing import FilterHarness, exchange, response
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+
+METER = FilterMeter(FilterMetrics(), "qos", "egressproxy.io/QoSController:v1")
 
 QOS = "egressproxy.io/QoSController:v1"
 JSON = {"content-type": "application/json"}
@@ -148,7 +151,9 @@ def test_what_fails_takes_nothing():
 
 def test_a_stream_that_breaks_off_takes_its_question_and_what_was_seen():
     entry = LimitEntry("Tokens", 1000.0, "Day", name="t")
-    made = quota(FilterContext(QoSControllerConfig(limits=(entry,)), {}, "q", "s", "s", keyed=OwnCounters().keyed))
+    made = quota(
+        FilterContext(QoSControllerConfig(limits=(entry,)), {}, "q", "s", "s", keyed=OwnCounters().keyed, meter=METER)
+    )
     x = exchange("POST", CHAT, JSON)
     x.request.body = 10
     made.request_headers(x)
@@ -235,7 +240,7 @@ def test_tokens_of_one_backend_are_estimated_by_the_length():
     entry = LimitEntry("Tokens", 1000.0, "Day", name="t", per=("Backend",))
     config = QoSControllerConfig(limits=(entry,))
     keyed = OwnCounters().keyed
-    made = quota(FilterContext(config, {}, "q", "s", "s", phase=Phase.BACKEND_REQUEST, keyed=keyed))
+    made = quota(FilterContext(config, {}, "q", "s", "s", phase=Phase.BACKEND_REQUEST, keyed=keyed, meter=METER))
     x = exchange("POST", CHAT, JSON, backend="a/b")
     x.request.body = 300
     made.backend_request(x)

@@ -168,6 +168,7 @@ class ExtensionCompiler:
             scope=place.scope,
             source=str(owner),
             folder=_folder(owner),
+            secrets=() if settings is None else self._secrets(owner, found, settings, path or name),
             settings=settings,
         )
         self._note_calls(owner, spec, found, settings, path or name)

@@ -288,9 +288,12 @@ def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]
 
 
 def _limit_notes(limits: Limits, target_kind: str) -> Iterator[str]:
-    if limits.store is not None and limits.store.type != "Memory":
-        yield "limits.store is not supported yet: every process counts for itself."
-    elif limits.store is not None and (limits.store.backend_ref or limits.store.secret_ref):
+    if limits.store is None:
+        pass
+    elif limits.store.type == "Redis":
+        if limits.concurrency:
+            yield "limits.concurrency is counted on each machine, and not in limits.store."
+    elif limits.store.backend_ref or limits.store.secret_ref:
         yield "backendRef and secretRef of limits.store do nothing with type Memory."
     if target_kind not in ("Gateway", "ListenerSet"):
         fields = Limits.model_fields

@@ -21,7 +21,7 @@ from egressproxy.config.compile.extensions.extension_compiler import (
 )
 from egressproxy.config.compile.extensions.extension_faults import closing, must_run
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, Rate
+from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, LimitStore, Rate
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.policy import ExtensionIR
 
@@ -223,6 +223,17 @@ def _quota(limits: Limits, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """The config of the QoSController that these entries of a policy become."""
     config: dict[str, Any] = {"limits": entries, "mode": limits.mode, "rateLimitHeaders": limits.rate_limit_headers}
     config["maxKeys"] = limits.max_keys
+    if limits.store is not None and limits.store.type == "Redis":
+        config["store"] = _store(limits.store)
     if any(entry["type"] == "Cost" for entry in entries):
         config["prices"] = [price.model_dump(by_alias=True, exclude_none=True) for price in limits.prices]
     return config
+
+
+def _store(store: LimitStore) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": store.type, "timeout": store.timeout.seconds, "onFailure": store.on_failure}
+    for name, ref in (("backendRef", store.backend_ref), ("secretRef", store.secret_ref)):
+        if ref is not None:
+            made[name] = ref.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)
+    made.update({"username": store.username, "database": store.database})
+    return made

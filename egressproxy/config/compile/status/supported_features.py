@@ -34,7 +34,6 @@ UNSERVED: Final[Mapping[str, str]] = {
     "Identity.token": "where it is written everything is refused",
     "Identity.basic": "where it is written everything is refused",
     "Dns.reverseCheck": "Report does nothing, with Enforce everything is refused",
-    "Limits.store": "the processes of one gateway count for themselves",
 }
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.

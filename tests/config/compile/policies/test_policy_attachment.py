@@ -62,7 +62,10 @@ def test_places_without_policies_of_their_own_share_one_value():
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ("limits: {store: {type: Redis, backendRef: {name: r, port: 6379}}}", "limits.store"),
+        (
+            "limits: {concurrency: [{per: Route, limit: 5}], store: {type: Redis, backendRef: {name: r, port: 6379}}}",
+            "limits.concurrency",
+        ),
         ("dns: {reverseCheck: Report}", "dns.reverseCheck"),
         ("identity: {address: {}}", "identity"),
         ("identity: {certificate: {}}", "identity"),

@@ -99,6 +99,29 @@ def test_tokens_and_money_are_limited_with_their_prices():
     assert config["prices"] == [{"models": ["a*"], "input": 2.0, "cachedInput": 1.0, "output": 3.5}]
 
 
+def test_limits_that_a_fleet_shares_have_the_backend_and_the_password_of_their_redis():
+    store = (
+        "store: {type: Redis, backendRef: {group: egressproxy.io, kind: Backend, name: plain}, secretRef: {name: s}}"
+    )
+    secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: default}\nstringData: {token: hidden-value}"
+    made = compiled(
+        FORWARD, PLAIN, ROUTE, secret, limit(f"requests: [{{per: Gateway, limit: 5, window: 1m}}], {store}")
+    )
+    (found,) = rule(made).extensions
+    assert found.type == QOS
+    assert json.loads(found.config)["store"] == {
+        "type": "Redis",
+        "backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "plain"},
+        "secretRef": {"name": "s"},
+        "timeout": 0.1,
+        "onFailure": "Local",
+        "username": "",
+        "database": 0,
+    }
+    assert [(label, value.reveal()) for label, value in found.secrets] == [("s/", b"hidden-value")]
+    assert [label for label, _ in found.calls] == ["Backend plain"]
+
+
 def test_what_cannot_be_counted_for_one_backend_closes_the_place():
     rows = "requests: [{per: Backend, alsoPer: [Model], limit: 5}]"
     (backend,) = rule(compiled(FORWARD, PLAIN, ROUTE, limit(rows))).backends

@@ -23,7 +23,6 @@ spec: {destination: {type: EndpointSelector, endpointSelector: {selectorRef: {na
     "Identity.token": policy("identity: {token: {issuer: a, jwksRef: {kind: ConfigMap, name: keys}}}"),
     "Identity.basic": policy("identity: {basic: {secretRef: {name: users}}}"),
     "Dns.reverseCheck": policy("dns: {reverseCheck: Report}"),
-    "Limits.store": policy("limits: {store: {type: Redis, backendRef: {name: redis, port: 6379}}}"),
 }
 
 

@@ -1,0 +1,224 @@
+"""RedisLink: one connection to a Redis, kept open: commands of one turn of the loop go out in one write.
+
+It is opened at the first need, and again after it was lost, with pauses that grow. A command that has no reply in
+`timeout_s` ends the connection: a Redis that hangs is away, and nobody waits for it twice. Must be used on the event
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.limits.redis_protocol import Reply, ReplyError, ReplyReader, command
+
+__all__ = ["ConnectionSource", "RedisAway", "RedisLink"]
+
+#: Seconds between attempts to connect: at first, and at most; each is doubled, and varies by a half.
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
+#: Seconds until a connection has to be made.
+_CONNECT_S: Final = 2.0
+#: Commands without a reply. More than these wait for nothing: the Redis is too slow.
+MAX_WAITING: Final = 10_000
+
+
+class RedisAway(Exception):
+    """There is no reply. The text says why, and holds no secret."""
+
+
+class ConnectionSource(Protocol):
+    """Opens connections to the backend of the Redis."""
+
+    async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
+        """Give a new connection to this protocol. Raises CallFailed."""
+
+
+class RedisLink:
+    """`greeting` are the commands that a new connection begins with (AUTH); an error in reply to one closes it.
+
+    `on_state` is called with "" when it is connected, and with the reason when it no longer is, or cannot be.
+    """
+
+    def __init__(
+        self,
+        dial: ConnectionSource,
+        greeting: Sequence[Sequence[bytes]],
+        timeout_s: float,
+        on_state: Callable[[str], None],
+    ) -> None:
+        self._dial = dial
+        self._greeting = greeting
+        self._timeout_s = timeout_s
+        self._on_state = on_state
+        self._connection: _Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._first: asyncio.Future[None] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether commands can be sent now."""
+        return self._connection is not None
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether the first connection is neither there nor refused."""
+        return self._first is not None and not self._first.done()
+
+    def connect(self) -> None:
+        """Begin to connect, and stay connected until `close`."""
+        if self._task is None and not self._is_closed:
+            loop = asyncio.get_running_loop()
+            self._first = loop.create_future()
+            self._task = loop.create_task(self._stay_connected())
+
+    async def first_outcome(self) -> None:
+        """Wait until the first connection is there, or refused."""
+        if self._first is not None:
+            await asyncio.shield(self._first)
+
+    def send(self, words: Sequence[bytes]) -> asyncio.Future[Reply]:
+        """Send a command. The future has the reply, which may be a ReplyError. Raises RedisAway, as the future does."""
+        if self._connection is None:
+            raise RedisAway("there is no connection")
+        return self._connection.send(words)
+
+    def close(self) -> None:
+        """End the connection, and make no other."""
+        self._is_closed = True
+        self._begun()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._connection is not None:
+            self._connection.end("closed")
+
+    async def _stay_connected(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_closed:
+            connection = _Connection(self._timeout_s)
+            try:
+                await self._open(connection)
+                self._connection = connection
+                pause_s = _FIRST_PAUSE_S
+                self._begun()
+                self._on_state("")
+                await connection.lost
+                why = connection.why
+            except (RedisAway, CallFailed) as error:
+                why = str(error)
+            finally:
+                self._connection = None
+                connection.end("closed")
+            self._begun()
+            self._on_state(why)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 (a pause is no secret)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _begun(self) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+
+    async def _open(self, connection: _Connection) -> None:
+        await self._dial.open(connection, timeout_s=_CONNECT_S)
+        for words in self._greeting:
+            reply = await connection.send(words)
+            if isinstance(reply, ReplyError):
+                raise RedisAway(f"it refuses the connection: {reply.code}")
+
+    def __repr__(self) -> str:
+        return f"RedisLink({'connected' if self._connection is not None else 'away'})"
+
+
+class _Connection(asyncio.Protocol):
+    """Commands in order, replies in order. `lost` is done when it has ended; `why` says why."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.why = "the connection was closed"
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = ReplyReader()
+        self._waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
+        self._outgoing: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- asyncio.Protocol ------------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As of Protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self.lost.done():
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """As of Protocol."""
+        try:
+            replies = self._reader.feed(data)
+        except ValueError as error:
+            self.end(str(error))
+            return
+        for reply in replies:
+            if not self._waiting:
+                self.end("it replies to no command")
+                return
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As of Protocol."""
+        self._transport = None
+        self.end("the connection was closed")
+
+    # --- commands --------------------------------------------------------------------------------------------------
+    def send(self, words: Sequence[bytes]) -> asyncio.Future[Reply]:
+        """As of RedisLink."""
+        if self._transport is None or self.lost.done():
+            raise RedisAway(self.why)
+        if len(self._waiting) >= MAX_WAITING:
+            raise RedisAway("too many commands wait for a reply")
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._waiting.append((future, self._loop.time()))
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(command(words))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._look_at_clock)
+        return future
+
+    def end(self, why: str) -> None:
+        """End the connection: whoever waits for a reply is told that there is none."""
+        if self.lost.done():
+            return
+        self.why = why
+        self.lost.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        while self._waiting:
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(RedisAway(why))
+                future.exception()  # not everybody waits for it
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport is not None:
+            self._transport.write(b"".join(outgoing))
+
+    def _look_at_clock(self) -> None:
+        self._timer = None
+        if self._waiting:
+            left_s = self._waiting[0][1] + self._timeout_s - self._loop.time()
+            if left_s <= 0.0:
+                self.end(f"no reply came within {self._timeout_s:g} s")
+            else:
+                self._timer = self._loop.call_later(left_s, self._look_at_clock)

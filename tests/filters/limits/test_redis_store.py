@@ -1,0 +1,292 @@
+"""Against a real Redis, and through its failures."""
+
+import asyncio
+import time
+
+import pytest
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters import FilterContext
+from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.limits.keyed_counters import OwnCounters
+from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig, StoreConfig
+from egressproxy.filters.limits.qos_controller import QOS_CONTROLLER, quota
+from egressproxy.filters.settings import CalledBackendRef, SecretRef
+from egressproxy.filters.testing import exchange
+from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from egressproxy.telemetry.filter_notices import FilterNotices
+from egressproxy.telemetry.notices import Notices
+from tests.support.redis_server import PASSWORD, redis_server
+from tests.support.waiting import until
+
+REF = CalledBackendRef("redis", port=6379)
+SECRET = SecretRef("redis-password", "token")
+
+
+@pytest.fixture
+def redis():
+    with redis_server() as server:
+        yield server
+
+
+class Dial:
+    """Opens connections to the Redis of the test."""
+
+    def __init__(self, port):
+        self.port, self.opened = port, 0
+
+    async def open(self, protocol, *, timeout_s):
+        self.opened += 1
+        try:
+            transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, "127.0.0.1", self.port)
+        except OSError:
+            raise CallFailed(Reason.CONNECT_REFUSED, "refused") from None
+        return transport
+
+
+class Machine:
+    """One machine of the fleet, with a QoSController of its own."""
+
+    def __init__(self, redis, *entries, password=PASSWORD, timeout=2.0, on_failure="Local"):
+        store = StoreConfig(REF, secret_ref=SECRET, timeout=timeout, on_failure=on_failure)
+        config = QoSControllerConfig(limits=tuple(LimitEntry(**entry) for entry in entries), store=store)
+        self.notices = Notices()
+        self.dial = Dial(redis.port)
+        context = FilterContext(
+            config,
+            {} if password is None else {SECRET.label: SecretBytes(password.encode())},
+            "q",
+            "s",
+            "EgressPolicy a/p",
+            calls={REF.label: self.dial},
+            keyed=OwnCounters().keyed,
+            meter=FilterMeter(FilterMetrics(), "q", QOS_CONTROLLER.name),
+            notices=FilterNotices(self.notices, "q", "EgressPolicy a/p"),
+        )
+        self.filter = quota(context)
+        self.store = self.filter._store
+
+    async def ask(self, identity="a/a"):
+        """Whether a request passes; the error where it does not."""
+        x = exchange("GET", "https://a.example/", identity=identity)
+        try:
+            waiting = self.filter.request_headers(x)
+            if waiting is not None:
+                await waiting
+        except LimitExceeded as error:
+            return error
+        return None
+
+    async def passed(self, tries, identity="a/a"):
+        outcomes = await asyncio.gather(*(self.ask(identity) for _ in range(tries)))
+        return outcomes.count(None)
+
+    async def is_connected(self, wanted=True):
+        await until(lambda: self.store._link is not None and self.store._link.is_connected is wanted)
+
+    async def counts(self, machines):
+        await until(lambda: self.store._machines == machines)
+
+    def told(self):
+        return [notice.reason for notice in self.notices.take()]
+
+
+def run(machines, test):
+    async def whole():
+        try:
+            return await test
+        finally:
+            for machine in machines:
+                machine.filter.close()
+
+    return asyncio.run(whole())
+
+
+DAY = {"type": "Requests", "limit": 100, "unit": "Day", "per": ("Identity",)}
+HOUR = {"type": "Requests", "limit": 70, "unit": "Hour", "per": ("Identity",)}
+
+
+def test_a_fleet_passes_exactly_the_limit(redis):
+    machines = [Machine(redis, DAY), Machine(redis, DAY), Machine(redis, DAY)]
+
+    async def test():
+        assert sum(await asyncio.gather(*(machine.passed(80) for machine in machines))) == 100
+        assert sum(await asyncio.gather(*(machine.passed(80, "b/b") for machine in machines))) == 100
+
+    run(machines, test())
+
+
+def test_a_refused_request_counts_in_no_limit(redis):
+    machine = Machine(redis, DAY, HOUR)
+
+    async def test():
+        assert await machine.passed(200) == 70
+        error = await machine.ask()
+        assert (error.reason, error.retry_after_s) == (Reason.REQUEST_RATE, 52)
+        state = dict(error.fields)[b"RateLimit"]
+        assert b'"requests-day-identity";r=30;' in state
+        assert b'"requests-hour-identity";r=0;t=3600' in state
+
+    run([machine], test())
+
+
+def test_a_bucket_refills_on_the_clock_of_the_redis(redis):
+    machine = Machine(redis, {"type": "Requests", "limit": 20, "unit": "Second"})
+
+    async def test():
+        began = time.monotonic()
+        assert await machine.passed(20) == 20
+        passed = 0
+        while time.monotonic() < began + 1.0:
+            passed += await machine.passed(1)
+        assert 15 <= passed <= 21
+
+    run([machine], test())
+
+
+def test_what_is_settled_counts_for_all(redis):
+    tokens = {"type": "Bytes", "limit": 1000, "unit": "Day"}
+    first, second = Machine(redis, tokens), Machine(redis, tokens)
+
+    async def test():
+        x = exchange("POST", "https://a.example/")
+        x.request.body = 900
+        await first.filter.request_headers(x)
+        big = exchange("POST", "https://a.example/")
+        big.request.body = 200
+        with pytest.raises(LimitExceeded):
+            await second.filter.request_headers(big)
+        x.bytes_in, x.bytes_out = 300, 0
+        first.filter.complete(x)
+        await first.filter.request_headers(exchange("GET", "https://a.example/"))  # behind the settlement
+        await second.filter.request_headers(big)
+
+    run([first, second], test())
+
+
+def test_all_of_one_turn_of_the_loop_go_in_one_write(redis):
+    machine = Machine(redis, DAY)
+
+    async def test():
+        await machine.passed(1)
+        writes = []
+        transport = machine.store._link._connection._transport
+        real = transport.write
+        machine.store._link._connection._transport = Spy(transport, lambda data: (writes.append(data), real(data)))
+        assert await machine.passed(50) == 50
+        assert len(writes) == 1
+        assert machine.dial.opened == 1
+
+    run([machine], test())
+
+
+class Spy:
+    def __init__(self, transport, write):
+        self.transport, self.write = transport, write
+
+    def __getattr__(self, name):
+        return getattr(self.transport, name)
+
+
+def test_while_a_redis_is_killed_each_machine_passes_its_share_and_pays_later(redis):
+    machines = [Machine(redis, DAY), Machine(redis, DAY)]
+
+    async def test():
+        for machine in machines:
+            assert await machine.passed(20) == 20
+        for machine in machines:
+            machine.store._live()
+            await machine.counts(2)
+        await machines[0].ask("b/b")
+        redis.kill()
+        for machine in machines:
+            await machine.is_connected(False)
+        # Forty are spent, of which the first one knows twenty, and the other all: their shares are 40 and 30 at most.
+        passed = [await machine.passed(90) for machine in machines]
+        assert passed == [40, 30]
+        assert [machine.told() for machine in machines] == [["LimitStoreBack", "LimitStoreAway"]] * 2
+        redis.start()
+        for machine in machines:
+            await machine.is_connected()
+        # What it knew is gone; what was taken without it is there.
+        assert sum([await machine.passed(90) for machine in machines]) == 100 - sum(passed)
+
+    run(machines, test())
+
+
+def test_a_redis_that_hangs_is_waited_for_once(redis):
+    machine = Machine(redis, DAY, timeout=0.2)
+
+    async def test():
+        assert await machine.passed(10) == 10
+        redis.hang()
+        began = time.monotonic()
+        assert await machine.passed(50) == 50
+        assert await machine.passed(10) == 10
+        assert time.monotonic() - began < 2.0
+        assert machine.told()[-1] == "LimitStoreAway"
+        redis.go_on()
+        await machine.is_connected()
+        assert await machine.passed(90) in range(0, 31), "those that were under way may have counted twice"
+
+    run([machine], test())
+
+
+def test_a_script_that_was_flushed_is_sent_again(redis):
+    machine = Machine(redis, DAY)
+
+    async def test():
+        assert await machine.passed(10) == 10
+        redis.command("SCRIPT", "FLUSH")
+        assert await machine.passed(10) == 10
+        redis.command("FLUSHALL")
+        assert await machine.passed(200) == 100, "what a Redis forgets is forgotten"
+
+    run([machine], test())
+
+
+@pytest.mark.parametrize(("on_failure", "passes"), [("Allow", 200), ("Deny", 0), ("Local", 100)])
+def test_a_wrong_password_is_told_and_never_shown(redis, on_failure, passes):
+    machine = Machine(redis, DAY, password="wrong-password", on_failure=on_failure)
+
+    async def test():
+        assert await machine.passed(200) == passes
+        error = await machine.ask()
+        if on_failure == "Deny":
+            assert (error.status, error.retry_after_s) == (503, 1)
+        (notice,) = machine.notices.take()
+        assert notice.reason == "LimitStoreAway"
+        assert "WRONGPASS" in notice.message
+        assert "wrong-password" not in notice.message + repr(machine.store) + repr(machine.filter)
+
+    run([machine], test())
+
+
+def test_without_its_secret_it_is_away():
+    machine = Machine(Dial(1), DAY, password=None)
+
+    async def test():
+        assert await machine.passed(200) == 100
+        assert "password is not there" in machine.notices.take()[0].message
+
+    run([machine], test())
+    assert machine.dial.opened == 0
+
+
+def test_a_client_that_leaves_gives_back_what_it_took(redis):
+    machine = Machine(redis, DAY)
+
+    async def test():
+        await machine.passed(1)
+        leaving = [asyncio.ensure_future(machine.ask()) for _ in range(40)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for each in leaving:
+            each.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        await machine.ask("b/b")  # its reply comes behind theirs
+        await machine.ask("b/b")  # and this one behind what they gave back
+        assert await machine.passed(200) == 99
+
+    run([machine], test())
