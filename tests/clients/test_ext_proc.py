@@ -230,11 +230,51 @@ class ExtProcWorld:
             *service("origin", self.origin.server_port),
             *service("processor", processor),
             *service("away", free_port()),
+            *service("leg", self.origin.server_port),
+            *self._leg(),
+            *self._pipeline(),
         ]
         for name, config in ROUTES.items():
             for fail_open in (False, True):
                 made += self._route(f"{name}-open" if fail_open else name, name, config, fail_open=fail_open)
         return made
+
+    def _leg(self) -> list[Manifest]:
+        """A route to a Service whose policy has the processor: it sees what goes to that backend."""
+        rule = m.prefix_rule("/leg", "leg", backendRefs=[{"name": "leg", "port": 80}])
+        config = {"backendRefs": [REF], **ROUTES["buffered"]}
+        extension = {"name": "processor", "type": TYPE, "phase": "backend-request", "config": config}
+        target = {"group": "", "kind": "Service", "name": "leg"}
+        return [
+            m.manifest(
+                f"{m.GATEWAY_API}/v1", "HTTPRoute", "leg", "agents",
+                spec={"parentRefs": [{"name": "gw"}], "rules": [rule]},
+            ),
+            m.manifest(
+                f"{m.OURS}/v1alpha1", "EgressPolicy", "leg", "agents",
+                spec={"targetRefs": [target], "extensions": [extension]},
+            ),
+        ]  # fmt: skip
+
+    def _pipeline(self) -> list[Manifest]:
+        """A route that names a pipeline: a filter in process, and the processor behind it."""
+        ref = {"group": m.OURS, "kind": "PayloadProcessingPipeline", "name": "pipe"}
+        filters = [{"type": "ExtensionRef", "extensionRef": ref}]
+        rule = m.prefix_rule("/pipe", "pipe", filters=filters, backendRefs=[{"name": "origin", "port": 80}])
+        mark = {"request": {"set": [{"name": "X-Remove", "value": "1"}, {"name": "X-Mark", "value": "1"}]}}
+        processors = [
+            {"name": "mark", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers", "config": mark},
+            {"name": "remote", "backendRefs": [REF], "timeout": "5s", "config": ROUTES["buffered"]},
+        ]
+        return [
+            m.manifest(
+                f"{m.GATEWAY_API}/v1", "HTTPRoute", "pipe", "agents",
+                spec={"parentRefs": [{"name": "gw"}], "rules": [rule]},
+            ),
+            m.manifest(
+                f"{m.OURS}/v1alpha1", "PayloadProcessingPipeline", "pipe", "agents", spec={"processors": processors}
+            ),
+        ]  # fmt: skip
 
     def _route(self, name: str, prefix: str, config: dict[str, Any], *, fail_open: bool) -> list[Manifest]:
         path = f"/{prefix}/open" if fail_open else f"/{prefix}"
@@ -356,3 +396,18 @@ def test_streams_end_with_their_exchanges(world: ExtProcWorld):
     for _ in range(5):
         world.ask("/heads/end", b"x")
     wait_until(lambda: len(world.processor.ended) >= before + 5)
+
+
+def test_a_pipeline_runs_its_processors_in_order(world: ExtProcWorld):
+    response, body = world.ask("/pipe/a", b"hello")
+    assert (response.status, body) == (200, b"HELLO")
+    got = json.loads(response.headers["x-got"])
+    assert (got["X-Mark"], got["x-processed"]) == ("1", "request_headers")
+    assert "X-Remove" not in got  # the first has set it, the second has removed it
+
+
+def test_a_processor_of_a_backend_sees_what_goes_there(world: ExtProcWorld):
+    response, body = world.ask("/leg/a", b"hello" * 20_000)
+    assert (response.status, body) == (200, b"HELLO" * 20_000)
+    assert json.loads(response.headers["x-got"])["x-processed"] == "request_headers"
+    assert response.headers["x-processed"] == "response_headers"

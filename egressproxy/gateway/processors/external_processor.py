@@ -6,7 +6,6 @@ Where it differs from Envoy is told in docs/filters/external-processor.md.
 
 from __future__ import annotations
 
-from asyncio import timeout
 from dataclasses import replace
 from itertools import cycle
 from typing import Final
@@ -16,6 +15,7 @@ from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import CalledBackendRef
 from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.processors.attributes import attributes
+from egressproxy.gateway.processors.bodies import body_mode, duplex_piece, is_event_stream, pieces_of, streamed
 from egressproxy.gateway.processors.heads import request_lines, response_lines
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded
 from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession, SessionSettings, StreamBroke
@@ -38,11 +38,6 @@ __all__ = ["EXTERNAL_PROCESSOR", "ExternalProcessor"]
 _NAMESPACE: Final = "envoy.filters.http.ext_proc"
 #: The note with the dynamic metadata of the exchange, by namespace: all processors of it share it.
 METADATA: Final = "dynamic metadata"
-#: A body goes to the processor in messages of at most this size, whatever size it comes in.
-_PIECE: Final = 64 * 1024
-#: How long a streamed piece waits for an answer before the next one is taken. A processor that answers each piece is
-#: not slowed down by it; one that collects pieces gets them this much later.
-_GRACE_S: Final = 0.05
 _MAX_DETAILS: Final = 200
 
 _SEND: Final = HeaderSendMode.SEND
@@ -80,11 +75,6 @@ class ExternalProcessor(Filter):
         self._is_of_backend = context.phase is Phase.BACKEND_REQUEST
         if self._is_of_backend:
             request, response = Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE
-            if config.processing_mode.request_body_mode != "NONE" or config.allow_mode_override:
-                raise ValueError(
-                    "bodies of requests are not sent for one backend alone: set requestBodyMode NONE and no"
-                    " allowModeOverride, or put the processor on the route"
-                )
         self.runs_in = frozenset((request, Phase.REQUEST_BODY, response, Phase.RESPONSE_BODY))
 
     # --- phases ------------------------------------------------------------------------------------------------------
@@ -97,7 +87,9 @@ class ExternalProcessor(Filter):
             session.is_off = True
             raise
 
-    backend_request = request_headers
+    async def backend_request(self, x: Exchange) -> LocalResponse | None:
+        """As `request_headers`, unless the head was shown with a body that is taken whole, which comes before it."""
+        return None if self._of_attempt(x) is not None else await self.request_headers(x)
 
     async def response_headers(self, x: Exchange) -> LocalResponse | None:
         """Show the head of the response, and do what the processor says."""
@@ -113,25 +105,27 @@ class ExternalProcessor(Filter):
     backend_response = response_headers
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """As the mode of this exchange says."""
+        """As the mode of this exchange says; for the request of a backend, whose session has not begun, the config."""
+        of_request = phase is Phase.REQUEST_BODY
+        if of_request and self._is_of_backend:
+            return body_mode(self._settings.mode.request_body_mode, is_held=True)
         session = self._session(x)
         if session is None:
             return None
-        of_request = phase is Phase.REQUEST_BODY
         new = session.new_request if of_request else session.new_response
         if new is not None:
             return BodyMode.BUFFER if of_request and session.has_made_body else BodyMode.STREAM
         if session.has_failed:
             return BodyMode.STREAM  # the body method raises what has happened meanwhile
         mode = session.mode.request_body_mode if of_request else session.mode.response_body_mode
-        if session.is_over or mode is _NONE:
-            return None
-        if mode is _BUFFERED or (mode is _DUPLEX and (of_request or not _is_event_stream(x))):
-            return BodyMode.BUFFER
-        return BodyMode.STREAM
+        return None if session.is_over else body_mode(mode, is_held=of_request or not is_event_stream(x))
 
     async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
         """Show the body, or a piece of it. Returns what the processor has made of it."""
+        if self._is_of_backend and self._of_attempt(x) is None:
+            answer = await self.request_headers(x)
+            if answer is not None:
+                return answer
         return await self._body(x, MessagePart.REQUEST_BODY, data, last=last)
 
     async def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
@@ -189,7 +183,7 @@ class ExternalProcessor(Filter):
         answer = None
         if self._observes:
             session.tell(message)
-        elif has_body and session.mode.response_body_mode is _DUPLEX and not _is_event_stream(x):
+        elif has_body and session.mode.response_body_mode is _DUPLEX and not is_event_stream(x):
             session.late_head = session.expect(MessagePart.RESPONSE_HEADERS)
             session.tell(message)
         else:
@@ -205,7 +199,8 @@ class ExternalProcessor(Filter):
         """Do what the answer to the head of the request says."""
         if response is None:
             return self._immediate(session, x)
-        session.override(response.mode_override, of_response=False)
+        # The request of a backend goes as the config says: that was decided before the processor was asked.
+        session.override(response.mode_override, of_response=self._is_of_backend)
         self._keep_metadata(response, x)
         try:
             self._checker.change_request(response.headers, x, replaces=response.replaces)
@@ -214,8 +209,8 @@ class ExternalProcessor(Filter):
         if response.replaces:
             session.mode = replace(session.mode, request_body_mode=_NONE)
             body = response.body or b""
-            if self._is_of_backend and (has_body or body):
-                raise session.failed(InvalidMessage())
+            if self._is_of_backend and not has_body and body:
+                raise session.failed(InvalidMessage())  # where it would go, nobody looks for a body any more
             if has_body:
                 session.new_request = body
             elif body and not x.is_tunnel:
@@ -281,22 +276,15 @@ class ExternalProcessor(Filter):
             self._tell_body(session, part, data, last=last)
             return data
         if mode is _STREAMED:
-            return await self._streamed(session, part, data, last=last)
+            return await streamed(session, part, data, last=last)
         if mode is _PARTIAL:
             return await self._partial(session, x, part, data, last=last)
         if mode is _DUPLEX:
-            if of_request or not _is_event_stream(x):
+            if of_request or not is_event_stream(x):
                 return await self._duplex_whole(session, x, part, data)
-            return await self._duplex_piece(session, part, data, last=last)
+            return await duplex_piece(session, part, data, last=last)
         response = await session.ask(ProcessingRequest(part, body=data, end_of_stream=True))
         return self._take_whole(session, x, part, data, response)
-
-    async def _streamed(self, session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
-        made = []
-        for piece, is_last in _pieces(data, last=last):
-            response = await session.ask(ProcessingRequest(part, body=piece, end_of_stream=is_last))
-            made.append(piece if response is None or response.body is None else response.body)
-        return made[0] if len(made) == 1 else b"".join(made)
 
     async def _partial(
         self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool
@@ -316,7 +304,7 @@ class ExternalProcessor(Filter):
     async def _duplex_whole(self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes) -> bytes:
         """FULL_DUPLEX_STREAMED, of a body that is here: the head waits until its answer has come, too."""
         session.collected.add(part)
-        for piece, is_last in _pieces(data, last=True):
+        for piece, is_last in pieces_of(data, last=True):
             await session.stream_body(part, piece, is_last=is_last)
         head, session.late_head = session.late_head, None
         if head is not None:
@@ -341,26 +329,6 @@ class ExternalProcessor(Filter):
                 return b"".join(made)
             if not pieces:
                 return self._unanswered(session, data if not made else None)
-
-    async def _duplex_piece(self, session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
-        """FULL_DUPLEX_STREAMED, of a stream of events."""
-        for piece, is_last in _pieces(data, last=last):
-            await session.stream_body(part, piece, is_last=is_last)
-        made = []
-        if last:
-            while True:
-                pieces = await session.next_streamed(part)
-                made += [piece.body for piece in pieces]
-                if not pieces and session.immediate is None:
-                    raise session.failed(StreamBroke("the stream ended before the body"))
-                if not pieces or pieces[-1].end_of_stream:
-                    return b"".join(made)
-        try:
-            async with timeout(_GRACE_S):
-                made = [piece.body for piece in await session.next_streamed(part)]
-        except TimeoutError:
-            pass
-        return b"".join(made)
 
     def _unanswered(self, session: ProcessorSession, data: bytes | None) -> bytes:
         """The body where the processor has ended the stream and says nothing of it. Raises where a part was said."""
@@ -396,7 +364,7 @@ class ExternalProcessor(Filter):
         if session.is_full:
             session.close()
             return
-        for piece, is_last in _pieces(data, last=last):
+        for piece, is_last in pieces_of(data, last=last):
             session.tell(ProcessingRequest(part, body=piece, end_of_stream=is_last, observability_mode=True))
 
     # --- immediate responses -----------------------------------------------------------------------------------------
@@ -437,7 +405,7 @@ class ExternalProcessor(Filter):
     ) -> LocalResponse:
         """The answer, where the head has not gone yet. Raises Rejected, which breaks the response off."""
         mode = session.mode.response_body_mode
-        is_held = mode is _BUFFERED or (mode is _DUPLEX and not _is_event_stream(x))
+        is_held = mode is _BUFFERED or (mode is _DUPLEX and not is_event_stream(x))
         if part is MessagePart.REQUEST_BODY or is_held:
             return answer
         raise Rejected("the processor ended the response with one of its own", status=answer.status)
@@ -474,6 +442,11 @@ class ExternalProcessor(Filter):
         x.note(self._note, session)
         return session
 
+    def _of_attempt(self, x: Exchange) -> ProcessorSession | None:
+        """The session of this attempt, if it has begun."""
+        session: ProcessorSession | None = x.notes.get(self._note) if x.notes is not None else None
+        return session if session is not None and session.attempt == x.attempts else None
+
     def _session(self, x: Exchange) -> ProcessorSession | None:
         """The session, while the processor may be asked."""
         session: ProcessorSession | None = x.notes.get(self._note) if x.notes is not None else None
@@ -481,18 +454,6 @@ class ExternalProcessor(Filter):
 
     def __repr__(self) -> str:
         return f"ExternalProcessor({', '.join(ref.label for ref in self._config.backend_refs)})"
-
-
-def _is_event_stream(x: Exchange) -> bool:
-    """Whether the response goes on as it comes (a stream of events has no end that is worth waiting for)."""
-    content_type = x.response.fields.get(b"content-type") or b""
-    return content_type.lower().startswith(b"text/event-stream")
-
-
-def _pieces(data: bytes, *, last: bool) -> list[tuple[bytes, bool]]:
-    """The messages that a piece of a body makes, and whether each is the last of the body."""
-    cut = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
-    return [(piece, last and number == len(cut)) for number, piece in enumerate(cut, 1)]
 
 
 def _refs(config: ExternalProcessorConfig) -> tuple[tuple[str, CalledBackendRef], ...]:

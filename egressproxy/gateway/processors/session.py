@@ -92,6 +92,7 @@ class ProcessorSession:
 
     Attributes:
         mode: what the processor is sent of this exchange.
+        attempt: the number of the attempt that it was begun in.
         is_over: nothing more is asked.
         immediate: the response that the processor wants the client to have, whoever takes it first.
         new_request: the body in place of the client's, from CONTINUE_AND_REPLACE; b"" once it is sent.
@@ -112,6 +113,7 @@ class ProcessorSession:
         "_streamed",
         "_streamed_bytes",
         "_waiting",
+        "attempt",
         "collected",
         "has_made_body",
         "immediate",
@@ -127,6 +129,7 @@ class ProcessorSession:
     def __init__(self, settings: SessionSettings, call: FilterCall, x: Exchange) -> None:
         """Open the stream."""
         self._settings = settings
+        self.attempt = x.attempts
         self.mode = settings.mode
         self.is_over = False
         self.immediate: ImmediateResponse | None = None

@@ -125,8 +125,6 @@ class Webhook(Filter):
         heads = {Phase.REQUEST_HEADERS: Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS: Phase.RESPONSE_HEADERS}
         if context.phase is Phase.BACKEND_REQUEST:
             heads = {Phase.REQUEST_HEADERS: Phase.BACKEND_REQUEST, Phase.RESPONSE_HEADERS: Phase.BACKEND_RESPONSE}
-            if Phase.REQUEST_BODY in sent:
-                raise ValueError("request-body is not sent for one backend alone: put the webhook on the route")
         runs = {heads.get(phase, phase) for phase in sent}
         if Phase.REQUEST_BODY in sent:
             runs.add(heads[Phase.REQUEST_HEADERS])  # of requests without a body

@@ -527,7 +527,36 @@ def test_on_a_backend_heads_are_shown_once_for_each_attempt():
     assert talk.stream.parts == ["request_headers", "response_headers"]
 
 
-@pytest.mark.parametrize("config", [{"processingMode": {"requestBodyMode": "STREAMED"}}, {"allowModeOverride": True}])
-def test_on_a_backend_bodies_of_requests_cannot_be_shown(config: dict[str, Any]):
-    with pytest.raises(FilterBuildError, match="put the processor on the route"):
-        Processed(agrees, phase="backend-request", **config)
+@pytest.mark.parametrize(("body_mode", "parts"), [
+    ("BUFFERED", ["request_headers", "request_body", "response_headers"]),
+    ("FULL_DUPLEX_STREAMED", ["request_headers", "request_body", "response_headers"]),
+])  # fmt: skip
+def test_on_a_backend_a_whole_body_is_shown_with_its_head(body_mode: str, parts: list[str]):
+    def script(request: ProcessingRequest) -> list[Said]:
+        if request.part is REQUEST_BODY and body_mode != "BUFFERED":
+            piece = StreamedBody(request.body.upper(), end_of_stream=True)
+            head = answer(REQUEST_HEADERS, headers=changes(("x-a", "1")))
+            return [head, ProcessingResponse(REQUEST_BODY, streamed=piece)]
+        if request.part is REQUEST_HEADERS:
+            return [answer(REQUEST_HEADERS, headers=changes(("x-a", "1")))] if body_mode == "BUFFERED" else []
+        return upper(request)
+
+    config = mode(requestBodyMode=body_mode, requestTrailerMode="SEND")
+    talk = Processed(script, phase="backend-request", processingMode=config)
+    done = talk.run(post(), request_body=b"in")
+    assert (done.request_body, done.request.fields.get(b"x-a")) == (b"IN", b"1")
+    assert talk.stream.parts == parts
+
+
+def test_on_a_backend_a_streamed_body_comes_behind_its_head():
+    talk = Processed(upper, phase="backend-request", processingMode=mode(requestBodyMode="STREAMED"))
+    done = talk.run(post(), request_body=[b"a", b"b"])
+    assert done.request_body == b"AB"
+
+
+def test_on_a_backend_an_immediate_response_to_the_body_is_one():
+    talk = Processed(
+        at(REQUEST_BODY, immediate()), phase="backend-request", processingMode=mode(requestBodyMode="BUFFERED")
+    )
+    done = talk.run(post(), request_body=b"in")
+    assert (done.status, done.exchange.reason) == (403, Reason.FILTER_REJECTED)

@@ -247,9 +247,11 @@ def test_a_wrong_config_is_refused(config: dict[str, Any], said: str):
         Hooked(says(ALLOW), **config)
 
 
-def test_a_body_of_a_request_is_not_sent_for_one_backend_alone():
-    with pytest.raises(FilterBuildError, match="put the webhook on the route"):
-        Hooked(says(ALLOW), phase="backend-request", send=["request-body"])
+def test_on_a_backend_the_body_of_an_attempt_is_sent():
+    talk = Hooked(says({"action": "allow", "body": text("new")}), phase="backend-request", send=["request-body"])
+    done = talk.run(exchange("POST", URL), request_body=b"old")
+    assert done.request_body == b"new"
+    assert [each["phase"] for each in talk.hook.asked] == ["request-body"]
 
 
 def test_a_secret_that_is_no_key_is_refused():

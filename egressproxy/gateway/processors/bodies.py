@@ -1,0 +1,72 @@
+"""How bodies go to a processor: in which mode of filters, in which pieces, and what comes back of those that flow."""
+
+from __future__ import annotations
+
+from asyncio import timeout
+from typing import Final
+
+from egressproxy.filters.base import BodyMode
+from egressproxy.gateway.processors.session import ProcessorSession, StreamBroke
+from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.ext_proc.messages import BodySendMode, MessagePart, ProcessingRequest
+
+__all__ = ["body_mode", "duplex_piece", "is_event_stream", "pieces_of", "streamed"]
+
+#: A body goes to the processor in messages of at most this size, whatever size it comes in.
+PIECE: Final = 64 * 1024
+#: How long a streamed piece waits for an answer before the next one is taken. A processor that answers each piece is
+#: not slowed down by it; one that collects pieces gets them this much later.
+GRACE_S: Final = 0.05
+
+
+def body_mode(mode: BodySendMode, *, is_held: bool) -> BodyMode | None:
+    """How the filter gets a body; one FULLBodySendMode.FULL_DUPLEX_STREAMED_STREAMED whole where it `is_held`."""
+    if mode is BodySendMode.NONE:
+        return None
+    return (
+        BodyMode.BUFFER
+        if mode is BodySendMode.BUFFERED or (mode is BodySendMode.FULL_DUPLEX_STREAMED and is_held)
+        else BodyMode.STREAM
+    )
+
+
+def is_event_stream(x: Exchange) -> bool:
+    """Whether the response goes on as it comes (a stream of events has no end that is worth waiting for)."""
+    content_type = x.response.fields.get(b"content-type") or b""
+    return content_type.lower().startswith(b"text/event-stream")
+
+
+def pieces_of(data: bytes, *, last: bool) -> list[tuple[bytes, bool]]:
+    """The messages that a piece of a body makes, and whether each is the last of the body."""
+    cut = [data[at : at + PIECE] for at in range(0, len(data), PIECE)] or [b""]
+    return [(piece, last and number == len(cut)) for number, piece in enumerate(cut, 1)]
+
+
+async def streamed(session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
+    """STREAMED: each piece waits for its answer. Raises as `ProcessorSession.ask`."""
+    made = []
+    for piece, is_last in pieces_of(data, last=last):
+        response = await session.ask(ProcessingRequest(part, body=piece, end_of_stream=is_last))
+        made.append(piece if response is None or response.body is None else response.body)
+    return made[0] if len(made) == 1 else b"".join(made)
+
+
+async def duplex_piece(session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
+    """FULL_DUPLEX_STREAMED, of a stream of events."""
+    for piece, is_last in pieces_of(data, last=last):
+        await session.stream_body(part, piece, is_last=is_last)
+    made = []
+    if last:
+        while True:
+            pieces = await session.next_streamed(part)
+            made += [piece.body for piece in pieces]
+            if not pieces and session.immediate is None:
+                raise session.failed(StreamBroke("the stream ended before the body"))
+            if not pieces or pieces[-1].end_of_stream:
+                return b"".join(made)
+    try:
+        async with timeout(GRACE_S):
+            made = [piece.body for piece in await session.next_streamed(part)]
+    except TimeoutError:
+        pass
+    return b"".join(made)
