@@ -59,9 +59,13 @@ class Plan:
     out: Path
 
 
+#: Where the only other gateway that does the work is LiteLLM.
+OF_LITELLM = {"L", "Lp"}
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--only", type=Chosen(tuple(WORKLOADS)), default=tuple(WORKLOADS), metavar="W1,W3,…",
-              help="Workloads to run; all by default. L named here brings litellm.")  # fmt: skip
+              help="Workloads to run; all by default. L and Lp named here bring litellm.")  # fmt: skip
 @click.option("--peers", type=Chosen(tuple(PEERS)), default=DEFAULT_PEERS, metavar="NAME,…",
               help=f"Proxies to compare with, of {', '.join(PEERS)}. An empty text: none, egressproxy alone. "
                    f"[default: {','.join(DEFAULT_PEERS)}]")  # fmt: skip
@@ -100,7 +104,8 @@ def main(
     M    memory of an idle worker with 200 routes (MB)
     S    W1 with 10,000 routes as a multiple of W1 with 10
     S2   W1 with two workers as a multiple of W1 with one
-    L    the work of W2 through LiteLLM's pass-through; only where litellm is among the peers
+    L    AI calls (chat completions) with a key, a quota of tokens and redaction; only where litellm is among the peers
+    Lp   the work of W2 through LiteLLM's pass-through; likewise
 
     \b
     python -m benchmarks                                  everything: about ten minutes
@@ -122,14 +127,14 @@ def main(
 
 
 def choose(only: tuple[str, ...], peers: tuple[str, ...], slow: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Workloads and peers: L and litellm go together, and `slow` adds every other peer."""
+    """Workloads and peers: L, Lp and litellm go together, and `slow` adds every other peer."""
     is_everything = only == tuple(WORKLOADS)
     asked = set(peers)
     if slow:
-        asked |= set(PEERS) - ({"litellm"} if "L" not in only else set())
-    if "L" in only and not is_everything:
+        asked |= set(PEERS) - (set() if OF_LITELLM & set(only) else {"litellm"})
+    if OF_LITELLM & set(only) and not is_everything:
         asked.add("litellm")
-    workloads = tuple(name for name in only if name != "L" or "litellm" in asked)
+    workloads = tuple(name for name in only if name not in OF_LITELLM or "litellm" in asked)
     return workloads, tuple(name for name in PEERS if name in asked)
 
 

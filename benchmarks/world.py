@@ -22,12 +22,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from benchmarks.processes import Child, StartError, free_ports
 
 __all__ = [
+    "AI_HOST",
+    "COMPLETION",
     "EVENTS_HOST",
     "GRPC_HOST",
     "GRPC_MESSAGE",
     "HOST",
     "HOSTS",
     "LARGE_BYTES",
+    "QUESTION",
     "TLS_NAME",
     "World",
     "find_program",
@@ -55,6 +58,25 @@ GRPC_HOST = "grpc.bench.example"
 #: The message of a call and of its answer: 64 bytes behind the prefix that says so.
 GRPC_MESSAGE = bytes(4) + b"\x40" + b"m" * 64
 BODY = "0123456789abcdef" * 64
+#: A call of a language model, with two things that are not to leave, and the answer to it.
+AI_HOST = "ai.bench.example"
+QUESTION = json.dumps({
+    "model": "bench",
+    "max_tokens": 64,
+    "messages": [
+        {"role": "system", "content": "You answer letters of customers, politely, in three sentences. " * 5},
+        {"role": "user", "content": "Please answer this letter. My order has not come. I paid with the card 4111 1111 "
+         "1111 1111 on Monday; write to me at alice@customer.example when you know more. " + "Thank you. " * 20},
+    ],
+})  # fmt: skip
+COMPLETION = json.dumps({
+    "id": "chatcmpl-9f2c4d7e", "object": "chat.completion", "created": 1760000000, "model": "bench",
+    "choices": [{
+        "index": 0, "finish_reason": "stop", "logprobs": None,
+        "message": {"role": "assistant", "refusal": None, "content": "We have found your order, and sent it. " * 10},
+    }],
+    "usage": {"prompt_tokens": 160, "completion_tokens": 64, "total_tokens": 224},
+})  # fmt: skip
 LARGE_BYTES = 10 * 1024 * 1024
 #: With Server, Date, Content-Type, Content-Length and Connection, which nginx writes itself, the response has 15.
 RESPONSE_FIELDS = {
@@ -94,6 +116,7 @@ class World:
             "CERTIFICATE": str(folder / "upstream.crt"),
             "KEY": str(folder / "upstream.key"),
             "BODY": BODY,
+            "COMPLETION": COMPLETION,
             "FIELDS": " ".join(f'add_header {name} "{value}";' for name, value in RESPONSE_FIELDS.items()),
             "USER_DIRECTIVE": "user root;" if os.geteuid() == 0 else "",
         }

@@ -103,7 +103,8 @@ class LiteLlm(Proxy):
         **dict.fromkeys(("W7", "W8"), "see L"),
     }
     caveats: Mapping[str, str] = {
-        "L": "a pass-through endpoint: one route, a credential; no edits, no limits, no metrics",
+        "Lp": "a pass-through endpoint: one route, a credential; no edits, no limits, no metrics",
+        "L": "one model; redaction of requests alone; no metrics, no log",
         "M": "one route",
     }
 

@@ -6,7 +6,7 @@ from benchmarks.workloads.base import Round, Workload
 from benchmarks.workloads.calls import Calls
 from benchmarks.workloads.events import Events
 from benchmarks.workloads.idle import IdleMemory
-from benchmarks.workloads.requests import Forward, Http2Reverse, LlmGateway, Reverse
+from benchmarks.workloads.requests import AiCalls, Forward, Http2Reverse, LlmGateway, Reverse
 from benchmarks.workloads.scale import MoreRoutes, MoreWorkers
 from benchmarks.workloads.tunnels import Connects, IdleTunnels, Transfers
 
@@ -29,6 +29,7 @@ WORKLOADS: dict[str, Workload] = {
         Calls("W8", "gRPC: as W7, unary calls of 64 bytes each way, and HTTP/2 to the upstream"),
         MoreRoutes(),
         MoreWorkers(),
-        LlmGateway("L", "the work of W2 as a pass-through of an LLM gateway"),
+        LlmGateway("Lp", "the work of W2 as a pass-through of an LLM gateway"),
+        AiCalls("L", "calls of a language model with a key that is put in, a quota of tokens, and redaction"),
     )
 }

@@ -1,7 +1,8 @@
-"""W1, W1s, W2, L and W7: requests on connections that stay, driven by wrk, and by h2load where they are HTTP/2."""
+"""W1, W1s, W2, L, Lp and W7: requests on connections that stay, driven by wrk, and by h2load where they are HTTP/2."""
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 from benchmarks.generators import LoadError, Outcome, run_generator, run_h2load
 from benchmarks.proxies import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload, read_answer
-from benchmarks.world import BODY, REPOSITORY, World, find_program
+from benchmarks.world import AI_HOST, BODY, COMPLETION, QUESTION, REPOSITORY, World, find_program
 
-__all__ = ["Forward", "Http2Reverse", "LlmGateway", "Requests", "Reverse"]
+__all__ = ["AiCalls", "Forward", "Http2Reverse", "LlmGateway", "Requests", "Reverse"]
 
 CONNECTIONS = 64
 #: With Host, a request has 12 fields.
@@ -27,6 +28,16 @@ REQUEST_FIELDS = (
     "X-Client-Version: 5.12.0",
     "X-Debug: removed-by-the-proxy",
     "Authorization: Bearer the-clients-own",
+)
+#: What an SDK sends.
+AI_FIELDS = (
+    "Content-Type: application/json",
+    "Accept: application/json",
+    "Accept-Encoding: identity",
+    "User-Agent: OpenAI/Python 3.54.0",
+    "Authorization: Bearer the-clients-own",
+    "X-Stainless-Lang: python",
+    "X-Stainless-Runtime: CPython",
 )
 SCRIPT = REPOSITORY / "benchmarks" / "load" / "requests.lua"
 
@@ -124,6 +135,28 @@ class LlmGateway(Reverse):
 
     def choose(self, proxies: Sequence[Proxy]) -> list[Proxy]:
         return [proxy for proxy in proxies if proxy.name in ("egressproxy", "litellm")]
+
+
+class AiCalls(LlmGateway):
+    """Calls of a language model: the key is put in, tokens count against a quota, personal data is redacted."""
+
+    def request(self, proxy: Proxy, world: World) -> bytes:
+        fields = (*AI_FIELDS, f"Content-Length: {len(QUESTION)}")
+        return _write("POST /v1/chat/completions HTTP/1.1", AI_HOST, fields) + QUESTION.encode()
+
+    def check(self, proxy: Proxy, world: World) -> None:
+        what = f"{proxy.name} in {self.name}"
+        try:
+            with socket.create_connection(("127.0.0.1", proxy.ports[self.listener]), timeout=60) as connection:
+                connection.sendall(self.request(proxy, world))
+                _, body = read_answer(connection, what)  # the upstream refuses what is not redacted, or has no key
+        except OSError as error:
+            raise LoadError(f"{what}: {error}") from None
+        said, expected = json.loads(body), json.loads(COMPLETION)
+        if said["choices"][0]["message"]["content"] != expected["choices"][0]["message"]["content"]:
+            raise LoadError(f"{what}: the answer is another: {body[:200]!r}")
+        if said["usage"]["total_tokens"] != expected["usage"]["total_tokens"]:
+            raise LoadError(f"{what}: the usage is another: {said['usage']!r}")
 
 
 def _write(line: str, host: str, fields: Sequence[str]) -> bytes:

@@ -43,5 +43,5 @@ def test_only_what_was_run_is_judged():
 
 def test_a_goal_reads_as_it_is_meant():
     assert str(Goal("W1", 0.7, "envoy")) == "≤ 0.70 × envoy"
-    assert str(Goal("L", 1 / 200, "litellm")) == "≤ 1/200 × litellm"
+    assert str(Goal("Lp", 1 / 200, "litellm")) == "≤ 1/200 × litellm"
     assert str(Goal("M", 45, unit="MB")) == "≤ 45 MB"

@@ -33,7 +33,7 @@ def test_every_name_has_its_route(world, tmp_path):
 def test_our_own_configuration_is_accepted_without_a_warning_and_holds_the_whole_policy(world, tmp_path):
     text = world.render("egressproxy.yaml", tmp_path, PORTS).read_text()
     compiled = compile_config(load_text(text, "bench.yaml"), Catalog(), Defaults(("127.0.0.1",)))
-    assert text.count("kind: HTTPRoute") == 2 * len(HOSTS) + 1
+    assert text.count("\nkind: HTTPRoute\n") == 2 * len(HOSTS) + 2
     assert not compiled.warnings
     for word in ("maxBodyBytes", "connections:", "requests:", "CredentialInjector", "HeaderPolicy"):
         assert word in text
