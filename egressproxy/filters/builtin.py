@@ -36,6 +36,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "QoSController": "limits.qos_controller:QOS_CONTROLLER",
         "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
+        "TokenMeter": "ai.token_meter:TOKEN_METER",
         "UrlRewrite": "url_rewrite:URL_REWRITE",
         "Webhook": "egressproxy.gateway.processors.webhook:WEBHOOK",
     }.items()

@@ -159,6 +159,11 @@ class Exchange:
         """In `backend_request` of a filter with `needs_body`: the whole body as this attempt sends it; else None."""
         return self.notes.get(SENT_BODY) if self.notes is not None else None
 
+    def add_log_fields(self, fields: dict[str, object]) -> None:
+        """Further fields for the access log: values of JSON by name, beside those that others have added."""
+        known = self.notes.get(LOGGED) if self.notes is not None else None
+        self.note(LOGGED, fields if known is None else {**known, **fields})
+
     def __repr__(self) -> str:
         what = f"{self.method.decode('latin-1')} {self.authority}"
         return f"Exchange({self.request_id or '-'}, {what}, {self.status}, {self.reason})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from egressproxy.ai_apis.answer import AiAnswer
+from egressproxy.ai_apis.answer import AiAnswer, model_of
 from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.framing import Framing
 from egressproxy.ai_apis.request import AiRequest, estimated_tokens
@@ -25,28 +25,31 @@ _UNREADABLE: Final = 3
 
 
 class TokenUse:
-    """Of one exchange. `estimate` is what it may take, `model` the one that it asks for."""
+    """Of one exchange. `estimate` is what it may take, `model` the one that it asks for, `served_model` the one that
+    the answer names ("" until it does), `seen_tokens` are about those of the text of a stream that has come so far.
+    """
 
     __slots__ = (
         "_framing",
         "_has_ended",
         "_is_over",
-        "_seen_tokens",
         "_whole",
         "estimate",
         "hides_usage",
         "is_call",
         "model",
+        "seen_tokens",
+        "served_model",
     )
 
     def __init__(self) -> None:
-        self.model = ""
+        self.model = self.served_model = ""
         self.estimate = TokenUsage()
         self.is_call = False  # its path or body is that of an API that is known
         self.hides_usage = False
         self._framing: Framing | None = None
         self._whole: bytearray | None = None
-        self._seen_tokens = 0
+        self.seen_tokens = 0
         self._is_over = False  # no more of the answer can be read
         self._has_ended = False  # all of the answer has come
 
@@ -81,7 +84,7 @@ class TokenUse:
         """An answer of this type has begun."""
         self._framing = framing_of(media_type, operation)
         self._whole = bytearray() if self._framing is None else None
-        self._seen_tokens = 0
+        self.seen_tokens = 0
         self._is_over = self._has_ended = False
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes:
@@ -115,7 +118,8 @@ class TokenUse:
                     value = None
                 if value is not None:
                     for delta in read_event(value).deltas:
-                        self._seen_tokens += estimated_tokens(delta.text)
+                        self.seen_tokens += estimated_tokens(delta.text)
+                    self.served_model = self.served_model or model_of(value)
                     usage = usage_of(value)
                     if usage is not None:
                         add_usage(x, usage)
@@ -130,12 +134,14 @@ class TokenUse:
             whole.clear()
             return
         whole += data
-        if last and usage_told(x) is None:
+        if last:
             try:
                 answer = AiAnswer.read(bytes(whole))
             except Unreadable:
                 return
-            add_usage(x, answer.usage)
+            self.served_model = answer.model
+            if usage_told(x) is None:
+                add_usage(x, answer.usage)
 
     def taken(self, x: Exchange) -> TokenUsage | None:
         """What it took in the end; None where nothing tells, so that the estimate stays.
@@ -145,9 +151,9 @@ class TokenUse:
         told = usage_told(x)
         if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
             if told is None:
-                is_counted = self._seen_tokens or (self.is_call and 200 <= x.status < 300)
-                return TokenUsage(self.estimate.input_tokens, self._seen_tokens) if is_counted else TokenUsage()
-            return replace(told, output_tokens=max(told.output_tokens, self._seen_tokens))
+                is_counted = self.seen_tokens or (self.is_call and 200 <= x.status < 300)
+                return TokenUsage(self.estimate.input_tokens, self.seen_tokens) if is_counted else TokenUsage()
+            return replace(told, output_tokens=max(told.output_tokens, self.seen_tokens))
         if told is not None:
             return told
         return None if self.is_call and 200 <= x.status < 300 else TokenUsage()

@@ -8,7 +8,7 @@ from egressproxy.errors import Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.translations import Translations
 
 __all__ = ["MARK", "REQUESTS", "AiRequests", "import_translation"]
@@ -52,7 +52,7 @@ class AiRequests(Filter):
             self._translations.count(self._route, x.backend, call.api.value, call.backend_api.value, result)
         fields = call.log_fields()
         if fields:
-            x.note(LOGGED, fields)
+            x.add_log_fields(fields)
 
     def __repr__(self) -> str:
         return f"AiRequests({self._route})"

@@ -14,7 +14,7 @@ from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.mcp.call import McpCall
-from egressproxy.model.exchange import LOGGED, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.mcp import PROTOCOL_VERSION
 from egressproxy.protocols.json_rpc import read_rpc
 from egressproxy.telemetry.mcp_calls import McpCalls
@@ -87,7 +87,7 @@ class McpRequests(Filter):
         result = "ok" if 200 <= x.status < 400 else "error"
         for message in call.body.messages:
             self._calls.count(self._route, x.backend, message.method, message.tool, result)
-        x.note(LOGGED, call.log_fields())
+        x.add_log_fields(call.log_fields())
 
     def __repr__(self) -> str:
         return f"McpRequests({self._route})"
