@@ -42,6 +42,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
     yield from _policy(found["policy"])
     for each in found["filters"]:
         yield "filter", _filter(each), ""
+        yield from _limits(each, "  limit")
     for backend in found["backends"]:
         yield from _backend(backend, found.get("error"))
     limits = [f"{name} {value}" for name, value in found["limits"].items() if value]
@@ -144,6 +145,7 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     yield from _way(backend)
     for each in backend["filters"]:
         yield "  filter", _filter(each), ""
+        yield from _limits(each, "    limit")
     for each in backend["credentials"]:
         missing = "" if each["present"] else ", which is MISSING"
         yield "  credential", f"Secret {each['secret']}{missing} (filter {each['filter']} of {each['from']})", ""
@@ -155,6 +157,12 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
     yield "  timeouts", _timeouts(backend["timeouts"]), ""
     if "connections" in backend:
         yield "  connections", _connections(backend["connections"]), ""
+
+
+def _limits(each: Mapping[str, Any], label: str) -> Iterator[Line]:
+    for limit in each.get("limits", ()):
+        reset = f"; all of it again in {limit['resetSeconds']:.0f} s" if limit["resetSeconds"] else ""
+        yield label, f"{limit['name']}: {limit['left']:.10g} left of {limit['allows']}{reset}", ""
 
 
 def _way(backend: Mapping[str, Any]) -> Iterator[Line]:

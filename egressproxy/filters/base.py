@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
@@ -30,6 +30,7 @@ __all__ = [
     "FilterContext",
     "FilterType",
     "HeaderResult",
+    "LimitState",
     "NextAttempt",
     "Phase",
     "Rejected",
@@ -107,9 +108,21 @@ class NextAttempt(UpstreamFault):
         super().__init__(Reason.FILTER_REJECTED, f"a filter refused the response of the backend: {why}")
 
 
+class LimitState(NamedTuple):
+    """A limit as it is now: `left` of `limit`, and in how many seconds all of it is there again (0: it is, or nobody
+    can know). `allows` says it in words.
+    """
+
+    name: str
+    allows: str
+    limit: float
+    left: float
+    reset_s: float = 0.0
+
+
 class Filter:
     """Base of every filter. Override the methods of the phases that it runs in; each may be `async def`, except
-    `forecast` and `complete`.
+    `forecast`, `explain` and `complete`.
 
     One instance serves all exchanges of the places that share its spec: keep the state of one exchange in `x.note`,
     never in `self`.
@@ -209,6 +222,10 @@ class Filter:
 
     def forecast(self, x: Exchange) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""
+
+    def explain(self, x: Exchange) -> list[LimitState]:
+        """For `egressproxy explain`: the limits that hold for this exchange. Must not change or count anything."""
+        return []
 
     def complete(self, x: Exchange) -> None:
         """At the end of each exchange in which another method ran: releases what was taken. Must not raise or wait."""

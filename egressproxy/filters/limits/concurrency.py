@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, LimitState
 from egressproxy.filters.limits.request_rate import requests_text
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
@@ -32,6 +32,7 @@ class ConcurrencyLimit(Filter):
         config: ConcurrencyLimitConfig = context.config
         self._source = context.source
         self._limit = config.limit
+        self._name = context.name
         self._message = f"more than {requests_text(config.limit)} at once"
         self._held = f"concurrency {id(self)}"
         row = context.row or Row()
@@ -57,6 +58,14 @@ class ConcurrencyLimit(Filter):
         x.note(self._held, True)
 
     backend_request = request_headers
+
+    def explain(self, x: Exchange) -> list[LimitState]:
+        """What is left now."""
+        return [
+            LimitState(
+                self._name, self._message.removeprefix("more than "), self._limit, self._limit - self.in_progress
+            )
+        ]
 
     def complete(self, x: Exchange) -> None:
         """Counts the exchange down."""

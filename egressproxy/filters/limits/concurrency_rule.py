@@ -23,9 +23,14 @@ class ConcurrencyRule:
     limit: int
     text: KeyText
     table: KeyedCounters
-    message: str
+    allows: str
     allowed: int = 0
     denied: int = 0
+
+    @property
+    def message(self) -> str:
+        """What a client is told that goes beyond it."""
+        return f"more than {self.allows}"
 
     def enter(self, x: Exchange, model: str) -> int:
         """Count this exchange. Returns the place that `leave` needs, -1 if there are as many as may be."""

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import Filter, FilterContext, HeaderResult, Phase
+from egressproxy.filters.base import Filter, FilterContext, HeaderResult, LimitState, Phase
 from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
 from egressproxy.filters.limits.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.filters.limits.keys import NEEDS_BACKEND, key_text
@@ -96,6 +96,19 @@ class Quota(Filter):
         return None
 
     backend_response = response_headers
+
+    def explain(self, x: Exchange) -> list[LimitState]:
+        """What is left for this client, of this route and so on; of a limit per Model for requests that name none."""
+        now = monotonic()
+        takes = [Take(rule, rule.text(x, ""), rule.window.period(now), 0.0) for rule in self.rules]
+        self._store.peek(takes)
+        states = [
+            LimitState(take.rule.name, take.rule.allows, take.rule.window.limit, take.left, take.reset_s)
+            for take in takes
+        ]
+        for each in self.concurrency:
+            states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(x, "")))
+        return states
 
     def _held(self, x: Exchange) -> Held | None:
         return x.notes.get(self._note) if x.notes is not None else None
@@ -255,13 +268,13 @@ def _rule(context: FilterContext, entry: LimitEntry) -> QuotaRule:
         key_text(entry.per, entry.header),
         _table(context, entry, identity),
         identity,
-        _message(entry),
+        _allows(entry),
     )
 
 
 def _concurrency(context: FilterContext, entry: LimitEntry) -> ConcurrencyRule:
     table = _table(context, entry, _identity(context, entry))
-    return ConcurrencyRule(entry.name, int(entry.limit), key_text(entry.per, entry.header), table, _message(entry))
+    return ConcurrencyRule(entry.name, int(entry.limit), key_text(entry.per, entry.header), table, _allows(entry))
 
 
 def _identity(context: FilterContext, entry: LimitEntry) -> bytes:
@@ -275,8 +288,8 @@ def _table(context: FilterContext, entry: LimitEntry, identity: bytes) -> KeyedC
     return KeyedCounters(keys) if context.keyed is None else context.keyed(identity, keys)
 
 
-def _message(entry: LimitEntry) -> str:
-    """ "more than 100 requests in a day for each Identity"."""
+def _allows(entry: LimitEntry) -> str:
+    """ "100 requests in a day for each Identity"."""
     what = entry.type.lower() if entry.type != "Concurrency" else "requests"
     if entry.type == "Cost":
         what = "cost"
@@ -292,4 +305,4 @@ def _message(entry: LimitEntry) -> str:
     else:
         span = f"in {window_of(entry.limit, entry.unit, entry.window).length_s:g} s"
     whose = f" for each {' and '.join(entry.per)}" if entry.per else ""
-    return f"more than {number} {what} {span}{whose}"
+    return f"{number} {what} {span}{whose}"

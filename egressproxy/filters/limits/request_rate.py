@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
+from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, LimitState
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
@@ -47,6 +47,8 @@ class RequestRateLimit(Filter):
         self._ahead = self._interval * ((config.burst or config.limit) - 1) + self._interval * 1e-6
         self._full_at = (context.row or Row()).full_at
         self._message = _rate(config)
+        self._name = context.name
+        self._limit = config.burst or config.limit
 
     def request_headers(self, x: Exchange) -> None:
         """Takes a token. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next one."""
@@ -62,6 +64,13 @@ class RequestRateLimit(Filter):
         self._full_at[0] = full_at + self._interval
 
     backend_request = request_headers
+
+    def explain(self, x: Exchange) -> list[LimitState]:
+        """What is left now."""
+        drawn = max(0.0, self._full_at[0] - self._clock())
+        left = max(0.0, (self._ahead - drawn) / self._interval + 1.0)
+        allows = self._message.removeprefix("more than ")
+        return [LimitState(self._name, allows, self._limit, min(left, self._limit), drawn)]
 
     def __repr__(self) -> str:
         return f"RequestRateLimit(drawn {max(0.0, self._full_at[0] - self._clock()):.3f} s ahead of {self._ahead:.3f})"

@@ -35,6 +35,7 @@ class QuotaRule:
         window: how it counts over time.
         text: makes the text of the key.
         table: its numbers, by key.
+        allows: how much, in words: "100 requests in a day for each Identity".
         identity: what distinguishes it from every other limit of a fleet.
         allowed, denied: exchanges.
         reserved, settled: amounts that were taken before, and what they were in the end.
@@ -47,11 +48,16 @@ class QuotaRule:
     text: KeyText
     table: KeyedCounters
     identity: bytes
-    message: str
+    allows: str
     allowed: int = 0
     denied: int = 0
     reserved: float = 0.0
     settled: float = 0.0
+
+    @property
+    def message(self) -> str:
+        """What a client is told that goes beyond it."""
+        return f"more than {self.allows}"
 
     @property
     def reason(self) -> Reason:

@@ -84,7 +84,7 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
     if decided.error is not None:
         error = _remedied(decided, error_values(decided.error))
     elif route is not None:
-        made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES)
+        made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES, x)
         backends = route.backends[:MAX_BACKENDS]
         found = [_backend(decided, route, backend, snapshot.filters) for backend in backends]
         made["backends"] = await asyncio.gather(*found)
@@ -239,7 +239,8 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     if backend.ai is not None and not x.is_tunnel:
         asked = api_of(x.request.path) if x.method == b"POST" else None
         made["ai"]["becomes"] = backend.ai.sentence(asked)
-    made["filters"] = filter_values(backend.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES)
+    x.backend = backend.name
+    made["filters"] = filter_values(backend.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES, x)
     made["timeouts"] = timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
     if backend.connector is not None and not x.is_tunnel and (kept := kept_values(backend.connector.spec.kept)):
         made["connections"] = kept

@@ -17,6 +17,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR
+from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match
 
 __all__ = [
@@ -147,13 +148,24 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
     return made
 
 
-def filter_values(chain: Chain, phases: Iterable[str]) -> list[dict[str, Any]]:
-    """The filters of unknown types, which requests skip; then those of these phases in the order in which they run."""
+def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict[str, Any]]:
+    """The filters of unknown types, which requests skip; then those of these phases in the order in which they run,
+    with what is left of their limits for this exchange.
+    """
     why = "the type is not known, and failOpen is set"
     skipped = [_filter_values(spec, spec.phase) | {"skipped": why} for spec in chain.skipped]
-    return skipped + [
-        _filter_values(step.spec, phase.replace("_", "-")) for phase in phases for step in steps_of(chain, phase)
-    ]
+    made = []
+    for phase in phases:
+        for step in steps_of(chain, phase):
+            values = _filter_values(step.spec, phase.replace("_", "-"))
+            if values["phase"] == step.spec.phase and (limits := step.filter.explain(x)):
+                values["limits"] = [
+                    {"name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 6),
+                     "resetSeconds": round(each.reset_s, 3)}
+                    for each in limits
+                ]  # fmt: skip
+            made.append(values)
+    return skipped + made
 
 
 def _filter_values(spec: ExtensionIR, phase: str) -> dict[str, Any]:

@@ -176,3 +176,17 @@ def test_metrics_count_by_limit_and_never_by_key():
         ("qos", "b", "denied"): 1,
     }
     assert read["egress_limit_amount"].values == {("qos", "b", "reserved"): 2, ("qos", "b", "settled"): 1000}
+
+
+def test_what_is_left_is_explained_for_each_key_and_nothing_is_taken():
+    made = limit(
+        {"type": "Requests", "limit": 10, "unit": "Hour", "per": ("Identity",), "name": "h"},
+        {"type": "Concurrency", "limit": 3, "per": ("Identity",), "name": "c"},
+    )
+    ask(made), ask(made)
+    for _ in range(2):
+        hour, concurrency = made.explain(exchange("GET", "https://a.example/"))
+        assert (hour.name, hour.limit, round(hour.left), round(hour.reset_s)) == ("h", 10, 8, 720)
+        assert hour.allows == "10 requests in 3600 s for each Identity"
+        assert (concurrency.left, concurrency.allows) == (1, "3 requests at once for each Identity")
+    assert made.explain(exchange("GET", "https://a.example/", identity="a/b"))[0].left == pytest.approx(10)

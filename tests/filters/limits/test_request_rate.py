@@ -104,3 +104,14 @@ def test_configs_that_limit_nothing_or_everything_are_refused():
     for config in ({"limit": 0}, {"limit": 1, "window": 0}, {"limit": 1, "window": float("inf")}):
         with pytest.raises(ValueError):
             validated(RequestRateLimitConfig, json.dumps(config))
+
+
+def test_what_is_left_is_explained_and_nothing_is_taken():
+    limit, clock = rate(limit=10, window=5, burst=4)
+    assert passed(limit, 3) == 3
+    for _ in range(2):
+        (state,) = limit.explain(exchange())
+        assert (state.limit, round(state.left, 3), state.reset_s) == (4, 1, 1.5)
+        assert state.allows == "10 requests in 5 s, or more than 4 at once"
+    clock.now += 10
+    assert limit.explain(exchange())[0].left == 4

@@ -100,6 +100,28 @@ def test_the_runner_up_and_the_criterion_are_named():
     assert found["route"]["why"] == "its path is longer (10 bytes, not 3)"
 
 
+def test_limits_are_shown_with_what_is_left_for_this_client():
+    limits = {
+        "requests": [{"per": "Identity", "limit": 5, "unit": "Day"}, {"per": "Gateway", "limit": 9, "window": "1m"}],
+        "concurrency": [{"per": "Backend", "limit": 3}],
+    }
+    found = ask(routed(limits=limits), "GET", "https://api.example/v1/x", **{"as": "agents/a"})
+    shown = {each["name"]: each.get("limits") for each in (*found["filters"], *found["backends"][0]["filters"])}
+    assert shown["limits"][0].pop("resetSeconds") > 0
+    assert shown == {
+        "limits": [
+            {"name": "requests-day-identity", "allows": "5 requests in a day for each Identity", "limit": 5, "left": 5}
+        ],
+        "limits.requests[1]": [
+            {"name": "limits.requests[1]", "allows": "9 requests in 60 s", "limit": 9, "left": 9, "resetSeconds": 0}
+        ],
+        "limits.concurrency[0]": [
+            {"name": "limits.concurrency[0]", "allows": "3 requests at once", "limit": 3, "left": 3, "resetSeconds": 0}
+        ],
+        "inject": None,
+    }
+
+
 def test_headers_decide_as_they_do_for_traffic():
     by_team = m.prefix_rule("/v1", "api")
     by_team["matches"][0]["headers"] = [{"name": "X-Team", "value": "red"}]
