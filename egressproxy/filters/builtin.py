@@ -37,6 +37,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
         "TokenMeter": "ai.token_meter:TOKEN_METER",
+        "ToolPolicy": "ai.tool_policy:TOOL_POLICY",
         "UrlRewrite": "url_rewrite:URL_REWRITE",
         "Webhook": "egressproxy.gateway.processors.webhook:WEBHOOK",
     }.items()

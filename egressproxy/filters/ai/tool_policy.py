@@ -1,0 +1,293 @@
+"""ToolPolicy: which tools may be offered and called, with which arguments; of MCP resources and prompts, too.
+
+A client of MCP that calls what is not allowed gets an error of JSON-RPC, and the server does not see it; lists are
+shortened. In chat APIs tools that are not allowed are not offered to the model, and an answer that calls one is
+refused, whole or streamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from egressproxy.ai_apis.message import JsonMessage, in_object
+from egressproxy.ai_apis.request import AiRequest
+from egressproxy.ai_apis.shared import answer_view, operation, request_view
+from egressproxy.ai_apis.streams import framing_of
+from egressproxy.ai_apis.strict_json import Unreadable, dumps
+from egressproxy.errors import Reason
+from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
+from egressproxy.filters.ai.tool_streams import ToolStream
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.model.exchange import Exchange, LocalResponse
+
+__all__ = ["TOOL_POLICY", "ToolPolicy", "ToolPolicyConfig"]
+
+#: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
+INVALID_PARAMS: Final = -32602
+#: What the servers of a list call its elements by.
+_LISTS: Final = (("tools", "name"), ("resources", "uri"), ("resourceTemplates", "uriTemplate"), ("prompts", "name"))
+#: Methods of MCP that name a resource.
+_OF_RESOURCES: Final = frozenset(("resources/read", "resources/subscribe", "resources/unsubscribe"))
+#: Members of a request to a chat API that mean nothing without tools.
+_OF_TOOLS: Final = frozenset(
+    ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "toolConfig", "tool_config")
+)
+#: Longer names are cut where they are told.
+_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPolicyConfig(FilterConfig):
+    """What may be used.
+
+    Attributes:
+        tools: tools of MCP servers, and those that requests to chat APIs offer.
+        resources: URIs of resources of MCP servers.
+        prompts: names of prompts of MCP servers.
+        unreadable: what becomes of a body that cannot be read as JSON with one meaning.
+        max_body_bytes: the longest request or answer that is looked at.
+    """
+
+    tools: Tools
+    resources: Names | None = None
+    prompts: Names | None = None
+    unreadable: Literal["Deny", "Allow"] = "Deny"
+    max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+
+
+class _Denial(Exception):
+    """A message of MCP is not allowed. The text says what, and shows no argument."""
+
+
+class ToolPolicy(Filter):
+    """Gets requests whole, answers of JSON whole, and streams in pieces."""
+
+    decodes = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: ToolPolicyConfig = context.config
+        self._name = context.name
+        self._source = context.source
+        self._tools = ToolRules(config.tools)
+        self._resources, self._prompts = NameRules(config.resources), NameRules(config.prompts)
+        self._denies_unreadable = config.unreadable == "Deny"
+        self.max_buffer_bytes = config.max_body_bytes
+        self._note = f"tools {id(self)}"
+        self._denied = context.meter.counter(
+            "egress_tool_denials", "What ToolPolicy has denied, or taken out of lists.", ("kind", "action")
+        )
+        self.runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+    def request_headers(self, x: Exchange) -> None:
+        """Raises Rejected for what cannot be looked at: a tunnel, or another protocol."""
+        if (x.is_tunnel or x.request.upgrade) and self._denies_unreadable:
+            what = "a tunnel" if x.is_tunnel else "an upgraded connection"
+            raise self._refusal(f"what is said in {what} cannot be looked at")
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """Requests whole, whatever their type says: a server may read them as JSON all the same."""
+        if phase is Phase.REQUEST_BODY:
+            return BodyMode.BUFFER
+        media_type = _media_type(x)
+        if framing_of(media_type, operation(x)) is not None:
+            return BodyMode.STREAM
+        is_json = not media_type or media_type.endswith((b"/json", b"+json"))
+        return BodyMode.BUFFER if is_json and 200 <= x.response.status < 300 else None
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
+        """Raises Rejected; returns an error of JSON-RPC for what a client of MCP must not do."""
+        if not data:
+            return data
+        try:
+            value = request_view(x, data).value if data.lstrip()[:1] == b"{" else JsonMessage.parse(data)
+        except Unreadable as error:
+            if self._denies_unreadable:
+                raise self._refusal(f"the request cannot be read: {error}", 400) from None
+            return data
+        messages = value if type(value) is list else [value]
+        if any(type(each) is dict and ("jsonrpc" in each or "method" in each) for each in messages):
+            answer = self._rpc(x, messages, is_batch=type(value) is list)
+            if answer is not None:
+                return answer
+        return self._chat(x, data) if type(value) is dict else data  # a request may look like both
+
+    def _rpc(self, x: Exchange, messages: list[Any], *, is_batch: bool) -> LocalResponse | None:
+        denials: list[str] = []
+        for message in messages:
+            try:
+                self._judge_rpc(message)
+                denials.append("")
+            except _Denial as denial:
+                denials.append(str(denial))
+        if not any(denials):
+            return None
+        x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
+        answers = [
+            self._rpc_error(message, denial or "the batch has another message that is not allowed")
+            for message, denial in zip(messages, denials, strict=True)
+            if type(message) is dict and "id" in message
+        ]
+        if not answers:  # notifications are not answered
+            raise self._refusal(next(denial for denial in denials if denial))
+        body = dumps(answers if is_batch else answers[0])
+        return LocalResponse(200, ((b"Content-Type", b"application/json"),), body)
+
+    def _rpc_error(self, message: dict[str, Any], denial: str) -> dict[str, Any]:
+        number = message["id"]
+        told = number if type(number) in (str, int) else None
+        about = {"reason": Reason.FILTER_REJECTED.value, "rule": self._source}
+        return {"jsonrpc": "2.0", "id": told, "error": {"code": INVALID_PARAMS, "message": denial, "data": about}}
+
+    def _judge_rpc(self, message: Any) -> None:
+        """Raises _Denial."""
+        if type(message) is not dict:
+            raise self._denial("message", "a message that is no object")
+        method, params = message.get("method"), message.get("params")
+        if type(method) is not str:
+            return  # an answer of the client's
+        if method == "tools/call":
+            name = in_object(params, "name")
+            arguments = params.get("arguments", {}) if type(params) is dict else {}
+            if type(name) is not str or not self._tools.allows(name, {} if arguments is None else arguments):
+                raise self._denial("tool", f"tool {_shown(name)}", is_about_arguments=self._is_known(name))
+        elif method in _OF_RESOURCES:
+            uri = in_object(params, "uri")
+            if not self._resources.allows(uri):
+                raise self._denial("resource", f"resource {_shown(uri)}")
+        elif method == "prompts/get":
+            name = in_object(params, "name")
+            if not self._prompts.allows(name):
+                raise self._denial("prompt", f"prompt {_shown(name)}")
+        elif method == "completion/complete":
+            ref = in_object(params, "ref")
+            uri, name = in_object(ref, "uri"), in_object(ref, "name")
+            if (uri is not None and not self._resources.allows(uri)) or (
+                name is not None and not self._prompts.allows(name)
+            ):
+                raise self._denial("prompt", f"{_shown(uri if uri is not None else name)}")
+
+    def _is_known(self, name: object) -> bool:
+        return type(name) is str and self._tools.may_be_offered(name)
+
+    def _denial(self, kind: str, what: str, *, is_about_arguments: bool = False) -> _Denial:
+        self._denied.add(1, kind, "denied")
+        how = " with these arguments" if is_about_arguments else ""
+        return _Denial(f"filter {self._name}: {what} is not allowed{how}")
+
+    def _chat(self, x: Exchange, data: bytes) -> bytes:
+        request = request_view(x, data)
+        offered = request.tools
+        kept = [tool for tool in offered if self._tools.may_be_offered(tool.name)]
+        if len(kept) == len(offered):
+            return data
+        self._denied.add(len(offered) - len(kept), "tool", "withheld")
+        names = frozenset(tool.name for tool in offered) - frozenset(tool.name for tool in kept)
+        forced = _forced_tool(request)
+        if forced in names:
+            raise self._refusal(f"the request makes the model call tool {_shown(forced)}, which is not allowed")
+        if not kept:  # no API takes an empty list of tools
+            return dumps({key: each for key, each in request.value.items() if key not in _OF_TOOLS})
+        request.withhold_tools(names)
+        return request.body()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Raises Rejected for a call of a tool that is not allowed."""
+        framing = framing_of(_media_type(x), operation(x))
+        try:
+            if framing is not None:
+                stream: ToolStream | None = x.notes.get(self._note) if x.notes is not None else None
+                if stream is None:
+                    stream = ToolStream(framing, self._judge_call, self._tools.asks_arguments, self._shorten)
+                    x.note(self._note, stream)
+                return stream.feed(data, is_last=last)
+            return self._whole_answer(x, data) if data else data
+        except Unreadable as error:
+            if self._denies_unreadable:
+                raise self._refusal(f"the answer cannot be read: {error}", 502) from None
+            return data
+
+    def _whole_answer(self, x: Exchange, data: bytes) -> bytes:
+        answer = answer_view(x, data)
+        messages = answer.value if type(answer.value) is list else [answer.value]
+        if any(type(each) is dict and "jsonrpc" in each for each in messages):
+            self._shorten(answer)
+        else:
+            for call in answer.tool_calls():
+                self._judge_call(call.name, call.arguments)
+        return answer.body()
+
+    def _judge_call(self, name: str, arguments: Any) -> None:
+        if not self._tools.allows(name, arguments):
+            self._denied.add(1, "tool", "denied")
+            how = " with these arguments" if self._tools.may_be_offered(name) else ""
+            raise self._refusal(f"the model calls tool {_shown(name)}, which is not allowed{how}")
+
+    def _shorten(self, message: JsonMessage) -> None:
+        """Take out of the lists of a message of MCP, or of a batch, what must not be used."""
+        for path, result in _results(message.value):
+            for key, member in _LISTS:
+                listed = result.get(key)
+                if type(listed) is not list:
+                    continue
+                kept = [each for each in listed if self._may_be_shown(key, in_object(each, member))]
+                if len(kept) < len(listed):
+                    self._denied.add(len(listed) - len(kept), key.removesuffix("s"), "withheld")
+                    message.put((*path, key), kept)
+
+    def _may_be_shown(self, key: str, name: object) -> bool:
+        if key == "tools":
+            return type(name) is str and self._tools.may_be_offered(name)
+        return self._prompts.allows(name) if key == "prompts" else self._resources.allows(name)
+
+    def _refusal(self, message: str, status: int = 403) -> Rejected:
+        return Rejected(f"filter {self._name}: {message}", status=status)
+
+    def __repr__(self) -> str:
+        return f"ToolPolicy({self._name})"
+
+
+def _results(value: Any) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
+    """The results of an answer of JSON-RPC, or of those of a batch, with their paths."""
+    messages: list[tuple[tuple[str | int, ...], Any]] = [((), value)] if type(value) is dict else []
+    if type(value) is list:
+        messages = [((index,), each) for index, each in enumerate(value)]
+    for path, message in messages:
+        result = in_object(message, "result")
+        if type(result) is dict:
+            yield (*path, "result"), result
+
+
+def _forced_tool(request: AiRequest) -> str:
+    """The tool that the request makes the model call; "" where it leaves that to the model."""
+    value = request.value
+    for path in (
+        ("tool_choice", "function", "name"), ("tool_choice", "name"), ("tool_choice", "custom", "name"),
+        ("function_call", "name"), ("toolConfig", "toolChoice", "tool", "name"),
+    ):  # fmt: skip
+        found = in_object(value, *path)
+        if type(found) is str:
+            return found
+    return ""
+
+
+def _media_type(x: Exchange) -> bytes:
+    return (x.response.fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+
+
+def _shown(name: object) -> str:
+    return ascii(name[:_SHOWN]) if type(name) is str else "without a name"
+
+
+TOOL_POLICY = FilterType(
+    name="egressproxy.io/ToolPolicy:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=ToolPolicyConfig,
+    build=ToolPolicy,
+    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    summary="Says which tools may be offered and called, with which arguments; of MCP resources and prompts, too.",
+)

@@ -1,0 +1,184 @@
+"""ToolStream: a streamed answer whose calls of tools are looked at, and whose lists of MCP are shortened.
+
+Events pass as they come. From the first call on whose arguments decide, they are held until it is whole. What is not
+allowed ends the stream before anything of its event is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from egressproxy.ai_apis.framing import Frame, Framing
+from egressproxy.ai_apis.message import JsonMessage, in_object
+from egressproxy.ai_apis.stream_events import EVERY, StreamEvent, read_event
+from egressproxy.ai_apis.strict_json import Unreadable, loads
+from egressproxy.ai_apis.texts import TextKind, inner_json
+
+__all__ = ["MAX_HELD", "ToolStream"]
+
+#: Bytes that are held while a call is not whole.
+MAX_HELD: Final = 4 * 1024 * 1024
+#: Calls of one answer.
+MAX_CALLS: Final = 1000
+
+#: What tells a call within a stream: the group of its channel, and its part where a group has several.
+_Key = tuple[object, ...]
+
+
+class _OpenCall:
+    """A call whose name has come, and whose arguments come in pieces."""
+
+    __slots__ = ("arguments", "name", "size")
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.arguments: list[str] = []
+        self.size = 0
+
+    def told(self) -> Any:
+        """What the arguments say; a string where that is no JSON, an empty object where nothing came."""
+        text = "".join(self.arguments)
+        found = inner_json(text)
+        return found if found is not None else text if text else {}
+
+
+class ToolStream:
+    """One stream. `judge(name, arguments)` raises for a call that is not allowed, `asks(name)` says whether arguments
+    decide, `shorten(message)` takes out of a message of MCP what must not be shown.
+    """
+
+    __slots__ = ("_asks", "_calls", "_framing", "_held", "_held_size", "_is_holding", "_judge", "_shorten")
+
+    def __init__(
+        self,
+        framing: Framing,
+        judge: Callable[[str, Any], None],
+        asks: Callable[[str], bool],
+        shorten: Callable[[JsonMessage], None],
+    ) -> None:
+        self._framing = framing
+        self._judge = judge
+        self._asks = asks
+        self._shorten = shorten
+        self._calls: dict[_Key, _OpenCall] = {}
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._is_holding = False
+
+    def feed(self, data: bytes, *, is_last: bool) -> bytes:
+        """What is sent for these bytes. Raises what `judge` raises, and Unreadable."""
+        for frame in self._framing.feed(data):
+            self._take(frame)
+        if is_last:
+            rest = self._framing.rest()
+            if rest is not None:
+                self._take(rest)
+            self._end(None)
+        if self._is_holding:
+            if self._held_size > MAX_HELD:
+                raise Unreadable(f"a call of a tool has more than {MAX_HELD} bytes")
+            return b""
+        made, self._held, self._held_size = b"".join(self._held), [], 0
+        return made
+
+    def _take(self, frame: Frame) -> None:
+        payload = None
+        if frame.payload and frame.payload != b"[DONE]":
+            try:
+                value = loads(frame.payload)
+            except Unreadable:
+                value = None  # text, which calls nothing
+            if type(value) is dict and "jsonrpc" in value:
+                message = JsonMessage(frame.payload, value)
+                self._shorten(message)
+                payload = message.body() if message.is_changed else None
+            elif type(value) is dict:
+                self._look(value)
+        written = self._framing.write(frame, payload, ())
+        self._held.append(written)
+        self._held_size += len(written)
+
+    def _look(self, value: dict[str, Any]) -> None:
+        event = read_event(value)
+        is_told_whole = True
+        for key, name in _begun(value):
+            is_told_whole = False
+            call = self._calls.get(key)
+            if call is None:
+                if len(self._calls) >= MAX_CALLS:
+                    raise Unreadable(f"the answer has more than {MAX_CALLS} calls")
+                call = self._calls[key] = _OpenCall()
+            call.name += name
+            if self._asks(call.name):
+                self._is_holding = True
+            else:
+                self._judge(call.name, {})
+        if is_told_whole:
+            for whole in JsonMessage(b"", value).tool_calls():
+                self._judge(whole.name, whole.arguments)
+            if value.get("type") == "response.output_item.done":  # it has told the arguments whole
+                self._calls.pop(("item", _number(value, "output_index", -1)), None)
+                self._look_whether_to_hold()
+        self._keep_arguments(event)
+        for group in event.ends:
+            self._end(group)
+
+    def _keep_arguments(self, event: StreamEvent) -> None:
+        for delta in event.deltas:
+            if delta.channel.kind is not TextKind.ARGUMENTS:
+                continue
+            group, part = delta.channel.group, delta.channel.part
+            call = self._calls.get((*group, part)) or self._calls.get(tuple(group))
+            if call is not None and self._is_holding:
+                call.arguments.append(delta.text)
+                call.size += len(delta.text)
+                if call.size > MAX_HELD:
+                    raise Unreadable(f"a call of a tool has more than {MAX_HELD} bytes")
+
+    def _end(self, group: object) -> None:
+        """Judge the calls of a group, which are whole now; None, EVERY: all of them."""
+        for key in list(self._calls):
+            if group is None or group is EVERY or (isinstance(group, tuple) and key[: len(group)] == group):
+                call = self._calls.pop(key)
+                self._judge(call.name, call.told())
+        self._look_whether_to_hold()
+
+    def _look_whether_to_hold(self) -> None:
+        if not any(self._asks(call.name) for call in self._calls.values()):
+            self._is_holding = False
+
+
+def _begun(value: dict[str, Any]) -> list[tuple[_Key, str]]:
+    """The calls that begin with an event, or whose name goes on in it: chat, Anthropic, Bedrock and Responses."""
+    found: list[tuple[_Key, str]] = []
+    choices = value.get("choices")
+    for at, choice in enumerate(choices if type(choices) is list else ()):
+        calls = in_object(choice, "delta", "tool_calls")
+        number = _number(choice, "index", at)
+        for place, call in enumerate(calls if type(calls) is list else ()):
+            for holder in ("function", "custom"):
+                name = in_object(call, holder, "name")
+                if type(name) is str and name:
+                    found.append((("choice", number, ("tool", _number(call, "index", place))), name))
+        name = in_object(choice, "delta", "function_call", "name")
+        if type(name) is str and name:
+            found.append((("choice", number, "function_call"), name))
+    if value.get("type") == "content_block_start":
+        name = in_object(value, "content_block", "name")
+        if type(name) is str:
+            found.append((("block", _number(value, "index", -1)), name))
+    elif "contentBlockIndex" in value or type(value.get("start")) is dict:
+        name = in_object(value, "start", "toolUse", "name")
+        if type(name) is str:
+            found.append((("block", _number(value, "contentBlockIndex", -1)), name))
+    elif value.get("type") == "response.output_item.added":
+        name = in_object(value, "item", "name")
+        if type(name) is str:
+            found.append((("item", _number(value, "output_index", -1)), name))
+    return found
+
+
+def _number(value: Any, name: str, otherwise: int) -> int:
+    found = in_object(value, name)
+    return found if type(found) is int else otherwise

@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
+
+TYPE = "egressproxy.io/ToolPolicy:v1"
+ALLOWED = {"tools": {"allow": [{"names": ["search", "read_*"]}], "deny": [{"names": ["read_secret*"]}]}}
+PAY = {
+    "tools": {
+        "allow": [
+            {"names": ["search"]},
+            {
+                "names": ["pay"],
+                "arguments": [{"path": "amount", "max": 100}, {"path": "to", "matches": "[a-z]+@shop[.]test"}],
+            },
+        ]
+    }
+}  # fmt: skip
+JSON = {"Content-Type": "application/json"}
+EVENTS = {"Content-Type": "text/event-stream"}
+
+
+def harness(config: dict[str, Any]) -> FilterHarness:
+    return FilterHarness(config, type=TYPE, phase="request-headers", name="tools")
+
+
+def ask(
+    config: dict[str, Any], body: Any, answer: Any = None, path: str = "/mcp", kind: dict[str, str] = JSON
+) -> FilterResult:
+    told = b"" if answer is None else answer if isinstance(answer, bytes | tuple) else json.dumps(answer).encode()
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    x = exchange("POST", f"https://api.example.com{path}", JSON)
+    return harness(config).run(x, request_body=sent, response=response(200, kind), response_body=told)
+
+
+def rpc(method: str, number: Any = 7, **params: Any) -> dict[str, Any]:
+    made = {"jsonrpc": "2.0", "method": method, "params": params}
+    return made if number is None else {**made, "id": number}
+
+
+def error(result: FilterResult) -> dict[str, Any]:
+    assert result.local_response is not None, result
+    assert result.local_response.status == 200
+    found: dict[str, Any] = json.loads(result.local_response.body)
+    return found
+
+
+# --- MCP: calls -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["search", "read_file", "read_"])
+def test_a_call_that_is_allowed_goes_on_as_it_came(name: str):
+    body = json.dumps(rpc("tools/call", name=name, arguments={}), indent=3).encode()
+    assert ask(ALLOWED, body).request_body == body
+
+
+@pytest.mark.parametrize("name", ["delete", "Search", "read_secret", "READ_SECRET_KEY", "search ", "", "x" * 5000])
+def test_a_call_that_is_not_gets_an_error_with_its_id(name: str):
+    result = ask(ALLOWED, rpc("tools/call", name=name, arguments={}))
+    told = error(result)
+    assert (told["jsonrpc"], told["id"], told["error"]["code"]) == ("2.0", 7, -32602)
+    assert "is not allowed" in told["error"]["message"]
+    assert told["error"]["data"]["rule"] == "EgressPolicy test/policy"
+    x = result.exchange
+    assert (x.denied, x.reason.value, x.rule) == (True, "filter_rejected", "EgressPolicy test/policy")
+
+
+@pytest.mark.parametrize("params", [{}, {"name": 5}, {"name": None}, {"name": ["search"]}])
+def test_a_call_without_a_name_is_not_allowed(params: dict[str, Any]):
+    assert error(ask(ALLOWED, rpc("tools/call", **params)))["error"]["code"] == -32602
+
+
+def test_a_call_is_told_by_its_body_whatever_its_type_says():
+    x = exchange("POST", "https://api.example.com/mcp", {"Content-Type": "text/plain"})
+    result = harness(ALLOWED).run(x, request_body=json.dumps(rpc("tools/call", name="delete")).encode())
+    assert error(result)["error"]["code"] == -32602
+
+
+def test_a_batch_is_refused_as_a_whole():
+    batch = [rpc("tools/call", 1, name="search"), rpc("tools/call", 2, name="delete"), rpc("notifications/x", None)]
+    told: Any = error(ask(ALLOWED, batch))
+    assert [(each["id"], "another message" in each["error"]["message"]) for each in told] == [(1, True), (2, False)]
+    assert ask(ALLOWED, batch[:1]).local_response is None
+
+
+def test_a_notification_that_is_not_allowed_is_refused():
+    assert ask(ALLOWED, rpc("tools/call", None, name="delete")).status == 403
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"method": "tools/call", "method": "ping", "params": {"name": "delete"}}',
+        b"[1",
+        b"\xff",
+        b'{"a": NaN}',
+        b"x=1",
+    ],
+)
+def test_what_cannot_be_read_is_refused_unless_that_is_allowed(body: bytes):
+    assert ask(ALLOWED, body).status == 400
+    assert ask({**ALLOWED, "unreadable": "Allow"}, body).request_body == body
+
+
+def test_a_body_that_looks_like_both_is_judged_as_both():
+    body = {"method": "x", "messages": [], "tools": [{"type": "function", "function": {"name": "delete"}}]}
+    assert "tools" not in json.loads(ask(ALLOWED, body).request_body)
+
+
+def test_a_tunnel_is_refused():
+    result = harness(ALLOWED).run(exchange("CONNECT", "api.example.com:443"))
+    assert result.status == 403
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "is_allowed"),
+    [
+        ({"amount": 100, "to": "ada@shop.test"}, True),
+        ({"amount": 99.5, "to": "ada@shop.test", "note": "x"}, True),
+        ({"amount": 101, "to": "ada@shop.test"}, False),
+        ({"amount": "100", "to": "ada@shop.test"}, False),
+        ({"amount": True, "to": "ada@shop.test"}, False),
+        ({"amount": 1}, False),
+        ({"amount": 1, "to": "ada@shop.test.evil"}, False),
+        ({"amount": 1, "to": "x ada@shop.test"}, False),
+        ({}, False), ([], False), ("amount", False), (None, False),
+    ],
+)  # fmt: skip
+def test_arguments_of_an_allowed_call(arguments: Any, is_allowed: bool):
+    result = ask(PAY, rpc("tools/call", name="pay", arguments=arguments))
+    assert (result.local_response is None) is is_allowed
+    if not is_allowed:
+        assert "with these arguments" in error(result)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "condition", "arguments", "is_denied"),
+    [
+        ("path", {"matches": "/etc/.+"}, {"path": "/etc/passwd"}, True),
+        ("path", {"matches": "/etc/.+"}, {"path": "/home/x"}, False),
+        ("path", {"matches": "/etc/.+"}, {}, False),
+        ("path", {"matches": "/etc/.+"}, "no object", True),
+        ("amount", {"min": 1000}, {"amount": 1000}, True),
+        ("amount", {"min": 1000}, {"amount": "5000"}, True),
+        ("amount", {"min": 1000}, {"amount": 5}, False),
+        ("mode", {"oneOf": ["rw", 3]}, {"mode": "rw"}, True),
+        ("mode", {"oneOf": ["rw", 3]}, {"mode": 3.0}, True),
+        ("mode", {"oneOf": ["rw", 3]}, {"mode": "3"}, True),
+        ("mode", {"oneOf": ["rw", 3]}, {"mode": "r"}, False),
+        ("items[*].url", {"matches": "http://.+"}, {"items": [{"url": "https://a"}, {"url": "http://b"}]}, True),
+        ("items[*].url", {"matches": "http://.+"}, {"items": [{"url": "https://a"}]}, False),
+        ("items[1]", {"oneOf": [5]}, {"items": [1, 5]}, True),
+        ("items[1]", {"oneOf": [5]}, {"items": [5]}, False),
+        ("text", {"maxLength": 3}, {"text": "abc"}, True),
+        ("text", {"maxLength": 3}, {"text": "abcd"}, False),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_denied_call(path: str, condition: dict[str, Any], arguments: Any, is_denied: bool):
+    config = {"tools": {"deny": [{"names": ["do"], "arguments": [{"path": path, **condition}]}]}}
+    result = ask(config, rpc("tools/call", name="do", arguments=arguments))
+    assert (result.local_response is not None) is is_denied
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {}, {"tools": {"allow": [{"names": []}]}},
+        {"tools": {"deny": [{"names": ["x"], "arguments": [{"path": "a"}]}]}},
+        {"tools": {"deny": [{"names": ["x"], "arguments": [{"path": "a..b", "min": 1}]}]}},
+        {"tools": {"deny": [{"names": ["x"], "arguments": [{"path": "a", "matches": "("}]}]}},
+        {"tools": {}, "onDeny": "x"},
+    ],
+)  # fmt: skip
+def test_a_wrong_config_is_refused(config: dict[str, Any]):
+    with pytest.raises(FilterBuildError):
+        harness(config)
+
+
+# --- MCP: lists, resources, prompts -----------------------------------------------------------------------------------
+LIST = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "result": {"tools": [{"name": n} for n in ("search", "delete", "read_x", "read_secret")]},
+}
+
+
+def test_a_list_of_tools_is_shortened():
+    result = ask(ALLOWED, rpc("tools/list"), LIST)
+    assert json.loads(result.response_body)["result"]["tools"] == [{"name": "search"}, {"name": "read_x"}]
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_list_that_comes_as_an_event_is_shortened(size: int):
+    body = b": hello\n\nid: 1\nevent: message\ndata: " + json.dumps(LIST).encode() + b"\n\n"
+    pieces = tuple(body[n : n + size] for n in range(0, len(body), size))
+    result = ask(ALLOWED, rpc("tools/list"), pieces, kind=EVENTS)
+    told = result.response_body
+    assert told.startswith(b": hello\n\nid: 1\nevent: message\ndata: {")
+    assert json.loads(told.rpartition(b"data: ")[2])["result"]["tools"] == [{"name": "search"}, {"name": "read_x"}]
+
+
+def test_a_tool_whose_arguments_decide_is_shown():
+    listed = {"jsonrpc": "2.0", "id": 1, "result": {"tools": [{"name": "pay"}, {"name": "drop"}]}}
+    assert json.loads(ask(PAY, rpc("tools/list"), listed).response_body)["result"]["tools"] == [{"name": "pay"}]
+
+
+def test_an_answer_that_lists_nothing_passes_byte_for_byte():
+    body = b'{ "jsonrpc": "2.0", "id": 1,  "result": {"content": [{"type": "text", "text": "delete"}]} }'
+    assert ask(ALLOWED, rpc("tools/call", name="search"), body).response_body == body
+
+
+REST = {
+    "tools": {},
+    "resources": {"allow": [{"names": ["file:///pub/*"]}], "deny": [{"names": ["*.key"]}]},
+    "prompts": {"deny": [{"names": ["admin*"]}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "is_allowed"),
+    [
+        ("resources/read", {"uri": "file:///pub/a"}, True),
+        ("resources/read", {"uri": "file:///pub/a.KEY"}, False),
+        ("resources/subscribe", {"uri": "file:///etc/a"}, False),
+        ("resources/read", {}, False),
+        ("prompts/get", {"name": "hello"}, True),
+        ("prompts/get", {"name": "ADMIN"}, False),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "admin"}}, False),
+        ("completion/complete", {"ref": {"type": "ref/resource", "uri": "file:///etc/a"}}, False),
+        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "hello"}}, True),
+        ("initialize", {}, True), ("ping", {}, True),
+    ],
+)  # fmt: skip
+def test_resources_and_prompts(method: str, params: dict[str, Any], is_allowed: bool):
+    assert (ask(REST, rpc(method, **params)).local_response is None) is is_allowed
+
+
+def test_lists_of_resources_and_prompts_are_shortened():
+    listed = {
+        "jsonrpc": "2.0", "id": 1,
+        "result": {
+            "resources": [{"uri": "file:///pub/a"}, {"uri": "file:///x"}],
+            "prompts": [{"name": "admin"}, {"name": "b"}],
+            "resourceTemplates": [{"uriTemplate": "file:///pub/{x}"}, {"uriTemplate": "file:///{x}"}],
+        },
+    }  # fmt: skip
+    result = json.loads(ask(REST, rpc("resources/list"), listed).response_body)["result"]
+    assert result == {
+        "resources": [{"uri": "file:///pub/a"}], "prompts": [{"name": "b"}],
+        "resourceTemplates": [{"uriTemplate": "file:///pub/{x}"}],
+    }  # fmt: skip
+
+
+# --- chat: what is offered --------------------------------------------------------------------------------------------
+def offering(*names: str, **more: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools, **more}
+
+
+def test_tools_that_are_not_allowed_are_not_offered():
+    sent = json.loads(ask(ALLOWED, offering("search", "delete"), path="/v1/chat/completions").request_body)
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["search"]
+
+
+def test_a_request_that_offers_none_of_them_has_no_tools_at_all():
+    sent = json.loads(ask(ALLOWED, offering("delete", tool_choice="auto"), path="/v1/chat/completions").request_body)
+    assert sent == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_tool_that_is_not_allowed_cannot_be_forced():
+    body = offering("search", "delete", tool_choice={"type": "function", "function": {"name": "delete"}})
+    assert ask(ALLOWED, body, path="/v1/chat/completions").status == 403
+
+
+# --- chat: what the model calls ---------------------------------------------------------------------------------------
+def chat_answer(name: str, arguments: Any) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return {"model": "m", "choices": [{"index": 0, "message": {"tool_calls": [call]}}]}
+
+
+ANSWERS = {
+    "chat": chat_answer,
+    "responses": lambda n, a: {
+        "output": [{"type": "function_call", "name": n, "arguments": json.dumps(a), "call_id": "1"}]
+    },
+    "anthropic": lambda n, a: {"type": "message", "content": [{"type": "tool_use", "id": "1", "name": n, "input": a}]},
+    "gemini": lambda n, a: {"candidates": [{"content": {"parts": [{"functionCall": {"name": n, "args": a}}]}}]},
+    "bedrock": lambda n, a: {
+        "output": {"message": {"content": [{"toolUse": {"name": n, "toolUseId": "1", "input": a}}]}}
+    },
+}
+
+
+@pytest.mark.parametrize("api", ANSWERS)
+def test_an_answer_that_calls_what_is_not_allowed_is_refused(api: str):
+    for name, arguments, is_allowed in (
+        ("search", {}, True), ("drop", {}, False), ("pay", {"amount": 5, "to": "a@shop.test"}, True),
+        ("pay", {"amount": 500, "to": "a@shop.test"}, False),
+    ):  # fmt: skip
+        answer = ANSWERS[api](name, arguments)
+        result = ask(PAY, offering("search", "pay"), answer, "/v1/chat/completions")
+        if is_allowed:
+            assert json.loads(result.response_body) == answer
+        else:
+            assert result.status == 403
+            assert result.error is not None
+            assert f"'{name}'" in result.error.message
+
+
+def events(*values: dict[str, Any]) -> bytes:
+    return b"".join(b"data: %b\n\n" % json.dumps(value).encode() for value in values)
+
+
+def chat_stream(name: str, arguments: str) -> bytes:
+    def delta(**more: Any) -> dict[str, Any]:
+        return {"model": "m", "choices": [{"index": 0, "delta": more, "finish_reason": None}]}
+
+    parts = [arguments[n : n + 3] for n in range(0, len(arguments), 3)]
+    begun = delta(tool_calls=[{"index": 0, "id": "1", "function": {"name": name, "arguments": ""}}])
+    pieces = [delta(tool_calls=[{"index": 0, "function": {"arguments": part}}]) for part in parts]
+    end = {"model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+    return events(delta(content="well"), begun, *pieces, end) + b"data: [DONE]\n\n"
+
+
+def anthropic_stream(name: str, arguments: str) -> bytes:
+    parts = [arguments[n : n + 3] for n in range(0, len(arguments), 3)]
+    block = {"type": "tool_use", "id": "1", "name": name, "input": {}}
+    return events(
+        {"type": "message_start", "message": {"model": "m", "content": []}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "well"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "index": 1, "content_block": block},
+        *[
+            {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": p}}
+            for p in parts
+        ],
+        {"type": "content_block_stop", "index": 1},
+        {"type": "message_delta", "delta": {"stop_reason": "tool_use"}},
+        {"type": "message_stop"},
+    )
+
+
+def responses_stream(name: str, arguments: str) -> bytes:
+    item = {"type": "function_call", "name": name, "call_id": "1", "arguments": ""}
+    whole = {**item, "arguments": arguments}
+    return events(
+        {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "well"},
+        {"type": "response.output_item.added", "output_index": 1, "item": item},
+        *[
+            {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": arguments[n : n + 3]}
+            for n in range(0, len(arguments), 3)
+        ],
+        {"type": "response.function_call_arguments.done", "output_index": 1, "arguments": arguments},
+        {"type": "response.output_item.done", "output_index": 1, "item": whole},
+        {"type": "response.completed", "response": {"output": [whole]}},
+    )
+
+
+def gemini_stream(name: str, arguments: str) -> bytes:
+    parts = [{"functionCall": {"name": name, "args": json.loads(arguments)}}]
+    return events(
+        {"candidates": [{"content": {"parts": [{"text": "well"}]}}]}, {"candidates": [{"content": {"parts": parts}}]}
+    )
+
+
+STREAMS = {"chat": chat_stream, "anthropic": anthropic_stream, "responses": responses_stream, "gemini": gemini_stream}
+GOOD, BAD = '{"amount": 5, "to": "a@shop.test"}', '{"amount": 500, "to": "a@shop.test"}'
+
+
+@pytest.mark.parametrize("api", STREAMS)
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(1, 1500), max_size=8))
+def test_a_stream_is_judged_however_it_is_cut(api: str, cuts: list[int]):
+    for name, arguments, is_allowed in (
+        ("search", "{}", True),
+        ("drop", "{}", False),
+        ("pay", GOOD, True),
+        ("pay", BAD, False),
+    ):
+        body = STREAMS[api](name, arguments)
+        at = [0, *sorted({cut for cut in cuts if cut < len(body)}), len(body)]
+        pieces = tuple(body[a:b] for a, b in pairwise(at))
+        result = ask(PAY, offering("search", "pay"), pieces, "/v1/chat/completions", EVENTS)
+        if is_allowed:
+            assert result.error is None
+            assert result.response_body == body
+        else:
+            assert result.error is not None
+            assert result.error.status == 403
+
+
+@pytest.mark.parametrize("api", ["chat", "anthropic", "responses"])
+def test_text_is_not_held_back_and_a_call_is(api: str):
+    body = STREAMS[api]("pay", GOOD)
+    x = exchange("POST", "https://api.example.com/v1/chat/completions", JSON)
+    pieces = tuple(event + b"\n\n" for event in body.split(b"\n\n")[:-1])
+    result = harness(PAY).run(
+        x, request_body=json.dumps(offering("pay")).encode(), response=response(200, EVENTS), response_body=pieces
+    )
+    first = next(n for n, piece in enumerate(pieces) if b'"pay"' in piece)
+    assert result.response_pieces[:first] == pieces[:first]
+    assert result.response_pieces[first] == b""
+    assert result.response_body == body
+
+
+def test_a_stream_that_ends_within_a_call_is_judged_by_what_came():
+    body = b"".join(event + b"\n\n" for event in chat_stream("pay", GOOD).split(b"\n\n")[:5])
+    assert ask(PAY, offering("pay"), body, "/v1/chat/completions", EVENTS).error is not None
