@@ -36,6 +36,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "QoSController": "limits.qos_controller:QOS_CONTROLLER",
         "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
+        "ResponsePolicy": "content.response_policy:RESPONSE_POLICY",
         "TokenMeter": "ai.token_meter:TOKEN_METER",
         "ToolPolicy": "ai.tool_policy:TOOL_POLICY",
         "UrlRewrite": "url_rewrite:URL_REWRITE",

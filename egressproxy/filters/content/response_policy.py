@@ -1,0 +1,377 @@
+"""ResponsePolicy: what an answer may say, and how much: personal data, expressions, lengths, types, calls of tools.
+
+Whole answers are refused with a status, or cut. Streams are looked at while they flow, with what may be the beginning
+of a match held back; they are broken off, or end with the word that their API has for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Final, Literal
+
+from egressproxy.ai_apis.answer import AiAnswer
+from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.shared import answer_view, operation, request_view
+from egressproxy.ai_apis.stream_events import Channel
+from egressproxy.ai_apis.streams import StreamEditor, StreamReader, framing_of
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.texts import TextKind, TextRole
+from egressproxy.errors import Reason
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.content.answer_ends import AnswerEnd, end_of, mark_as_cut, written_end
+from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of
+from egressproxy.filters.content.entities import ENTITIES, scanner_of
+from egressproxy.filters.content.national_ids import COUNTRIES
+from egressproxy.filters.content.spans import Scanner, SpanStream
+from egressproxy.filters.content.text_editor import TextEditor
+from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["RESPONSE_POLICY", "ResponsePolicy", "ResponsePolicyConfig"]
+
+_NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
+#: Bytes of an answer, and characters of a text, that are looked at in one go.
+_STEP: Final = 32 * 1024
+_SLICE: Final = 8 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DeniedText(FilterConfig):
+    """What an expression of RE2 finds. A match has at most `max_length` characters: a stream holds back as many."""
+
+    name: Annotated[str, Within(pattern=_NAME)]
+    pattern: Annotated[str, Within(min_length=1)]
+    max_length: Annotated[int, Within(ge=1, le=256)] = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePolicyConfig(FilterConfig):
+    """What an answer must not have, and what is done then.
+
+    `entities`: of PIIDetector. `deny`: own expressions. `regions`, `countries`: as of PIIDetector. `max_length`: of all
+    texts, in characters, and `max_bytes` of the body, without content coding; 0 for no limit. `content_types`: those
+    that may come back (`*` stands for any characters); empty: all. `tool_calls`: `Offered` lets only tools be called
+    that the request offers, `None` no tools. `action`: `Truncate` ends the answer where it would say what it must not.
+    `mode`: `Report` only counts. `unreadable`: what is done with bodies, tunnels and upgrades that cannot be looked at.
+    `max_body_bytes`: of what is looked at whole.
+    """
+
+    entities: tuple[Annotated[str, Within(pattern=_NAME)], ...] = ()
+    deny: tuple[DeniedText, ...] = ()
+    regions: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = ()
+    countries: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = COUNTRIES
+    max_length: Annotated[int, Within(ge=0)] = 0
+    max_bytes: Annotated[int, Within(ge=0)] = 0
+    content_types: tuple[Annotated[str, Within(pattern=r"^[a-z0-9!#$&^_.+*-]+/[a-z0-9!#$&^_.+*-]+$")], ...] = ()
+    tool_calls: Literal["Any", "Offered", "None"] = "Any"
+    action: Literal["Reject", "Truncate"] = "Reject"
+    mode: Literal["Enforce", "Report"] = "Enforce"
+    unreadable: Literal["Deny", "Allow"] = "Deny"
+    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for entity in self.entities:
+            if entity not in ENTITIES:
+                raise ValueError(f"{entity} is no entity; known are {', '.join(ENTITIES)}; write `deny` for others")
+        looks = self.entities or self.deny or self.max_length or self.max_bytes or self.content_types
+        if not looks and self.tool_calls == "Any":
+            raise ValueError("nothing is limited: write `entities`, `deny`, a limit, `contentTypes` or `toolCalls`")
+
+
+class _WatchedAnswer:
+    """What is known of the answer of one exchange."""
+
+    __slots__ = (
+        "_filter",
+        "bytes",
+        "channels",
+        "editor",
+        "end",
+        "is_cut",
+        "is_over",
+        "left",
+        "offered",
+        "reader",
+        "reported",
+        "x",
+    )
+
+    def __init__(self, owner: ResponsePolicy, x: Exchange) -> None:
+        self._filter = owner
+        self.x = x
+        self.bytes = 0
+        self.left = owner.config.max_length or -1  # characters that it may still say; -1: no limit
+        self.offered: frozenset[str] = frozenset()
+        self.editor: StreamEditor | TextEditor | None = None
+        self.reader: StreamReader | None = None
+        self.channels: list[Channel] = []
+        self.end = AnswerEnd.NONE
+        self.is_cut = False  # nothing more is said
+        self.is_over = False  # its end has been written
+        self.reported: set[str] = set()
+
+    def function(self, channel: Channel) -> _Watched:
+        """What looks at a channel."""
+        self.channels.append(channel)
+        self.end = end_of(channel)
+        is_fixed = channel.is_signed or channel.kind is TextKind.ARGUMENTS
+        return _Watched(self, self._filter.scanner, is_fixed=is_fixed, has_escapes=channel.kind is TextKind.ARGUMENTS)
+
+    def said(self, decided: str, entity: str, at: int, *, is_fixed: bool) -> str:
+        """What of a decided text goes on: an `entity` ("" for none) begins at `at`."""
+        if is_fixed:
+            if entity:
+                self.hits(entity, is_fixed=True)
+            return decided
+        if self.is_cut:
+            return ""
+        cut = len(decided)
+        if entity and self.hits(entity):
+            cut = at
+        if self.left >= 0:
+            if self.left < cut and self.hits("max-length"):
+                cut = self.left
+            self.left = max(0, self.left - cut)
+        return decided[:cut]
+
+    def hits(self, rule: str, *, is_fixed: bool = False) -> bool:
+        """A rule has something against the answer. True: it is cut here. Raises Rejected (502)."""
+        owner = self._filter
+        config = owner.config
+        action = "Report" if config.mode == "Report" else "Reject" if is_fixed else config.action
+        if rule not in self.reported:
+            self.reported.add(rule)
+            owner.found.add(1, rule, action)
+        if action == "Report":
+            self.x.note_denials(Reason.CONTENT_DENIED)
+            return False
+        if action == "Reject":
+            raise owner.refusal(f"the answer is denied by the rule {rule}", 502)
+        self.is_cut = True
+        return True
+
+
+class _Watched:
+    """A function of text that passes it on until something is against it."""
+
+    __slots__ = ("_answer", "_is_fixed", "_spans")
+
+    def __init__(
+        self, answer: _WatchedAnswer, scanner: Scanner | None, *, is_fixed: bool = False, has_escapes: bool = False
+    ) -> None:
+        self._answer = answer
+        self._is_fixed = is_fixed
+        folder = None if scanner is None else scanner.escaped if has_escapes else scanner.plain
+        self._spans = None if scanner is None or folder is None else SpanStream(scanner, folder)
+
+    def feed(self, text: str, last: bool = False) -> str:
+        """As TextFunction."""
+        if self._spans is None:
+            return self._answer.said(text, "", 0, is_fixed=self._is_fixed)
+        decided, spans = self._spans.take(text, last)
+        entity, at = (spans[0].entity, spans[0].start) if spans else ("", 0)
+        return self._answer.said(decided, entity, at, is_fixed=self._is_fixed)
+
+    def flush(self) -> str:
+        """As TextFunction."""
+        return self.feed("", last=True)
+
+
+class ResponsePolicy(Filter):
+    """Attributes: `config`; `scanner`: what texts are scanned for; `found`: the counter."""
+
+    decodes = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: ResponsePolicyConfig = context.config
+        self.config = config
+        self._name = context.name
+        self.scanner = scanner_of(
+            config.entities,
+            regions=config.regions,
+            countries=config.countries,
+            patterns=[(each.name, each.pattern, each.max_length) for each in config.deny],
+        ) if config.entities or config.deny else None  # fmt: skip
+        self._denies_unreadable = config.unreadable == "Deny" and config.mode == "Enforce"
+        self._looks_inside = self.scanner is not None or config.max_length > 0 or config.tool_calls != "Any"
+        self._note = f"response policy {id(self)}"
+        self.max_buffer_bytes = config.max_body_bytes
+        self.found = context.meter.counter(
+            "egress_response_policy", "Answers that a ResponsePolicy has something against.", ("rule", "action")
+        )
+        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+
+    def request_headers(self, x: Exchange) -> None:
+        """Raises Rejected (403) for tunnels and upgrades."""
+        if (x.is_tunnel or x.request.upgrade) and self._denies_unreadable:
+            what = "a tunnel" if x.is_tunnel else "an upgraded connection"
+            raise self.refusal(f"what is said in {what} cannot be looked at", 403)
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """A request whole where its tools count; answers whole, but for streams and texts. Raises Rejected (502)."""
+        config = self.config
+        if phase is Phase.REQUEST_BODY:
+            is_read = config.tool_calls == "Offered" and kind_of(x.request.fields) in (BodyKind.JSON, BodyKind.UNKNOWN)
+            return BodyMode.BUFFER if is_read else None
+        fields = x.response.fields
+        media_type = media_type_of(fields)
+        if config.content_types:
+            shown = media_type.decode("latin-1")
+            if not any(fnmatchcase(shown, pattern) for pattern in config.content_types):
+                self._answer(x).hits("content-type", is_fixed=True)
+        kind = kind_of(fields)
+        if framing_of(media_type, operation(x)) is not None or kind is BodyKind.TEXT:
+            return BodyMode.STREAM
+        if not self._looks_inside:
+            return BodyMode.STREAM if config.max_bytes else None
+        if kind in (BodyKind.JSON, BodyKind.UNKNOWN):
+            return BodyMode.BUFFER
+        if self._denies_unreadable:
+            shown = (fields.get(b"content-type") or b"none").decode("latin-1")[:80]
+            raise self.refusal(f"the answer's body cannot be looked at: its Content-Type is {shown}", 502)
+        return BodyMode.STREAM if config.max_bytes else None
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Keeps which tools the request offers."""
+        try:
+            offered = frozenset(tool.name for tool in request_view(x, data).tools) if data else frozenset()
+        except Unreadable:
+            offered = frozenset()
+        self._answer(x).offered = offered
+        return data
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+        """What of the answer goes on. Raises Rejected (502)."""
+        answer = self._answer(x)
+        if answer.is_over:
+            return b""
+        limit = self.config.max_bytes
+        if limit:
+            answer.bytes += len(data)
+            if answer.bytes > limit:
+                answer.hits("max-bytes", is_fixed=True)
+        if not self._looks_inside:
+            return data
+        try:
+            if answer.editor is None and not self._begin(x, answer):
+                kind = kind_of(x.response.fields)
+                if kind not in (BodyKind.JSON, BodyKind.UNKNOWN):
+                    return data
+                if len(data) > _STEP:
+                    return self._whole_in_steps(x, answer, data)
+                *_, made = self._whole(x, answer, data)
+                return made or b""
+            return self._streamed(x, answer, data, last)
+        except Unreadable as error:
+            return self._unreadable(data, error)
+
+    def _begin(self, x: Exchange, answer: _WatchedAnswer) -> bool:
+        """Whether the answer is looked at as it flows."""
+        fields = x.response.fields
+        framing = framing_of(media_type_of(fields), operation(x))
+        if framing is not None:
+            answer.editor = StreamEditor(framing, answer.function)
+            if self.config.tool_calls != "Any":
+                other = framing_of(media_type_of(fields), operation(x))
+                answer.reader = None if other is None else StreamReader(other)
+            return True
+        if kind_of(fields) is BodyKind.TEXT:
+            answer.editor = TextEditor(_Watched(answer, self.scanner))
+            return True
+        return False
+
+    def _streamed(self, x: Exchange, answer: _WatchedAnswer, data: bytes, last: bool) -> bytes:
+        editor = answer.editor
+        assert editor is not None
+        made: list[bytes] = []
+        # Event by event, so that nothing goes on behind the one at which the answer is cut.
+        for piece in data.splitlines(keepends=True) if self.config.action == "Truncate" else (data,):
+            if answer.reader is not None:
+                for event in answer.reader.feed(piece):
+                    self._check_tools(answer, AiAnswer(b"", event.value))
+            made.append(editor.feed(piece))
+            if answer.is_cut:
+                answer.is_over = True
+                if isinstance(editor, StreamEditor):
+                    if answer.end is AnswerEnd.NONE or media_type_of(x.response.fields) != b"text/event-stream":
+                        raise self.refusal("the answer is cut, and its API has no word for that", 502)
+                    made.append(written_end(answer.end, answer.channels))
+                return b"".join(made)
+        if last:
+            made.append(editor.end())
+        return b"".join(made)
+
+    def _check_tools(self, answer: _WatchedAnswer, message: JsonMessage) -> None:
+        allowed = answer.offered if self.config.tool_calls == "Offered" else frozenset()
+        for call in message.tool_calls():
+            if call.name not in allowed:
+                answer.hits("tool-call", is_fixed=True)
+
+    def _whole(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Iterator[bytes | None]:
+        """What of a whole answer goes on; before it None now and then, for others to have their turn."""
+        if not data:
+            yield data
+            return
+        view = answer_view(x, data) if data.lstrip()[:1] == b"{" else None
+        if view is not None and self.config.tool_calls != "Any":
+            self._check_tools(answer, view)
+        document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+        for part in document.texts():
+            is_fixed = part.is_signed or part.role is TextRole.NONE or part.kind is TextKind.ARGUMENTS
+            if is_fixed and answer.is_cut and part.kind is TextKind.ARGUMENTS:
+                raise self.refusal("the answer is cut before a call of a tool", 502)
+            text = part.text
+            watched = _Watched(answer, self.scanner, is_fixed=is_fixed)
+            made: list[str] = []
+            for start in range(0, len(text), _SLICE):
+                made.append(watched.feed(text[start : start + _SLICE]))
+                yield None
+            made.append(watched.flush())
+            said = "".join(made)
+            if said != text and not is_fixed:
+                part.replace(said)
+        if answer.is_cut and view is not None:
+            mark_as_cut(view)
+        yield document.body()
+
+    async def _whole_in_steps(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> bytes:
+        try:
+            for made in self._whole(x, answer, data):
+                if made is not None:
+                    return made
+                await asyncio.sleep(0)
+            return b""
+        except Unreadable as error:
+            return self._unreadable(data, error)
+
+    def _answer(self, x: Exchange) -> _WatchedAnswer:
+        found = None if x.notes is None else x.notes.get(self._note)
+        if found is None:
+            found = _WatchedAnswer(self, x)
+            x.note(self._note, found)
+        return found
+
+    def _unreadable(self, data: bytes, error: Unreadable) -> bytes:
+        if self._denies_unreadable:
+            raise self.refusal(f"the answer's body cannot be looked at: {error}", 502)
+        return data
+
+    def refusal(self, message: str, status: int) -> Rejected:
+        """What the client is told: names of rules, and nothing of the answer."""
+        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
+
+    def __repr__(self) -> str:
+        return f"ResponsePolicy({self._name})"
+
+
+RESPONSE_POLICY = FilterType(
+    name="egressproxy.io/ResponsePolicy:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=ResponsePolicyConfig,
+    build=ResponsePolicy,
+    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    summary="Rejects or truncates answers by what they say, how long they are, their types, and calls of tools.",
+)

@@ -1,0 +1,269 @@
+# ruff: noqa: E501
+"""ResponsePolicy, as the gateway builds and runs it."""
+
+import gzip
+import json
+
+import pytest
+
+from egressproxy.errors import Reason
+from egressproxy.filters import Phase
+from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchange, response
+from tests.filters.content.test_pii_detector import STREAMS, read, stream, tool_events
+
+TYPE = "egressproxy.io/ResponsePolicy:v1"
+JSON = {"content-type": "application/json"}
+EVENTS = {"content-type": "text/event-stream"}
+CHAT = "https://api.example.com/v1/chat/completions"
+ALICE = "alice@example.com"
+
+
+def policy(**config):
+    return FilterHarness(config, phase=Phase.REQUEST_HEADERS, type=TYPE)
+
+
+def run(harness, said, fields=JSON, url=CHAT, request=b'{"messages": []}', status=200):
+    return harness.run(
+        exchange("POST", url, JSON), request_body=request, response=response(status, fields), response_body=said
+    )
+
+
+def answer(*texts):
+    return json.dumps(
+        {
+            "choices": [
+                {"index": n, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+                for n, text in enumerate(texts)
+            ]
+        }
+    ).encode()
+
+
+def refused(result):
+    assert result.error is not None
+    assert (result.error.status, result.error.reason) == (502, Reason.CONTENT_DENIED)
+    return result.error.message.rpartition(" ")[2]
+
+
+# --- whole answers
+
+
+def test_an_answer_with_what_must_not_be_said_is_refused_with_a_status():
+    assert refused(run(policy(entities=["EMAIL"]), answer(f"Ask {ALICE}."))) == "EMAIL"
+    assert (
+        refused(run(policy(deny=[{"name": "FALCON", "pattern": "(?i)falcon"}]), answer("Project Falcon"))) == "FALCON"
+    )
+    assert ALICE not in str(run(policy(entities=["EMAIL"]), answer(ALICE)).error)
+
+
+def test_an_answer_without_it_goes_on_byte_for_byte():
+    said = b'{ "choices": [ {"message": {"role":"assistant", "content":"fine \\u00e9"}} ] }'
+    assert run(policy(entities=["EMAIL"], maxLength=6), said).response_body == said
+
+
+def test_a_truncated_answer_ends_before_it_and_says_so():
+    result = run(policy(entities=["EMAIL"], action="Truncate"), answer(f"Ask {ALICE} or me.", "me"))
+    said = json.loads(result.response_body)["choices"]
+    assert [choice["message"]["content"] for choice in said] == ["Ask ", ""]
+    assert [choice["finish_reason"] for choice in said] == ["content_filter"] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "made"),
+    [
+        (
+            {"type": "message", "role": "assistant", "content": [{"type": "text", "text": ALICE}], "stop_reason": "end_turn"},
+            {"stop_reason": "refusal"},
+        ),
+        (
+            {"candidates": [{"content": {"role": "model", "parts": [{"text": ALICE}]}, "finishReason": "STOP"}]},
+            {"candidates": [{"content": {"role": "model", "parts": [{"text": ""}]}, "finishReason": "SAFETY"}]},
+        ),
+        (
+            {"object": "response", "status": "completed", "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": ALICE}]}]},
+            {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
+        ),
+        (
+            {"output": {"message": {"role": "assistant", "content": [{"text": ALICE}]}}, "stopReason": "end_turn"},
+            {"stopReason": "content_filtered"},
+        ),
+    ],
+)  # fmt: skip
+def test_each_api_has_its_word_for_it(body, made):
+    result = run(policy(entities=["EMAIL"], action="Truncate"), json.dumps(body).encode())
+    said = json.loads(result.response_body)
+    assert {key: said[key] for key in made} == made
+    assert ALICE.encode() not in result.response_body
+
+
+def test_lengths_have_limits():
+    assert refused(run(policy(maxLength=5), answer("123456"))) == "max-length"
+    assert run(policy(maxLength=6), answer("123456")).response_body == answer("123456")
+    cut = json.loads(run(policy(maxLength=5, action="Truncate"), answer("123", "456")).response_body)["choices"]
+    assert [choice["message"]["content"] for choice in cut] == ["123", "45"]
+    assert refused(run(policy(maxBytes=10), [b"{" + b" " * 5, b" " * 5 + b"}"])) == "max-bytes"
+
+
+def test_a_long_answer_is_looked_at_in_steps():
+    said = answer("word " * 20_000 + ALICE)
+    assert refused(run(policy(entities=["EMAIL"]), said)) == "EMAIL"
+    cut = run(policy(entities=["EMAIL"], action="Truncate"), said)
+    assert json.loads(cut.response_body)["choices"][0]["message"]["content"] == "word " * 20_000
+
+
+@pytest.mark.parametrize(
+    ("content_type", "passes"), [("application/json", True), ("application/json; charset=utf-8", True), ("text/html", False), ("image/png", False)]
+)  # fmt: skip
+def test_only_types_that_are_named_come_back(content_type, passes):
+    result = run(policy(contentTypes=["application/json", "text/event-*"]), answer("x"), {"content-type": content_type})
+    assert (result.error is None) is passes
+    if not passes:
+        assert refused(result) == "content-type"
+
+
+def test_what_cannot_be_looked_at_is_refused_unless_that_is_allowed():
+    image = {"content-type": "image/png"}
+    assert run(policy(entities=["EMAIL"]), b"\x89", image).error.status == 502
+    assert run(policy(entities=["EMAIL"], unreadable="Allow"), b"\x89", image).response_body == b"\x89"
+    assert run(policy(entities=["EMAIL"]), b"{").error.status == 502
+    assert run(policy(maxBytes=5), b"\x89", image).response_body == b"\x89"
+    assert policy(entities=["EMAIL"]).run(exchange("CONNECT", "api.example.com:443")).error.status == 403
+
+
+def test_report_only_counts():
+    result = run(policy(entities=["EMAIL"], maxLength=2, mode="Report"), answer(ALICE))
+    assert result.response_body == answer(ALICE)
+    assert result.exchange.would_deny == [Reason.CONTENT_DENIED]
+
+
+def test_names_and_arguments_are_refused_where_they_cannot_be_cut():
+    call = {"id": "1", "type": "function", "function": {"name": "send", "arguments": json.dumps({"to": ALICE})}}
+    said = json.dumps({"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]}).encode()
+    assert refused(run(policy(entities=["EMAIL"], action="Truncate"), said)) == "EMAIL"
+    assert refused(run(policy(entities=["EMAIL"], action="Truncate"), json.dumps({ALICE: 1}).encode())) == "EMAIL"
+
+
+# --- tools
+
+TOOLS = json.dumps({"messages": [], "tools": [{"type": "function", "function": {"name": "search"}}]}).encode()
+
+
+def calling(name):
+    call = {"index": 0, "id": "1", "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return call, json.dumps({"choices": [{"message": {"role": "assistant", "tool_calls": [call]}}]}).encode()
+
+
+def test_only_tools_that_are_offered_may_be_called():
+    offered, none = policy(toolCalls="Offered"), policy(toolCalls="None")
+    assert run(offered, calling("search")[1], request=TOOLS).error is None
+    assert refused(run(offered, calling("delete")[1], request=TOOLS)) == "tool-call"
+    assert refused(run(offered, calling("search")[1])) == "tool-call"
+    assert refused(run(none, calling("search")[1], request=TOOLS)) == "tool-call"
+
+
+@pytest.mark.parametrize(("name", "passes"), [("search", True), ("delete", False)])
+def test_calls_in_a_stream_are_seen_before_they_go_on(name, passes):
+    body = stream([{"choices": [{"index": 0, "delta": {"tool_calls": [calling(name)[0]]}}]}, *tool_events(["{}"])])
+    result = run(policy(toolCalls="Offered"), body, EVENTS, request=TOOLS)
+    assert (result.error is None) is passes
+    assert passes is (result.response_body == body)
+
+
+# --- streams
+
+SAID = f"Write to {ALICE}, please."
+
+
+def cuts(text):
+    return [[text[:at], text[at:]] for at in range(1, len(text))] + [list(text)]
+
+
+@pytest.mark.parametrize("api", STREAMS)
+def test_a_stream_is_broken_off_before_the_value_is_told(api):
+    url, events_of, _ = STREAMS[api]
+    for pieces in cuts(SAID):
+        whole = stream(events_of(pieces))
+        result = run(policy(entities=["EMAIL"]), [whole[n : n + 40] for n in range(0, len(whole), 40)], EVENTS, url)
+        assert refused(result) == "EMAIL"
+
+
+#: How the stream of each API says that it was cut.
+CUT = {
+    "chat": lambda events: events[-1]["choices"][0]["finish_reason"] == "content_filter",
+    "anthropic": lambda events: (
+        events[-2]["delta"]["stop_reason"] == "refusal" and events[-1]["type"] == "message_stop"
+    ),
+    "responses": lambda events: events[-1]["response"]["incomplete_details"] == {"reason": "content_filter"},
+    "gemini": lambda events: events[-1]["candidates"][0]["finishReason"] == "SAFETY",
+}
+
+
+def texts_of(api, events):
+    said = []
+    for event in events:
+        if api == "chat":
+            said.append(event["choices"][0]["delta"].get("content", ""))
+        elif api == "anthropic":
+            said.append(event.get("delta", {}).get("text", ""))
+        elif api == "responses":
+            said.append(event.get("delta", ""))
+        else:
+            said += [part["text"] for part in event["candidates"][0]["content"]["parts"]]
+    return "".join(said)
+
+
+@pytest.mark.parametrize("api", STREAMS)
+def test_a_truncated_stream_ends_at_the_same_place_however_it_is_cut(api):
+    url, events_of, _ = STREAMS[api]
+    for number, pieces in enumerate(cuts(SAID)):
+        whole = stream(events_of(pieces))
+        step = 7 + 5 * number
+        sent = [whole[n : n + step] for n in range(0, len(whole), step)]
+        result = run(policy(entities=["EMAIL"], action="Truncate"), sent, EVENTS, url)
+        assert result.error is None
+        events = read(result.response_body)
+        assert texts_of(api, events) == "Write to "
+        assert CUT[api](events)
+
+
+@pytest.mark.parametrize("api", STREAMS)
+def test_a_stream_ends_at_its_length(api):
+    url, events_of, _ = STREAMS[api]
+    result = run(policy(maxLength=7, action="Truncate"), stream(events_of(["12345", "67890", "x"])), EVENTS, url)
+    events = read(result.response_body)
+    assert texts_of(api, events) == "1234567"
+    assert CUT[api](events)
+
+
+def test_a_stream_of_text_ends_there():
+    pieces = [b"Write to ali", b"ce@example.com, ", b"please"]
+    result = run(policy(entities=["EMAIL"], action="Truncate"), pieces, {"content-type": "text/plain"})
+    assert result.response_body == b"Write to "
+
+
+def test_a_stream_in_another_framing_is_broken_off():
+    url = "https://api.example.com/v1beta/models/g:streamGenerateContent"
+    body = json.dumps([*STREAMS["gemini"][1]([SAID])]).encode()
+    result = run(policy(entities=["EMAIL"], action="Truncate"), body, JSON, url)
+    assert result.error.reason is Reason.CONTENT_DENIED
+
+
+def test_a_gzipped_stream_is_looked_at():
+    body = gzip.compress(stream(STREAMS["chat"][1](list(SAID))))
+    fields = {**EVENTS, "content-encoding": "gzip"}
+    result = run(policy(entities=["EMAIL"], action="Truncate"), [body[:30], body[30:]], fields)
+    assert texts_of("chat", read(gzip.decompress(result.response_body))) == "Write to "
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "nothing is limited"),
+        ({"entities": ["EMAILS"]}, "EMAILS is no entity"),
+        ({"deny": [{"name": "X", "pattern": "("}]}, "is not an expression of RE2"),
+        ({"contentTypes": ["json"]}, "contentTypes"),
+    ],
+)
+def test_a_wrong_config_says_what_is_wrong(config, message):
+    with pytest.raises(FilterBuildError, match=message):
+        policy(**config)
