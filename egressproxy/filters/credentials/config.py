@@ -140,10 +140,12 @@ class CredentialInjectorConfig(FilterConfig):
             raise ValueError("`aws` signs requests and sends no value: of the other fields it has `bind` alone")
         if self.basic is not None and self.template:
             raise ValueError("`basic` has a form of its own (RFC 7617): remove `template`")
-        if not self.template:
-            object.__setattr__(self, "template", "{}" if self.header or self.query or self.basic else "Bearer {}")
-        if not self.header and not self.query:
-            object.__setattr__(self, "header", "Authorization")
+        # What is set here has to pass these checks again: a process that reads the IR makes the object anew.
+        if self.basic is None and self.aws is None:
+            if not self.template:
+                object.__setattr__(self, "template", "{}" if self.header or self.query else "Bearer {}")
+            if not self.header and not self.query:
+                object.__setattr__(self, "header", "Authorization")
         if is_protected(self.header):
             raise ValueError(f"{self.header} is written by the gateway itself and cannot carry a credential")
         if not self.placeholder and (self.require or self.placeholder_body_bytes or self.scrub_as == "Placeholder"):

@@ -54,7 +54,7 @@ class CredentialInjector(BoundCredential):
         self._held = f"credential {id(self)}"
         names: tuple[str, ...] = () if config.keep_client_credentials else CREDENTIAL_FIELDS
         if not config.query:
-            names = (*names, config.header)
+            names = (*names, config.header or "Authorization")
         if config.scrub_responses:
             names = (*names, *_SCRUB_FIELDS)
         self._cut = every_spelling(names) if names else _NO_FIELD

@@ -35,12 +35,13 @@ class PlaceholderInjector(CredentialInjector):
         self._anywhere = pattern_of((config.placeholder,))
         self._requires = config.require == "placeholder"
         self._is_basic = config.basic is not None
+        header = config.header or "Authorization"
         #: What stands in a header with the placeholder; the scheme in any case (RFC 9110 section 11.1).
         scheme, blank, rest = config.template.partition(" ")
         self._scheme = scheme.encode().lower() if blank and "{}" in rest else b""
         self._expected = (rest if self._scheme else config.template).encode().replace(b"{}", self._placeholder)
-        self._field = every_spelling((config.header,))
-        self._where = f"the parameter {config.query}" if config.query else f"the field {config.header}"
+        self._field = every_spelling((header,))
+        self._where = f"the parameter {config.query}" if config.query else f"the field {header}"
 
     def backend_request(self, x: Exchange) -> object:  # type: ignore[override]
         """As CredentialInjector. Raises Denied(403): PLACEHOLDER_MISPLACED, PLACEHOLDER_REQUIRED."""

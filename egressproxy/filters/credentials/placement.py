@@ -23,7 +23,7 @@ class Placement:
     def __init__(self, config: CredentialInjectorConfig, user: SecretBytes | None) -> None:
         """`user`: that of `usernameRef`."""
         self.query = config.query.encode()
-        self._prefix = b"" if config.query else b"\r\n%s: " % config.header.encode()
+        self._prefix = b"" if config.query else b"\r\n%s: " % (config.header or "Authorization").encode()
         self._template = config.template.encode()
         self._user: SecretBytes | None = None
         if config.basic is not None:
