@@ -21,6 +21,7 @@ from egressproxy.ext_proc_server.head_changes import changes_of, dropped_fields,
 from egressproxy.filters.body import BodyChain, BodyPlan
 from egressproxy.filters.chain import Chain, Steps, run
 from egressproxy.filters.filter_step import FilterAnswered
+from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
@@ -28,8 +29,9 @@ from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.phases import answer_of, dressed
+from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.snapshot import Port
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.exchange import ANONYMOUS, SENT_BODY, CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.model.grpc_status import GrpcStatus
@@ -82,6 +84,7 @@ class ProcessedExchange:
         "_resources",
         "_response_body",
         "_rewritten",
+        "_signed_limit",
         "_trust_domains",
         "_wants_whole",
         "_x",
@@ -107,6 +110,7 @@ class ProcessedExchange:
         self._block = b""  # of the head under way, as Envoy has it
         self._dropped: tuple[FieldChange, ...] = ()
         self._rewritten = b""
+        self._signed_limit = -1  # of a body that filters of the backend need whole; -1: none does
         self._request_body: BodyChain | None = None
         self._response_body: BodyChain | None = None
         self._wants_whole = False  # the next message holds a whole body, and its head has not gone
@@ -191,8 +195,10 @@ class ProcessedExchange:
             resources.tenant = accounting.gate.admit(x, route.priority)
         if await self._is_answered(route.chain.request_headers):
             return
+        self._narrow(x)
         self._request_body = _begun(route.chain.request_body, x, head.body)
-        if self._request_body is not None and self._request_body.holds:
+        self._signed_limit = max((each.needs_body for each in self._chains), default=-1) if head.body else -1
+        if self._signed_limit >= 0 or (self._request_body is not None and self._request_body.holds):
             self._wants_whole = True
             self._send(MessagePart.REQUEST_HEADERS, mode=self._override(request_body_mode=_BUFFERED))
         elif await self._choose_backend():
@@ -226,7 +232,6 @@ class ProcessedExchange:
         is_whole, chain = self._wants_whole, self._request_body
         is_last = is_whole or message.end_of_stream
         if chain is not None:
-            x.request.body = x.request.body if x.request.body >= 0 else -1
             data = await self._fed(chain, data, is_last=is_last)
         if not is_whole:
             self._is_request_over = is_last
@@ -234,7 +239,11 @@ class ProcessedExchange:
             return
         self._wants_whole = False
         x.request.body = len(data)
-        if await self._choose_backend():
+        if 0 <= self._signed_limit < len(data):
+            message_text = f"the body is longer than the {self._signed_limit} bytes that a filter of the backend takes"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
+        self._narrow(x)
+        if await self._choose_backend(data):
             self._is_request_over = True
             changes = self._request_changes()
             if len(data) != len(message.body):
@@ -259,8 +268,15 @@ class ProcessedExchange:
         else:
             self._send(MessagePart.REQUEST_TRAILERS)
 
-    async def _choose_backend(self) -> bool:
-        """Run what belongs to the backend of the rule. False if a filter has answered."""
+    def _narrow(self, x: Exchange) -> None:
+        """Leave out what filters exclude. Raises Denied where that is every backend."""
+        if self._resources.route is not None:
+            self._resources.route = narrowed(self._resources.route, x)
+
+    async def _choose_backend(self, body: bytes = b"") -> bool:
+        """Run what belongs to the backend of the rule; `body` is the whole of it, where filters need that. False if a
+        filter has answered.
+        """
         x, route = self._exchange, self._resources.route
         assert route is not None
         x.attempts = 1
@@ -271,11 +287,17 @@ class ProcessedExchange:
             x.series = backend.series
             x.backend_is_secure = backend.originates_tls
             fixed = backend.connector.fixed if backend.connector is not None else None
-            if not x.upstream_host and fixed is not None:
-                x.upstream_host = fixed.host_field
+            if fixed is not None:
+                x.backend_origin = fixed.origin
+                x.upstream_host = x.upstream_host or fixed.host_field
         x.upstream_host = x.upstream_host or x.request.host
         before = x.upstream_host
-        if await self._is_answered(self._chain.backend_request):
+        if self._chain.needs_body >= 0:
+            x.note(SENT_BODY, body)
+        is_answered = await self._is_answered(self._chain.backend_request)
+        if self._chain.needs_body >= 0:
+            x.note(SENT_BODY, None)
+        if is_answered:
             return False
         if x.upstream_host != before:
             self._rewritten = x.upstream_host
@@ -362,6 +384,13 @@ class ProcessedExchange:
         return place.chain
 
     @property
+    def _chains(self) -> list[Chain]:
+        """Those of every backend of the rule, of which one will be chosen."""
+        route = self._resources.route
+        assert route is not None
+        return [backend.chain for backend in route.choices] or [route.chain]
+
+    @property
     def _is_call(self) -> bool:
         return (
             self._x is not None and self._x.request is not None and is_grpc(self._x.request.fields.get(b"content-type"))
@@ -442,7 +471,9 @@ class ProcessedExchange:
         if self._is_call:
             self._send_immediate(error_of_call(error, request_id))
         else:
-            self._send_immediate(answer_for(error, request_id))
+            route = self._resources.route
+            call = provider_call(x, route.backends if route is not None else ()) if x is not None else None
+            self._send_immediate(answer_for(error, request_id, call))
 
     def _blame(self, error: GatewayError) -> None:
         if self._x is not None:

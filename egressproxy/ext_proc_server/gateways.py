@@ -101,7 +101,7 @@ def _routes(listener: ActiveListener) -> Iterator[Route]:
 
 def _problems(route: Route) -> Iterable[str]:
     where = route.rule if not route.is_default else "the default route"
-    for chain in dict.fromkeys((route.chain, *(backend.chain for backend in route.backends))):
+    for chain in (route.chain, *(backend.chain for backend in route.backends)):  # what is told twice is shown once
         for step in chain.connect or ():
             yield f"{where}: filter {step.spec.name} of {step.spec.source} runs in phase connect: Envoy connects"
     if route.auth is not None:

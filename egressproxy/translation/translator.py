@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from egressproxy.ai_apis.errors import error_body
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, loads_strictly
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
@@ -14,7 +15,7 @@ from egressproxy.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
 from egressproxy.translation.apis import Api
 from egressproxy.translation.conversation import Conversation, Failed, Finished, KeepAlive, ModelAnswer
-from egressproxy.translation.errors import BadAnswer, Untranslatable, error_body, error_in
+from egressproxy.translation.errors import BadAnswer, Untranslatable, error_in
 from egressproxy.translation.event_stream import COMMENT, EventStream
 from egressproxy.translation.openai_chat import answers as chat_answers
 from egressproxy.translation.openai_chat import request_reader as chat_reader

@@ -5,6 +5,7 @@ One table of exchanges is played through both.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -101,8 +102,36 @@ class Heads(Filter):
         x.response.fields.set(b"x-heads", b"seen")
 '''
 
+SIGNED = '''
+import hashlib
 
-FILES = {"upper": FILTERS, "whole": WHOLE, "notes": NOTES, "heads": HEADS}
+from egressproxy.filters import Filter
+
+
+class Signed(Filter):
+    """A signature that covers the body."""
+
+    needs_body = True
+    max_buffer_bytes = 100
+
+    def backend_request(self, x):
+        x.request.fields.set(b"x-signature", hashlib.sha256(x.body).hexdigest().encode())
+        x.request.fields.set(b"x-origin", b"%s:%d" % (x.backend_origin.host.encode(), x.backend_origin.port))
+'''
+CHOSEN = '''
+from egressproxy.filters import Filter
+
+
+class Chosen(Filter):
+    """Excludes the one backend that there is."""
+
+    def request_headers(self, x):
+        x.exclude_backend("agents/chosen")
+        x.exclude_backend("agents/v1")
+'''
+
+
+FILES = {"upper": FILTERS, "whole": WHOLE, "notes": NOTES, "heads": HEADS, "signed": SIGNED, "chosen": CHOSEN}
 
 
 def extension(name: str, kind: str, phase: str, **config: Any) -> dict[str, Any]:
@@ -140,6 +169,9 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
         "/whole": backend("whole", at),
         "/notes": backend("notes", at),
         "/small": backend("small", at),
+        "/signed": backend("signed", at, python("signed", "signed.py", "backend-request")),
+        "/chosen": backend("chosen", at),
+        "/v1": backend("v1", at),
     }
     own: dict[str, list[dict[str, Any]]] = {
         "/upper": [python("upper", "upper.py", "request-body"), python("upper-back", "upper.py", "response-body")],
@@ -152,6 +184,8 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
             python("heads", "heads.py", "request-headers"),
             python("heads-back", "heads.py", "response-headers"),
         ],
+        "/chosen": [python("chosen", "chosen.py", "request-headers")],
+        "/v1": [python("chosen", "chosen.py", "request-headers")],
         "/small": [extension("small", "BodyLimit", "request-headers", maxBytes=10)],
     }
     allowed = m.policy(cidrs=[f"{origin.address}/32"])
@@ -445,3 +479,23 @@ def test_the_configuration_of_the_documentation_is_valid(ways: dict[str, Way], t
 
 def file(path: Path) -> dict[str, str]:
     return {"filename": str(path)}
+
+
+def test_a_signature_covers_the_body(way: Way):
+    answer = way.ask("POST", "/signed/headers", b"hello")
+    assert answer.seen is not None
+    assert answer.seen.get("x-signature") == [hashlib.sha256(b"hello").hexdigest()]
+    assert answer.seen.get("x-origin") == [f"{HOST}:{way.origin.plain_port}"]
+    assert way.ask("POST", "/signed/headers", b"x" * 101).status == 413
+
+
+def test_every_backend_is_excluded(way: Way):
+    answer = way.ask("GET", "/chosen/hello")
+    assert (answer.status, answer.seen) == (403, None)
+    assert json.loads(answer.body)["error"]["reason"] == "filter_rejected"
+
+
+def test_a_denial_has_the_shape_of_the_provider(way: Way):
+    answer = way.ask("POST", "/v1/chat/completions", b"{}", Content_Type="application/json")
+    assert answer.status == 403
+    assert json.loads(answer.body)["error"]["code"] == "filter_rejected"

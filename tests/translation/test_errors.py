@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from egressproxy.translation.apis import Api
-from egressproxy.translation.errors import Untranslatable, error_body, error_in
+from egressproxy.ai_apis.errors import error_body
+from egressproxy.translation.apis import DEFAULT_PATHS, Api
+from egressproxy.translation.errors import Untranslatable, error_in
 from tests.translation.examples import ANTHROPIC, CHAT, RESPONSES
 
 
@@ -34,7 +35,7 @@ def test_an_error_has_the_shape_and_the_word_of_its_api(status: int, openai: str
     }
 
 
-@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("api", DEFAULT_PATHS)
 def test_an_error_is_read_as_it_is_written(api: Api):
     assert error_in(error_body(api, 400, "so", code="c")) == ("so", None if api is ANTHROPIC else "c")
 

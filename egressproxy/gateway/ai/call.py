@@ -22,6 +22,7 @@ from egressproxy.gateway.ai.answers import (
 )
 from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, media_type, set_request_head, set_response_head
 from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
+from egressproxy.gateway.ai.provider_errors import told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.failover import Course
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
@@ -32,7 +33,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of
-from egressproxy.translation.errors import Untranslatable, error_body
+from egressproxy.translation.errors import Untranslatable
 
 if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: the build of a rule imports it
     from egressproxy.translation.translator import TranslatedRequest
@@ -278,11 +279,11 @@ class AiCall:
         return self._sent.body
 
     def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes | None:
-        """The body for the client, in its API; None for all errors but that of a request that cannot be translated."""
-        if error.reason is not Reason.UNTRANSLATABLE or self.api is None:
+        """The body for the client, in its API; None where the path is of none."""
+        if self.api is None:
             return None
-        field = self._first.field if self._first is not None else ""
-        return error_body(self.api, error.status, error.message, field or None, error.reason.value)
+        field = self._first.field if self._first is not None and error.reason is Reason.UNTRANSLATABLE else ""
+        return told_in_shape(self.api, error, about, field or None)
 
     def log_fields(self) -> dict[str, object]:
         """The fields for the access log, as far as they are known."""

@@ -23,7 +23,19 @@ class BodyFilter:
     order.
     """
 
-    __slots__ = ("_chain", "_client", "_is_sink_full", "_sink", "_source", "_task", "_waiting", "_x", "is_over")
+    __slots__ = (
+        "_chain",
+        "_client",
+        "_is_sink_full",
+        "_sink",
+        "_source",
+        "_task",
+        "_waiting",
+        "_x",
+        "has_failed",
+        "is_over",
+        "tail",
+    )
 
     def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient) -> None:
         self._x = x
@@ -35,6 +47,10 @@ class BodyFilter:
         self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
         self._is_sink_full = False
         self.is_over = False
+        #: It has ended the exchange: whoever waits for its end is told the next time that he waits.
+        self.has_failed = False
+        #: The end of what was handed on.
+        self.tail = b""
 
     @property
     def is_write_blocked(self) -> bool:
@@ -116,6 +132,7 @@ class BodyFilter:
 
     def _hand_on(self, data: bytes, trailers: bytes | None) -> None:
         if data:
+            self.tail = data[-4:]
             self._sink.send_body(data)
         if trailers is not None:
             self.is_over = True
@@ -124,6 +141,7 @@ class BodyFilter:
 
     def _fail(self, error: BaseException) -> None:
         self.cancel()
+        self.has_failed = True
         self._client.driver.throw(error)
 
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.heads import EVENT_STREAM, media_type
+from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.own_leg import flowing_leg, unfiltered_body
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.error_responses import answer_for
@@ -115,7 +118,16 @@ class Client(UpstreamCaller):
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
         """What the client is told of an error."""
-        return answer_for(error, x.request_id, McpCall.of(x) or AiCall.of(x))
+        call: McpCall | AiCall | ProviderCall | None = McpCall.of(x) or AiCall.of(x)
+        if call is None or (isinstance(call, AiCall) and call.api is None):
+            call = provider_call(x, self.backends)
+        return answer_for(error, x.request_id, call)
+
+    @property
+    def backends(self) -> Sequence[RouteBackend]:
+        """Those of the route of the exchange in progress; none where it has none yet."""
+        route = self.resources.route
+        return route.backends if route is not None else ()
 
     def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
         """A response of our own, or of a filter, as this client understands it."""

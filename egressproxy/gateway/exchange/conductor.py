@@ -15,6 +15,7 @@ from egressproxy.filters.body import BodyChain, BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
+from egressproxy.gateway.ai.provider_errors import error_event
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
@@ -220,7 +221,7 @@ class Conductor:
             upstream.send_response_body_to(body_filter)
             client.feed_from(body_filter)
             await upstream.response_end()
-            while not body_filter.is_over:
+            while not body_filter.is_over or body_filter.has_failed:
                 await pause()
         resources.release(reusable=upstream.is_reusable)
 
@@ -310,10 +311,18 @@ class Conductor:
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         resources = client.resources
         self.accounting.blame(x, resources, error)
+        response_filter = resources.response_filter
         resources.fail(x, error)
         if client.is_lost or isinstance(error, ClientGone) or x.status:
             resources.close = True
-            client.break_off(error)
+            last = b""
+            if response_filter is not None and x.status and not client.is_lost and not isinstance(error, ClientGone):
+                last = error_event(x, client.backends, response_filter.tail, error)
+            if last:
+                client.send_body(last)
+                client.end_body(b"")
+            else:
+                client.break_off(error)
             return
         resources.close = resources.close or error.close or x.request is None or not client.is_request_read
         answer = client.error_answer(error, x)

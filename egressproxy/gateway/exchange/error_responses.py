@@ -12,6 +12,7 @@ import json
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
 from egressproxy.gateway.ai.call import AiCall
+from egressproxy.gateway.ai.provider_errors import ProviderCall
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.protocols.http1.writer import safe_phrase
@@ -106,10 +107,12 @@ def is_told(error: GatewayError) -> bool:
     return error.source is FaultSource.GATEWAY and error.reason not in UNTOLD
 
 
-def answer_for(error: GatewayError, request_id: str, call: McpCall | AiCall | None = None) -> LocalResponse:
+def answer_for(
+    error: GatewayError, request_id: str, call: McpCall | AiCall | ProviderCall | None = None
+) -> LocalResponse:
     """The response for this error: the reason in the status phrase, in Proxy-Status, and in a JSON body.
 
-    `call`: what the request to an MCP backend or an AI provider was: its client may get an error object of its own.
+    `call`: what the request to an MCP backend or an AI provider was: its client gets an error object of its own.
     """
     denied = is_denial(error)
     message = error.message
@@ -139,6 +142,8 @@ def answer_for(error: GatewayError, request_id: str, call: McpCall | AiCall | No
     ]
     if error.retry_after_s > 0:
         fields.append((b"Retry-After", b"%d" % error.retry_after_s))
+    if isinstance(call, ProviderCall):
+        fields += call.error_fields(error)
     if error.status == 405:
         fields.append((b"Allow", ALLOW))
     fields += error.fields

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from typing import Any, Final
 
+from egressproxy.ai_apis.errors import error_object
 from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
     count,
@@ -40,7 +41,7 @@ from egressproxy.translation.conversation import (
     StreamEvent,
     Usage,
 )
-from egressproxy.translation.errors import BadAnswer, error_object
+from egressproxy.translation.errors import BadAnswer
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES, event
 
 __all__ = ["MessageStreamReader", "MessageStreamWriter"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.ai_apis.errors import error_object
 from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
     count,
@@ -32,7 +33,7 @@ from egressproxy.translation.conversation import (
     StreamEvent,
     Usage,
 )
-from egressproxy.translation.errors import BadAnswer, error_object
+from egressproxy.translation.errors import BadAnswer
 from egressproxy.translation.event_stream import event_of_data
 from egressproxy.translation.openai_chat.answers import FINISH_REASONS, read_usage, stop_of, written_usage
 

@@ -1,0 +1,102 @@
+"""ProviderCall: whose SDK a client speaks with, told when an error has to be said in the shape of its provider.
+
+Nothing is looked at before: a request that goes well costs nothing here. What tells it, in this order: the path, where
+it is of one API; what `protocolOptions.ai` of a backend says; the name of a provider's host, as the client or the
+backend has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from egressproxy.ai_apis.apis import Api, operation_of
+from egressproxy.ai_apis.errors import api_of_host, error_body, error_fields, error_in_stream
+from egressproxy.errors import GatewayError
+from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, media_type
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.message import CHUNKED
+
+__all__ = ["ProviderCall", "error_event", "provider_call", "told_in_shape"]
+
+#: The end of a server-sent event, in each way that lines end.
+_ENDS: Final = (b"\n\n", b"\r\r", b"\n\r\n", b"\n\r")
+#: What the error object has of its own.
+_OWN: Final = frozenset(("status", "message"))
+
+
+class ProviderCall:
+    """A request to an API of a provider, as far as its error needs it."""
+
+    __slots__ = ("api",)
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+
+    def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
+        """The body for the client."""
+        return told_in_shape(self.api, error, about)
+
+    def error_fields(self, error: GatewayError) -> tuple[tuple[bytes, bytes], ...]:
+        """What the head has for it."""
+        return error_fields(self.api, error.status)
+
+    def error_in_stream(self, kind: bytes, error: GatewayError, request_id: str) -> bytes:
+        """The event that ends a stream of this media type; b"" where there is none."""
+        about = {"reason": error.reason.value, "request_id": request_id}
+        return error_in_stream(self.api, kind, error.status, _said(error), error.reason.value, about)
+
+    def __repr__(self) -> str:
+        return f"ProviderCall({self.api.value})"
+
+
+def told_in_shape(api: Api, error: GatewayError, about: dict[str, object], field: str | None = None) -> bytes:
+    """The body of this error in the shape of an API, with what else our errors tell (`about`)."""
+    more = {name: value for name, value in about.items() if name not in _OWN}
+    return error_body(api, error.status, _said(error), field, error.reason.value, more)
+
+
+def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall | None:
+    """The call of an exchange that an error ends; None where it is of no provider that is known.
+
+    `backends` are those of its route.
+    """
+    head = x.request
+    if head is None or x.is_tunnel:
+        return None
+    if x.method == b"POST" and media_type(head.fields) == JSON:
+        operation = operation_of(head.path)
+        if operation is not None:
+            return ProviderCall(operation.api)
+    for backend in backends:
+        if backend.ai is not None and backend.ai.apis:
+            return ProviderCall(backend.ai.apis[0])
+    for host in (x.authority.host if x.authority is not None else "", *_hosts(backends)):
+        api = api_of_host(host)
+        if api is not None:
+            return ProviderCall(api)
+    return None
+
+
+def error_event(x: Exchange, backends: Sequence[RouteBackend], tail: bytes, error: GatewayError) -> bytes:
+    """The event that tells of an error in a stream that has begun, in the shape of its provider; b"" where it cannot.
+
+    `tail` is the end of what was sent of the body: behind half an event nothing can be told.
+    """
+    head = x.response
+    kind = media_type(head.fields)
+    # A filter of Amazon's events sends them whole; their last byte does not show it.
+    if head.body != CHUNKED or (kind == EVENT_STREAM and tail and not tail.endswith(_ENDS)):
+        return b""
+    call = provider_call(x, backends)
+    return call.error_in_stream(kind, error, x.request_id) if call is not None else b""
+
+
+def _hosts(backends: Sequence[RouteBackend]) -> list[str]:
+    return [backend.connector.spec.backend.hostname for backend in backends if backend.connector is not None]
+
+
+def _said(error: GatewayError) -> str:
+    """SDKs show the message alone: what the client can do stands in it."""
+    return f"{error.message} ({error.remedy})" if error.remedy else error.message
