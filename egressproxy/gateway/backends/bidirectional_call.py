@@ -208,7 +208,7 @@ class BidirectionalCall(UpstreamCaller):
         try:
             await passed(chain.request_headers, inner)
             target = connector.target(inner)
-            upstream = await call_upstream(self, inner, connector, target, chain, None, Repeat.ALWAYS)
+            upstream = await call_upstream(self, inner, connector, target, chain, b"", Repeat.ALWAYS)
             if isinstance(upstream, LocalResponse):
                 raise answered_in_its_place()
             self._kept = None

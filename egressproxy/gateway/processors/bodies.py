@@ -20,7 +20,7 @@ GRACE_S: Final = 0.05
 
 
 def body_mode(mode: BodySendMode, *, is_held: bool) -> BodyMode | None:
-    """How the filter gets a body; one FULLBodySendMode.FULL_DUPLEX_STREAMED_STREAMED whole where it `is_held`."""
+    """How the filter gets a body; one FULL_DUPLEX_STREAMED whole where it `is_held`."""
     if mode is BodySendMode.NONE:
         return None
     return (
