@@ -58,6 +58,7 @@ class Reason(str, Enum):
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"
     FILTER_REJECTED = "filter_rejected"
     CONTENT_DENIED = "content_denied"
+    MODEL_DENIED = "model_denied"
     EXT_AUTH_DENIED = "ext_auth_denied"
     LOOP_DETECTED = "loop_detected"
     METHOD_NOT_ALLOWED = "method_not_allowed"

@@ -134,11 +134,15 @@ class AiRequest(JsonMessage):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every name for a model that the request has: a server may read the path, and another one the body."""
-        said = self.value.get("model")
+        """Every name for a model that the request has: a server may read the path, and another one the body, or what it
+        may ask instead (`models` of OpenRouter). `models/`, with which Gemini's bodies begin a name, is left out.
+        """
+        others = self.value.get("models")
         in_path = self.operation.model if self.operation is not None else ""
-        names = (in_path, said if type(said) is str else "")
-        return tuple(dict.fromkeys(name for name in names if name))
+        names = (in_path, self.value.get("model"), *(others if type(others) is list else ()))
+        is_gemini = self.api is Api.GEMINI
+        said = (name.removeprefix("models/") if is_gemini else name for name in names if type(name) is str and name)
+        return tuple(dict.fromkeys(said))
 
     @property
     def has_model_in_path(self) -> bool:
@@ -146,9 +150,11 @@ class AiRequest(JsonMessage):
         return self.operation is not None and bool(self.operation.model)
 
     def set_model(self, model: str) -> None:
-        """Name another model in the body, unless only the path names one."""
+        """Name another model in the body, unless only the path names one. The path: see `shared.ask_for_model`."""
         if not self.has_model_in_path or "model" in self.value:
             self.put(("model",), model)
+        if "models" in self.value:
+            self.put(("models",), [model])
 
     @property
     def is_stream(self) -> bool:

@@ -12,12 +12,14 @@ from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Operation, operation_of
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.request import AiRequest
+from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import TokenUsage, merged
 from egressproxy.model.exchange import Exchange
 
 __all__ = [
     "add_usage",
     "answer_view",
+    "ask_for_model",
     "has_hidden_usage",
     "hide_usage",
     "operation",
@@ -51,6 +53,21 @@ def request_view(x: Exchange, body: bytes) -> AiRequest:
         found = AiRequest.read(body, operation(x))
         x.note(_VIEW, found)
     return found
+
+
+def ask_for_model(x: Exchange, view: AiRequest, model: str) -> None:
+    """Have the request of this exchange name another model, in its path and in its body.
+
+    Raises Unreadable where the path names the model in a spelling that is not rewritten.
+    """
+    if view.operation is not None and view.operation.model:
+        now = operation_of(x.request.path)  # a filter may have changed the path
+        if now is None or now.model != view.operation.model or now.path_model == (0, 0):
+            raise Unreadable("the path names the model in an unusual spelling")
+        x.request.path = now.with_model(x.request.path, model)
+        view.operation = operation_of(x.request.path)
+        x.note(_OPERATION, view.operation)
+    view.set_model(model)
 
 
 def answer_view(x: Exchange, body: bytes) -> AiAnswer:

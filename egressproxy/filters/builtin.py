@@ -30,6 +30,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",
         "ExternalProcessor": "egressproxy.gateway.processors.external_processor:EXTERNAL_PROCESSOR",
         "HeaderPolicy": "header_policy:HEADER_POLICY",
+        "ModelPolicy": "ai.model_policy:MODEL_POLICY",
         "PIIDetector": "content.pii_detector:PII_DETECTOR",
         "PromptGuard": "content.prompt_guard:PROMPT_GUARD",
         "Python": "python_filter:PYTHON",

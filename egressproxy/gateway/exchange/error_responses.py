@@ -74,6 +74,7 @@ DENIALS = frozenset(
         Reason.PLACEHOLDER_MISPLACED,
         Reason.FILTER_REJECTED,
         Reason.CONTENT_DENIED,
+        Reason.MODEL_DENIED,
         Reason.EXT_AUTH_DENIED,
         Reason.LOOP_DETECTED,
         Reason.METHOD_NOT_ALLOWED,

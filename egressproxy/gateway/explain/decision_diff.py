@@ -42,6 +42,7 @@ JUDGED = frozenset(
     for reason in (
         Reason.FILTER_REJECTED,
         Reason.CONTENT_DENIED,
+        Reason.MODEL_DENIED,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.CREDENTIAL_NOT_BOUND,
         Reason.PLACEHOLDER_REQUIRED,
