@@ -20,7 +20,7 @@ def sources():
     """What users copy, by where it stands."""
     for path in [*(ROOT / "config" / "filters").glob("*.py"), ROOT / "tests" / "filters" / "test_example.py"]:
         yield path.name, path.read_text()
-    for document in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
+    for document in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
         for number, block in enumerate(python_blocks(document)):
             yield f"{document.name}-{number}", block
 
