@@ -8,7 +8,7 @@ pass unread has no place in its chain.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,7 +49,7 @@ class BodyPlan:
                 continue
             if step.mark:
                 x.note(step.mark, True)
-            flows.append(_StepState(step, bytearray() if mode is BodyMode.BUFFER else None))
+            flows.append(_StepState(step, bytearray() if mode is BodyMode.BUFFER else None, step.call))
         if not flows:
             return None
         coding = b""
@@ -115,6 +115,7 @@ class _StepState:
 
     step: Step
     buffer: bytearray | None
+    call: Callable[..., object]  # as the body began: what goes out of service meanwhile ends it as it has begun it
     is_off: bool = False
     has_changed: bool = False
 
@@ -192,7 +193,7 @@ class BodyChain:
             step = flow.step
             step.stats.runs += 1
             try:
-                result = step.call(x, data, last)
+                result = flow.call(x, data, last)
                 if isinstance(result, Awaitable):
                     return start(self._go_on(position, result, x, data, last), result)
                 data = self._given(flow, data, result)

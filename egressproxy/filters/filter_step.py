@@ -7,11 +7,15 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from inspect import iscoroutine
+from time import perf_counter
 from traceback import walk_tb
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase, overrides
+from egressproxy.filters.error_budget import ErrorBudget, OutOfService
+from egressproxy.filters.filter_trace import Sampled, is_traced, traced
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import Fields
@@ -38,6 +42,8 @@ class PlacedFilter:
     mark: str = ""
     notices: Notices | None = None
     meter: FilterMeter | None = None
+    budget: ErrorBudget | None = None
+    steps: WeakSet[Step] = field(default_factory=WeakSet)
 
     def phases(self) -> frozenset[Phase]:
         """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
@@ -55,6 +61,13 @@ class PlacedFilter:
         if self.meter is not None:
             self.meter.close()
 
+    def sample(self) -> None:
+        """Measure the next few calls in those steps that run."""
+        for step in self.steps:
+            if step.call is step.own and step.stats.runs != step.stats.sampled:
+                step.stats.sampled = step.stats.runs
+                step.call = Sampled(step)
+
     def stats_in(self, phase: Phase) -> FilterStats:
         """Its counters in this phase."""
         if phase not in self.stats:
@@ -64,24 +77,41 @@ class PlacedFilter:
 
 
 class Step:
-    """One filter in one phase. `mode_for`: its `body_mode_for`; None: its `body_mode` holds for every body. `rest`: the
+    """One filter in one phase. `call`: its method, or what is called in its place while it is measured or out of
+    service; `own`: its method. `mode_for`: its `body_mode_for`; None: its `body_mode` holds for every body. `rest`: the
     steps of the phase after it.
     """
 
-    __slots__ = ("call", "decodes", "fail_open", "filter", "mark", "mode_for", "only_reads", "rest", "spec", "stats")
+    __slots__ = (
+        "__weakref__", "budget", "call", "decodes", "fail_open", "file", "filter", "mark", "mode_for", "only_reads",
+        "own", "own_mark", "rest", "spec", "stats",
+    )  # fmt: skip
 
     def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps = ()) -> None:
-        self.call: Callable[..., object] = getattr(placed.filter, phase.method)
+        method: Callable[..., object] = getattr(placed.filter, phase.method)
+        self.file: str | None = getattr(getattr(method, "__code__", None), "co_filename", None)
+        self.own = self.call = traced(placed.spec.name, phase.value, method) if is_traced() else method
         self.filter = placed.filter
-        decides = type(placed.filter).body_mode_for is not Filter.body_mode_for
-        self.mode_for: Callable[..., object] | None = placed.filter.body_mode_for if decides else None
+        self.mode_for: Callable[..., object] | None = None
+        self.budget = placed.budget
         self.decodes = placed.filter.decodes
         self.only_reads = placed.filter.only_reads
         self.spec = placed.spec
         self.fail_open = placed.spec.fail_open
-        self.mark = placed.mark
+        self.own_mark = placed.mark
         self.stats = placed.stats_in(phase)
         self.rest = rest
+        self.put_back()
+        placed.steps.add(self)
+        if placed.budget is not None:
+            placed.budget.place(self)
+
+    def put_back(self) -> None:
+        """The filter is in service."""
+        self.call = self.own
+        self.mark = self.own_mark
+        decides = type(self.filter).body_mode_for is not Filter.body_mode_for
+        self.mode_for = self.filter.body_mode_for if decides else None
 
     def __repr__(self) -> str:
         return f"Step({self.spec.name}, {self.stats.phase})"
@@ -139,13 +169,20 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
             raise error
         finally:
             del error  # its traceback holds this frame: no cycle
+    name = f"filter {step.spec.name}"
+    if isinstance(error, OutOfService):
+        message = f"{name} is out of service"
+        left_s = step.budget.left_s() if step.budget is not None else 0.0
+        detail = f"{name} has failed too often, and is tried again in {left_s:.0f} s"
+        raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
     timed_out = isinstance(error, DeadlinePassed)
     step.stats.fail(type(error).__name__, is_open=may_fail_open)
     if timed_out:
         step.stats.timed_out += 1
+    if step.budget is not None:
+        step.budget.count(is_open=step.fail_open)
     if may_fail_open:
         return
-    name = f"filter {step.spec.name}"
     message = f"{name} did not answer in time" if timed_out else f"{name} failed"
     detail = f"{name}: {type(error).__name__}{_place(step, error)}"
     raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
@@ -154,8 +191,7 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
 def _place(step: Step, error: BaseException) -> str:
     """` at FILE:LINE` of the last frame in the filter's own file, else of the last frame; never what it said."""
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    own = getattr(getattr(step.call, "__code__", None), "co_filename", None)
-    shown = [place for place in places if place[0] == own] or places
+    shown = [place for place in places if place[0] == step.file] or places
     if not shown:
         return ""
     file, line = shown[-1]
@@ -165,6 +201,7 @@ def _place(step: Step, error: BaseException) -> str:
 async def wait(step: Step, awaitable: Awaitable[R]) -> R:
     """Await what a step has returned, under its deadline. Raises DeadlinePassed, and what the filter raises."""
     deadline = asyncio.timeout(step.spec.timeout_s or None)
+    began = perf_counter()
     try:
         async with deadline:
             return await awaitable
@@ -181,6 +218,7 @@ async def wait(step: Step, awaitable: Awaitable[R]) -> R:
     except BaseException as error:
         raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
     finally:
+        step.stats.took(perf_counter() - began)
         del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import islice
+from typing import Final
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import PlacedFilter
+from egressproxy.filters.error_budget import ErrorBudget
 from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.policy import Callee, ExtensionIR
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
@@ -20,6 +23,10 @@ from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import FilterStats, Notices
 
 __all__ = ["FilterBuildError", "FilterInstances"]
+
+
+#: The most filters of which runs are measured behind a scrape: there may be ten thousand.
+MAX_SAMPLED: Final = 1000
 
 
 class FilterBuildError(ValueError):
@@ -97,7 +104,11 @@ class FilterInstances:
         return {label.rstrip("/"): label in context.secrets for label in labels}
 
     def stats(self) -> list[FilterStats]:
-        """The counters of every filter, one entry per phase in which it runs."""
+        """The counters of every filter, one entry per phase in which it runs; for a scrape, behind which the next few
+        runs of each are measured.
+        """
+        for placed in islice(self._made.values(), MAX_SAMPLED):
+            placed.sample()
         found = {id(stats): stats for placed in self._made.values() for stats in placed.stats.values()}
         return list(found.values())
 
@@ -148,10 +159,11 @@ class FilterInstances:
         meter = FilterMeter(self._metrics, spec.name, kind.name)
         told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
         context = replace(context, meter=meter, notices=told)
+        budget = ErrorBudget(spec, self._metrics, told) if spec.budget_failures else None
         made = kind.build(context)
         mark = f"filter {id(made)}" if type(made).complete is not Filter.complete else ""
         stats = self._counted.pop(_labels(spec), {})
-        return PlacedFilter(spec, made, kind.also, stats, mark, self._notices, meter)
+        return PlacedFilter(spec, made, kind.also, stats, mark, self._notices, meter, budget)
 
 
 def _labels(spec: ExtensionIR) -> tuple[str, ...]:

@@ -256,6 +256,9 @@ class ExtensionIR:
     calls: tuple[tuple[str, Callee], ...] = ()
     #: For a type that a FilterType makes known: the built-in type that runs it, whose config `config` is. "": `type`.
     implementation: str = ""
+    #: After so many failures in so many seconds the filter is out of service for as long; 0: it never is.
+    budget_failures: int = 0
+    budget_window_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

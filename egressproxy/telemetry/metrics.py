@@ -11,16 +11,17 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from time import time
 from typing import Final, TypeVar
 
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.telemetry.call_counts import CALL_BUCKETS_S, CallCounts
-from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
+from egressproxy.telemetry.counts import Counts, FilterMetric, Histogram, MetricKind, Reading
 from egressproxy.telemetry.filter_meter import FilterMetrics
 from egressproxy.telemetry.label_sets import OVERFLOW
 from egressproxy.telemetry.mcp_calls import McpCalls
-from egressproxy.telemetry.notices import FilterStats, Notices
+from egressproxy.telemetry.notices import FILTER_BUCKETS_S, FilterStats, Notices
 from egressproxy.telemetry.series import Labels, Series
 from egressproxy.telemetry.translations import Translations
 
@@ -283,9 +284,23 @@ class Metrics:
         for gateway, listener, connections in _read_all(self._downstream_sources):
             downstream[gateway, listener] += connections
         filters: Counter[tuple[str, str, str, str, str]] = Counter()
+        durations = FilterMetric(
+            MetricKind.HISTOGRAM,
+            "How long runs of filters took: all that waited, and a sample of the others.",
+            ("filter", "type", "phase", "scope"),
+            {},
+            FILTER_BUCKETS_S,
+        )
         for counts in _read_all(self._filter_sources):
+            labels = counts.name, counts.type, counts.phase, counts.scope
             for result, value in _filter_results(counts):
-                filters[counts.name, counts.type, counts.phase, counts.scope, result] += value
+                filters[*labels, result] += value
+            if any(counts.buckets):
+                measured = replace(durations, values={labels: counts.sum_s}, buckets={labels: tuple(counts.buckets)})
+                durations = durations.plus(measured)
+        filter_metrics = self.filter_metrics.read()
+        if durations.values:
+            filter_metrics["egress_filter_duration_seconds"] = durations
         return Counts(
             {labels: series for labels, series in self._series.items() if series.is_used},
             dict(self.dns_lookups),
@@ -309,7 +324,7 @@ class Metrics:
             dict(self.events),
             dict(_read_all([self._read_readings])),
             dict(_read_all([self._read_histograms])),
-            self.filter_metrics.read(),
+            filter_metrics,
         )
 
     def _read_readings(self) -> Iterator[tuple[str, Reading]]:
@@ -329,11 +344,12 @@ class Metrics:
 
 def _filter_results(counts: FilterStats) -> Iterator[tuple[str, int]]:
     """Each run under one result: the sum over results is the number of runs."""
-    yield "passed", max(0, counts.runs - counts.rejected - counts.answered - counts.failed)
+    yield "passed", max(0, counts.runs - counts.rejected - counts.answered - counts.failed - counts.out_of_service)
     yield "rejected", counts.rejected
     yield "answered", counts.answered
     yield "failed", counts.failed - counts.timed_out
     yield "timed_out", counts.timed_out
+    yield "out_of_service", counts.out_of_service
 
 
 def _read_all(sources: Iterable[Callable[[], Iterable[_T]]]) -> list[_T]:

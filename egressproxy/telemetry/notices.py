@@ -7,8 +7,9 @@ a user's filter, nor a request's path, fields or body.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import time
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from egressproxy.errors import GatewayError, Reason
 from egressproxy.telemetry.series import Series
 
 __all__ = [
+    "FILTER_BUCKETS_S",
     "MAX_MESSAGE",
     "MAX_SIMILAR",
     "NOTICES_S",
@@ -37,6 +39,9 @@ MAX_MESSAGE: Final = 1024
 MAX_SIMILAR: Final = 10
 #: The most places and reasons between two takes; further ones are only in the metrics.
 MAX_GROUPS: Final = 1000
+
+#: Upper bounds of the durations of filters, in seconds.
+FILTER_BUCKETS_S: Final = (0.00001, 0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 
 #: The remedy where the error has none.
 REMEDIES: Final = {
@@ -147,6 +152,15 @@ class FilterStats:
     answered: int = 0
     failed: int = 0
     timed_out: int = 0
+    out_of_service: int = 0  # runs in which it was not called: see ErrorBudget
+    sampled: int = 0  # `runs` when a sample of them was begun
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(FILTER_BUCKETS_S) + 1))  # of durations
+    sum_s: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        """A run that was measured has taken so long."""
+        self.buckets[bisect_left(FILTER_BUCKETS_S, seconds)] += 1
+        self.sum_s += seconds
 
     def fail(self, how: str, *, is_open: bool) -> None:
         """Count a failure. `how` is one word; `is_open`: the exchange goes on without the filter."""

@@ -256,9 +256,13 @@ def test_the_results_of_a_filter_add_up_to_its_runs():
         answered=2,
         failed=3,
         timed_out=1,
+        out_of_service=1,
+        buckets=[0, 2, 0, 0, 0, 0, 0, 0],
+        sum_s=0.5,
     )
     metrics.add_filter_source(lambda: [counts])
-    assert value(metrics, "egress_filter_total", filter="inject", result="passed") == 4
+    assert value(metrics, "egress_filter_total", filter="inject", result="passed") == 3
+    assert value(metrics, "egress_filter_total", filter="inject", result="out_of_service") == 1
     assert value(metrics, "egress_filter_total", filter="inject", result="failed") == 2
     assert value(metrics, "egress_filter_total", filter="inject", result="timed_out") == 1
     assert value(metrics, "egress_filter_total", filter="inject", phase="backend-request", scope="default/b") == 10

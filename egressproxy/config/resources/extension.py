@@ -23,6 +23,13 @@ PhaseName = Literal[
 ]
 
 
+class ExtensionErrorBudget(Model):
+    failures: Annotated[Int, Field(ge=1, le=10_000)]
+    """So many failures within the window take the filter out: refused at once, or without it where it may fail open."""
+    window: Duration
+    """The window, and how long the filter is out of service."""
+
+
 class Extension(Model):
     """A filter in one phase. `config` is checked against the schema of its type when the configuration is compiled; a
     type that is not known then is told in status.
@@ -44,6 +51,8 @@ class Extension(Model):
     """Run before the client is known."""
     timeout: Duration | None = None
     """How long the filter may take."""
+    error_budget: ExtensionErrorBudget | None = None
+    """Take the filter out of service where it fails too often. Without it, it runs however often it fails."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the filter, checked against the schema of its type."""
 

@@ -38,7 +38,9 @@ __all__ = [
 REQUEST_PHASES = ("request_headers", "request_body")
 #: Those that a tunnel meets: before a backend is chosen, and before it is dialled.
 TUNNEL_PHASES = ("request_headers", "connect")
-BACKEND_PHASES = ("connect", "backend_request", "backend_response", "response_headers", "response_body")
+BACKEND_PHASES = (
+    "connect", "leg_request_body", "backend_request", "backend_response", "response_headers", "response_body",
+)  # fmt: skip
 
 
 def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict
     made = []
     for phase in phases:
         for step in steps_of(chain, phase):
-            values = _filter_values(step.spec, phase.replace("_", "-"))
+            values = _filter_values(step.spec, step.stats.phase) | _service_values(step)
             if values["phase"] == step.spec.phase and (limits := step.filter.explain(x)):
                 values["limits"] = [
                     {"name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 6),
@@ -166,6 +168,12 @@ def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict
                 ]  # fmt: skip
             made.append(values)
     return skipped + made
+
+
+def _service_values(step: Step) -> dict[str, Any]:
+    """Of a filter that has failed too often: for how many seconds it is out of service."""
+    left_s = step.budget.left_s() if step.budget is not None else 0.0
+    return {"outOfService": {"forSeconds": round(left_s, 1)}} if left_s else {}
 
 
 def _filter_values(spec: ExtensionIR, phase: str) -> dict[str, Any]:

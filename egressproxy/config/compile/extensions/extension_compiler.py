@@ -265,6 +265,7 @@ class ExtensionCompiler:
             turn=turn,
             pre_auth=extension.pre_auth,
             timeout_s=_timeout_s(extension),
+            **_budget(extension),
             config=text,
             secrets=self._secrets(owner, found, config, f"{path}.{raw_name}"),
             folder=_folder(owner),
@@ -315,6 +316,7 @@ class ExtensionCompiler:
             turn=turn,
             pre_auth=extension.pre_auth,
             timeout_s=_timeout_s(extension),
+            **_budget(extension),
             config=text,
             folder=_folder(declared.definition),
             settings=self._settings(implementation, text),
@@ -412,6 +414,11 @@ def _written_config(extension: Extension) -> tuple[Mapping[str, Any], str]:
 
 def _timeout_s(extension: Extension) -> float:
     return extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S
+
+
+def _budget(extension: Extension) -> dict[str, Any]:
+    budget = extension.error_budget
+    return {} if budget is None else {"budget_failures": budget.failures, "budget_window_s": budget.window.seconds}
 
 
 def _phases(found: FilterTypeInfo) -> frozenset[str]:

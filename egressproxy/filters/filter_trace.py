@@ -1,0 +1,136 @@
+"""What filters do, and how long they take, for those who look: nothing here costs a request anything unless somebody
+does.
+
+Durations: filters that wait are measured always (`filter_step.wait`); of the others, which run in microseconds, the
+first few calls behind each scrape are. At the log level debug each run of a filter is a line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+from egressproxy.errors import GatewayError
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.telemetry.notices import FilterStats
+
+__all__ = ["Sampled", "is_traced", "traced"]
+
+log = logging.getLogger("egressproxy.filters")
+
+#: So many calls are measured behind a scrape.
+SAMPLES: Final = 8
+
+
+class MeasuredStep(Protocol):
+    """A step in which a filter runs: see `filter_step.Step`."""
+
+    call: Callable[..., object]
+    own: Callable[..., object]
+    stats: FilterStats
+
+
+class Sampled:
+    """What a step calls in place of a filter's method that is measured a few times."""
+
+    __slots__ = ("_left", "_step")
+
+    def __init__(self, step: MeasuredStep) -> None:
+        self._step = step
+        self._left = SAMPLES
+
+    def __call__(self, *given: Any) -> object:
+        """As the method of the filter."""
+        step = self._step
+        self._left -= 1
+        if self._left <= 0 and step.call is self:
+            step.call = step.own
+        began = perf_counter()
+        result = step.own(*given)
+        if not isinstance(result, Awaitable):
+            step.stats.took(perf_counter() - began)
+        return result
+
+
+def is_traced() -> bool:
+    """Whether filters that are placed now are traced."""
+    return log.isEnabledFor(logging.DEBUG)
+
+
+def traced(name: str, phase: str, method: Callable[..., object]) -> Callable[..., object]:
+    """The method of a filter, with a line in the log for each call: who, when, what came of it, how long it took, and
+    the names of what it has changed, never a value.
+    """
+
+    def call(x: Exchange, *piece: Any) -> object:
+        before, began = _heads(x), perf_counter()
+        try:
+            result = method(x, *piece)
+        except BaseException as error:
+            _say(x, name, phase, _failure(error), began, before)
+            raise
+        if isinstance(result, Awaitable):
+            return later(x, piece, result, began, before)
+        _say(x, name, phase, _outcome(result, piece), began, before)
+        return result
+
+    async def later(
+        x: Exchange, piece: tuple[Any, ...], waiting: Awaitable[object], began: float, before: tuple[Any, ...]
+    ) -> object:
+        try:
+            result = await waiting
+        except BaseException as error:
+            _say(x, name, phase, _failure(error), began, before)
+            raise
+        _say(x, name, phase, _outcome(result, piece), began, before)
+        return result
+
+    return call
+
+
+def _failure(error: BaseException) -> str:
+    return "rejected" if isinstance(error, GatewayError) else f"failed ({type(error).__name__})"
+
+
+def _outcome(result: object, piece: tuple[Any, ...]) -> str:
+    if isinstance(result, LocalResponse):
+        return f"answered ({result.status})"
+    if piece and isinstance(result, bytes) and result != piece[0]:
+        return f"passed ({len(piece[0])} to {len(result)} bytes)"
+    return "passed"
+
+
+def _heads(x: Exchange) -> tuple[Any, ...]:
+    request, response = x.request, x.response
+    return (
+        request.fields.block if request is not None else b"",
+        request.path if request is not None else b"",
+        response.fields.block if response is not None else b"",
+        response.status if response is not None else 0,
+    )
+
+
+def _say(x: Exchange, name: str, phase: str, outcome: str, began: float, before: tuple[Any, ...]) -> None:
+    took = (perf_counter() - began) * 1e6
+    after = _heads(x)
+    changed = [
+        *_names("request", before[0], after[0]),
+        *(["path"] if before[1] != after[1] else []),
+        *_names("response", before[2], after[2]),
+        *(["status"] if before[3] != after[3] else []),
+    ]
+    log.debug(
+        "request %s: filter %s, %s: %s in %d us%s",
+        x.request_id, name, phase, outcome, took, f"; changed {', '.join(changed)}" if changed else "",
+    )  # fmt: skip
+
+
+def _names(side: str, before: bytes, after: bytes) -> list[str]:
+    """The names of fields that are other than before."""
+    if before == after:
+        return []
+    lines = set(Fields(before)) ^ set(Fields(after))
+    return [f"{side} {name}" for name in sorted({name.decode("latin-1") for name, _ in lines})]
