@@ -309,6 +309,7 @@ class ExtensionCompiler:
         text = _canonical(declared.implemented_config(raw))
         implementation = self._catalog.get(declared.implementation)
         assert implementation is not None
+        config = settings_adapter(implementation.config_model).validate_json(text)
         spec = made(
             type=declared.name,
             implementation=declared.implementation,
@@ -318,11 +319,11 @@ class ExtensionCompiler:
             timeout_s=_timeout_s(extension),
             **_budget(extension),
             config=text,
+            secrets=self._secrets(declared.definition, implementation, config, "spec.processor.settings"),
             folder=_folder(declared.definition),
             settings=self._settings(implementation, text),
         )
         # What the type calls, the FilterType names: who uses the type needs no right to it.
-        config = settings_adapter(implementation.config_model).validate_json(text)
         self._note_calls(declared.definition, spec, implementation, config, "spec.processor")
         return spec
 

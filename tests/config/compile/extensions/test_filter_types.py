@@ -286,3 +286,21 @@ def test_a_config_that_is_too_long_to_be_sent_is_a_load_error():
 def test_an_object_of_the_api_may_name_a_processor():
     made = both("\n---\n".join([REVERSE, PLAIN, ROUTE, used()]), processor())
     assert of_type(made)[0] == "True"
+
+
+def test_a_webhook_is_told_in_fields_and_signs_with_a_secret_of_a_namespace_that_it_names():
+    secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: sign, namespace: hooks}\nstringData: {key: whsec_c2VzYW1l}"
+    settings = ", settings: {path: /check, send: [request-body], secretRef: {name: sign, namespace: hooks}}"
+    made = compiled(REVERSE, PLAIN, ROUTE, secret, processor(more=settings, protocol="Webhook"), used())
+    assert of_type(made)[:2] == ("True", "Accepted")
+    (spec,) = rule(made).extensions
+    assert spec.implementation == "egressproxy.io/Webhook:v1"
+    config = json.loads(spec.config)
+    assert config["headers"] == [
+        {"name": "x-egressproxy-filter-type", "value": TYPE},
+        {"name": "x-egressproxy-filter-config", "value": '{"team":"research"}'},
+    ]
+    assert [value.reveal() for _, value in spec.secrets] == [b"whsec_c2VzYW1l"]
+    FilterInstances(Catalog()).place(spec)
+    made = compiled(REVERSE, PLAIN, ROUTE, processor(more=settings, protocol="Webhook"), used())
+    assert of_type(made, "ResolvedRefs")[:2] == ("False", "SecretNotFound")
