@@ -19,15 +19,38 @@ BODY = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "
 STREAM = b'data: {"choices": [{"delta": {"content": "%d"}}]}\n\ndata: [DONE]\n\n'
 
 
-def ask(port: int, key: str = "a", lane: str = "") -> tuple[bytes, bytes]:
+def ask(port: int, key: str = "a", lane: str = "", content: str = "hi") -> tuple[bytes, bytes]:
+    body = BODY.replace(b'"hi"', json.dumps(content).encode())
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: ai.test\r\nAuthorization: Bearer {key}\r\nX-Lane: {lane}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\nConnection: close\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     with client(port) as sock:
-        sock.sendall(head.encode() + BODY)
+        sock.sendall(head.encode() + body)
         head_bytes, body = read_message(sock)
         return head_bytes.lower(), body
+
+
+def backend(name: str, port: int) -> m.Manifest:
+    return {
+        "apiVersion": "egressproxy.io/v1alpha1",
+        "kind": "Backend",
+        "metadata": {"name": name, "namespace": "agents"},
+        "spec": {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": [{"number": port}]}},
+    }
+
+
+def policy(**config: Any) -> m.Manifest:
+    extension = {"name": "cache", "type": "egressproxy.io/Cache:v1", "priority": 1000, "config": config}
+    return {
+        "apiVersion": "egressproxy.io/v1alpha1",
+        "kind": "EgressPolicy",
+        "metadata": {"name": "cache", "namespace": "agents"},
+        "spec": {
+            "targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gw"}],
+            "extensions": [extension],
+        },
+    }
 
 
 def test_what_is_asked_twice_is_answered_once_for_each_client_and_rule(tmp_path: Path):
@@ -40,28 +63,14 @@ def test_what_is_asked_twice_is_answered_once_for_each_client_and_rule(tmp_path:
         sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     with Origin(serve) as origin:
-        here = {
-            "apiVersion": "egressproxy.io/v1alpha1",
-            "kind": "Backend",
-            "metadata": {"name": "here", "namespace": "agents"},
-            "spec": {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": [{"number": origin.port}]}},
-        }
+        here = backend("here", origin.port)
         lane: dict[str, Any] = m.prefix_rule("/", "here")
         lane["matches"][0]["headers"] = [{"name": "X-Lane", "value": "fast"}]
-        policy = {
-            "apiVersion": "egressproxy.io/v1alpha1",
-            "kind": "EgressPolicy",
-            "metadata": {"name": "cache", "namespace": "agents"},
-            "spec": {
-                "targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gw"}],
-                "extensions": [{"name": "cache", "type": "egressproxy.io/Cache:v1", "priority": 1000}],
-            },
-        }
         objects = [
             m.gateway(m.http_listener(port)),
             here,
             m.http_route("here", lane, m.prefix_rule("/", "here"), section="http"),
-            policy,
+            policy(),
         ]
         with GatewayProcess(tmp_path, objects) as gateway:
             head, body = ask(port)
@@ -84,3 +93,39 @@ def test_what_is_asked_twice_is_answered_once_for_each_client_and_rule(tmp_path:
             os.kill(gateway.pid, signal.SIGHUP)  # as POST /reload does
             gateway.wait_for_metric("egress_config_generation", 2)
             assert ask(port)[1] == STREAM % 4
+
+
+def test_a_question_of_like_meaning_gets_the_answer_that_is_known(tmp_path: Path):
+    port, asked, embedded = free_port(), list[bytes](), list[bytes]()
+
+    def serve(sock: socket.socket) -> None:
+        asked.append(read_message(sock)[0])
+        body = STREAM % len(asked)
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+        sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    def embed(sock: socket.socket) -> None:
+        embedded.append(read_message(sock)[1])
+        vector = [0, 1] if b"bye" in embedded[-1] else [1, len(embedded) / 100]
+        body = json.dumps({"data": [{"embedding": vector}]}).encode()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+        sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    with Origin(serve) as origin, Origin(embed) as embeddings:
+        ref = {"group": "egressproxy.io", "kind": "Backend", "name": "embeddings"}
+        objects = [
+            m.gateway(m.http_listener(port)),
+            backend("here", origin.port),
+            backend("embeddings", embeddings.port),
+            m.http_route("here", m.prefix_rule("/", "here"), section="http"),
+            policy(semantic={"backendRef": ref, "model": "small", "threshold": 0.95}),
+        ]
+        with GatewayProcess(tmp_path, objects):
+            assert ask(port)[1] == STREAM % 1
+            head, body = ask(port, content="hello")
+            assert body == STREAM % 1
+            assert b"; detail=like\r\n" in head
+            assert ask(port, content="bye")[1] == STREAM % 2
+            assert [json.loads(each) for each in embedded] == [
+                {"model": "small", "input": text} for text in ("hi", "hello", "bye")
+            ]

@@ -12,32 +12,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import count
 from time import monotonic
 from typing import Annotated, Final, Literal
 
-from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.shared import add_usage, operation
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.body import ORIGINAL
 from egressproxy.filters.cache.completeness import whole_answer
 from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
+from egressproxy.filters.cache.keys import CREDENTIALS, canonical, digest, in_order, is_known
+from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
-from egressproxy.filters.settings import FieldName, FilterConfig, Within
+from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.model.exchange import LOGGED, Exchange, LocalResponse
-from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
 
 __all__ = ["CACHE", "Cache", "CacheConfig"]
 
-#: What says who the client is, to a backend: in every spelling.
-_CREDENTIALS: Final = every_spelling((
-    "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "x-amz-security-token",
-))  # fmt: skip
 #: Fields of requests that change answers of the APIs that are known, whether Vary says so or not.
 _TELLING: Final = (
     b"accept", b"accept-language", b"content-type", b"anthropic-version", b"anthropic-beta", b"openai-beta",
@@ -51,8 +47,6 @@ _DROPPED: Final = frozenset((
     b"date", b"digest", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"repr-digest", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 ))  # fmt: skip
-#: Members of a body with which an answer depends on more than the request. Source: OpenAI, POST /v1/responses.
-_STATEFUL: Final = ("background", "conversation", "previous_response_id")
 _NO_USAGE: Final = TokenUsage()
 _numbers = count(1)
 
@@ -77,6 +71,8 @@ class CacheConfig(FilterConfig):
     """Further fields of requests on which answers depend."""
     counts_tokens: bool = False
     """An answer out of the cache counts for limits on tokens with the usage that it tells. By default with none."""
+    semantic: SemanticConfig | None = None
+    """Answers to questions of like meaning are given, too. By default none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +86,8 @@ class _Pending:
     head: tuple[int, bytes, tuple[tuple[bytes, bytes], ...]] | None = None
     response: ResponseHead | None = None  # whose head that is: of several attempts at once another one may win
     is_hit: bool = False
+    group: bytes = b""  # the key without the question, where like questions are looked for
+    vector: Vector | None = None
 
 
 class Cache(Filter):
@@ -108,10 +106,13 @@ class Cache(Filter):
         self._telling = tuple(dict.fromkeys((*_TELLING, *(name.lower().encode() for name in config.key_headers))))
         self._methods = frozenset(method.encode() for method in config.methods)
         self._place = 0
+        semantic = config.semantic
+        self._embedder = Embedder(semantic, context.calls) if semantic is not None else None
+        self._meanings = MeaningIndex(semantic.max_candidates if semantic is not None else 0, config.max_entries)
         self.max_buffer_bytes = config.max_entry_bytes
         meter = context.meter
         self._requests = meter.counter(
-            "egress_cache_requests_total", "Requests by what the cache did: hit, miss or bypass.", ("outcome",)
+            "egress_cache_requests_total", "Requests by what the cache did: hit, like, miss or bypass.", ("outcome",)
         )
         self._evicted = meter.counter("egress_cache_evictions_total", "Answers that had to make room for others.")
         self._entries = meter.gauge("egress_cache_entries", "Answers that are kept.")
@@ -133,12 +134,16 @@ class Cache(Filter):
         if x.is_tunnel:
             return None
         if not self._may_look(x):
-            self._requests.add(1, "bypass")
-            _tell(x, "bypass")
+            self._count(x, "bypass")
             return None
         pending = _Pending(Fields(x.request.fields.block))
         x.note(self._note, pending)
-        return self._answer(x, pending, b"") if x.method == b"GET" else None
+        if x.method != b"GET":
+            return None
+        answer = self._answer(x, pending, b"")
+        if answer is None:
+            self._count(x, "miss")
+        return answer
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         """Requests whole, answers as they come; None for what is not looked at, or not kept."""
@@ -151,21 +156,44 @@ class Cache(Filter):
             pending.parts = None
         return None if pending.parts is None else BodyMode.STREAM
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Answer a POST that is known."""
         pending = self._pending(x)
         assert pending is not None  # what has no entry has no body mode
         original = x.notes.pop(ORIGINAL, data) if x.notes is not None else data
         try:
-            body = _canonical(original)
+            body = canonical(original)
         except Unreadable:
             body = None
         if body is None:
             x.note(self._note, None)
-            self._requests.add(1, "bypass")
-            _tell(x, "bypass")
+            self._count(x, "bypass")
             return data
-        return self._answer(x, pending, body) or data
+        answer = self._answer(x, pending, body)
+        if answer is not None:
+            return answer
+        # What another filter has taken out of a question (a name) may be what two questions differ in.
+        if self._embedder is not None and (original is data or original == data):
+            return self._like(x, pending, data, self._embedder)
+        self._count(x, "miss")
+        return data
+
+    async def _like(self, x: Exchange, pending: _Pending, data: bytes, embedder: Embedder) -> bytes | LocalResponse:
+        """The answer to a question of like meaning, or the body."""
+        semantic, asked = self._config.semantic, question_of(data, operation(x))
+        if semantic is not None and asked is not None and "no-cache" not in cache_control(pending.fields):
+            question, rest = asked
+            pending.vector = vector = await embedder.vector(question, x)
+            if vector is not None:
+                pending.group = self._key(x, dumps(in_order(rest)))
+                now = self.now()
+                for key in self._meanings.nearest(pending.group, vector, semantic.threshold):
+                    found = self._store.get(key, now)
+                    if found is not None:
+                        self._count(x, "like")
+                        return self._given(x, pending, found, now, b"; detail=like")
+        self._count(x, "miss")
+        return data
 
     # --- answers -----------------------------------------------------------------------------------------------------
     def backend_response(self, x: Exchange) -> None:
@@ -204,6 +232,12 @@ class Cache(Filter):
             x.notes.pop(self._note, None)
 
     # --- what is kept, and what is found -----------------------------------------------------------------------------
+    def _count(self, x: Exchange, outcome: str) -> None:
+        """For the metric and the access log."""
+        self._requests.add(1, outcome)
+        told = x.notes.get(LOGGED) if x.notes is not None else None
+        x.note(LOGGED, {**(told or {}), "cache": outcome})
+
     def _pending(self, x: Exchange) -> _Pending | None:
         return x.notes.get(self._note) if x.notes is not None else None
 
@@ -222,7 +256,7 @@ class Cache(Filter):
             or b"content-encoding" in fields  # what it holds may be longer than this bound
         ):
             return False
-        return self._config.share_anonymous or _is_known(x)
+        return self._config.share_anonymous or is_known(x)
 
     def _answer(self, x: Exchange, pending: _Pending, body: bytes) -> LocalResponse | None:
         """The answer that is known to this request."""
@@ -237,16 +271,22 @@ class Cache(Filter):
             if "only-if-cached" in told:
                 message = "the answer is not in the cache, and nothing else was asked for (only-if-cached)"
                 raise Rejected(message, status=504, reason=Reason.FILTER_REJECTED)
-            self._requests.add(1, "miss")
-            _tell(x, "miss")
             return None
+        self._count(x, "hit")
+        return self._given(x, pending, found, now)
+
+    def _given(
+        self, x: Exchange, pending: _Pending, found: StoredAnswer, now: float, detail: bytes = b""
+    ) -> LocalResponse:
         pending.is_hit = True
-        self._requests.add(1, "hit")
-        _tell(x, "hit")
         if found.usage is not None:
             add_usage(x, found.usage if self._config.counts_tokens else _NO_USAGE)
         age, left = found.age(now), int(found.expires_at - now)
-        fields = (*found.fields, (b"age", b"%d" % age), (b"cache-status", b"egressproxy; hit; ttl=%d" % left))
+        fields = (
+            *found.fields,
+            (b"age", b"%d" % age),
+            (b"cache-status", b"egressproxy; hit; ttl=%d%b" % (left, detail)),
+        )
         return LocalResponse(found.status, fields, found.body, found.phrase)
 
     def _key(self, x: Exchange, body: bytes) -> bytes:
@@ -255,11 +295,11 @@ class Cache(Filter):
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
             identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
-            b"\n".join(_CREDENTIALS.findall(fields.block)),
+            b"\n".join(CREDENTIALS.findall(fields.block)),
             x.scheme, str(x.authority).encode(), x.method, x.request.path, x.upstream_host,
         ]  # fmt: skip
         parts += (b"\n".join(fields.get_all(name)) for name in self._telling)
-        return _digest((*parts, body))
+        return digest((*parts, body))
 
     def _may_keep(self, x: Exchange, pending: _Pending) -> bool:
         is_get = x.method == b"GET"
@@ -288,7 +328,10 @@ class Cache(Filter):
         names = b",".join(x.response.fields.get_all(b"vary")).lower().split(b",")
         vary = tuple(sorted({name.strip() for name in names} - {b"", b"accept-encoding"}))  # kept without coding
         answer = StoredAnswer(status, phrase, fields, body, now, now + lifetime, age_s, usage)
-        evicted = self._store.put(pending.base, vary, _variant(pending, vary), answer)
+        key = _variant(pending, vary)
+        evicted = self._store.put(pending.base, vary, key, answer)
+        if pending.vector is not None and not vary:
+            self._meanings.add(pending.group, pending.vector, key)
         if evicted:
             self._evicted.add(evicted)
         self._entries.set(len(self._store))
@@ -297,53 +340,15 @@ class Cache(Filter):
 
 def _variant(pending: _Pending, vary: tuple[bytes, ...]) -> bytes:
     """The key with the values of the fields that Vary names."""
-    return _digest((pending.base, *(name + b":" + b"\n".join(pending.fields.get_all(name)) for name in vary)))
-
-
-def _is_known(x: Exchange) -> bool:
-    """Whether anything tells this client from others."""
-    identity = x.identity
-    return (
-        identity.namespace != "-"
-        or identity.service_account != "-"
-        or _CREDENTIALS.search(x.request.fields.block) is not None
-    )
-
-
-def _canonical(body: bytes) -> bytes | None:
-    """A body of JSON with its members in order and without blanks; None where answers depend on more than it says.
-
-    Raises Unreadable.
-    """
-    value = JsonMessage.parse(body)
-    if not isinstance(value, dict) or any(value.get(name) for name in _STATEFUL):
-        return None
-    return dumps(_in_order(value))
-
-
-def _in_order(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _in_order(value[name]) for name in sorted(value)}
-    return [_in_order(each) for each in value] if isinstance(value, list) else value
-
-
-def _digest(parts: Sequence[bytes]) -> bytes:
-    """Of parts of any length: no two lists of parts look alike."""
-    made = blake2b(digest_size=32)
-    for part in parts:
-        made.update(b"%d:" % len(part))
-        made.update(part)
-    return made.digest()
+    return digest((pending.base, *(name + b":" + b"\n".join(pending.fields.get_all(name)) for name in vary)))
 
 
 def _seconds(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def _tell(x: Exchange, outcome: str) -> None:
-    """For the access log."""
-    told = x.notes.get(LOGGED) if x.notes is not None else None
-    x.note(LOGGED, {**(told or {}), "cache": outcome})
+def _backend_refs(config: CacheConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
+    return (("semantic.backendRef", config.semantic.backend_ref),) if config.semantic is not None else ()
 
 
 CACHE = FilterType(
@@ -351,6 +356,7 @@ CACHE = FilterType(
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     config_model=CacheConfig,
     build=Cache,
+    backend_refs=_backend_refs,
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
     summary="Gives the same client the same answer again, streams included.",
 )
