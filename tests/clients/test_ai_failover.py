@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,12 +183,15 @@ PATHS = {
 class World:
     """A gateway, and for each API one provider that serves it alone; /API leads to that, /any through all of them."""
 
-    def __init__(self, folder: Path, stack: ExitStack, **failover: Any) -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, policy: Mapping[str, Any] | None = None, **failover: Any
+    ) -> None:
         self.providers = {api: Provider() for api in APIS}
         context = Pki().server_context("127.0.0.1")
         self.port = free_port()
         secret = m.manifest("v1", "Secret", "key", "agents", stringData={"key": "the-providers-key"})
-        objects = [m.gateway(m.http_listener(self.port)), m.policy(cidrs=["127.0.0.0/8"]), secret]
+        written = m.policy(cidrs=["127.0.0.0/8"], **(policy or {}))
+        objects = [m.gateway(m.http_listener(self.port)), written, secret]
         for api, provider in self.providers.items():
             server = stack.enter_context(OriginServer([provider.routes()], context))
             ports = [

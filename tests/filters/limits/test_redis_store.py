@@ -233,6 +233,19 @@ def test_a_redis_that_hangs_is_waited_for_once(redis):
     run([machine], test())
 
 
+def test_a_redis_that_is_slow_is_waited_for(redis):
+    machines = [Machine(redis, DAY), Machine(redis, DAY)]
+
+    async def test():
+        for machine in machines:
+            await machine.passed(10)
+        redis.command("CLIENT", "PAUSE", "300", "ALL")
+        assert sum(await asyncio.gather(*(machine.passed(90) for machine in machines))) == 80
+        assert all(machine.store._link.is_connected for machine in machines)
+
+    run(machines, test())
+
+
 def test_a_script_that_was_flushed_is_sent_again(redis):
     machine = Machine(redis, DAY)
 
