@@ -78,15 +78,18 @@ class ProcessedExchange:
         "_gateways",
         "_is_request_over",
         "_is_response_over",
+        "_leg",
         "_mode",
         "_peer",
+        "_received",
         "_request_body",
         "_resources",
         "_response_body",
         "_rewritten",
-        "_signed_limit",
+        "_sent_body",
         "_trust_domains",
         "_wants_whole",
+        "_whole_limit",
         "_x",
     )
 
@@ -110,7 +113,10 @@ class ProcessedExchange:
         self._block = b""  # of the head under way, as Envoy has it
         self._dropped: tuple[FieldChange, ...] = ()
         self._rewritten = b""
-        self._signed_limit = -1  # of a body that filters of the backend need whole; -1: none does
+        self._whole_limit = -1  # of a body that filters of the backend need whole; -1: none does
+        self._received = 0  # bytes of the request's body
+        self._sent_body = b""  # all of it, as the backend gets it
+        self._leg: BodyChain | None = None  # the filters of the backend that a body flows through
         self._request_body: BodyChain | None = None
         self._response_body: BodyChain | None = None
         self._wants_whole = False  # the next message holds a whole body, and its head has not gone
@@ -197,12 +203,13 @@ class ProcessedExchange:
             return
         self._narrow(x)
         self._request_body = _begun(route.chain.request_body, x, head.body)
-        self._signed_limit = max((each.needs_body for each in self._chains), default=-1) if head.body else -1
-        if self._signed_limit >= 0 or (self._request_body is not None and self._request_body.holds):
+        self._whole_limit = self._limit_of_whole(x) if head.body else -1
+        if self._whole_limit >= 0 or (self._request_body is not None and self._request_body.holds):
             self._wants_whole = True
             self._send(MessagePart.REQUEST_HEADERS, mode=self._override(request_body_mode=_BUFFERED))
         elif await self._choose_backend():
-            needs_body = self._request_body is not None or (head.body < 0 <= x.max_body_bytes)
+            self._leg = _begun(self._chain.leg_request_body, x, head.body)
+            needs_body = self._request_body is not None or self._leg is not None or head.body < 0 <= x.max_body_bytes
             mode = self._override(
                 request_body_mode=_STREAMED if needs_body else _NONE,
                 request_trailer_mode=HeaderSendMode.SEND if needs_body else HeaderSendMode.DEFAULT,
@@ -228,45 +235,53 @@ class ProcessedExchange:
         x = self._exchange
         data = message.body
         x.bytes_in += len(data)
-        self._check_size(x)
+        self._received += len(data)
+        if 0 <= x.max_body_bytes < self._received:
+            message_text = f"the request body is longer than {x.max_body_bytes} bytes"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
         is_whole, chain = self._wants_whole, self._request_body
         is_last = is_whole or message.end_of_stream
         if chain is not None:
             data = await self._fed(chain, data, is_last=is_last)
         if not is_whole:
+            if self._leg is not None:
+                data = await self._fed(self._leg, data, is_last=is_last)
             self._is_request_over = is_last
             self._send(MessagePart.REQUEST_BODY, body=data if data != message.body else None)
             return
         self._wants_whole = False
         x.request.body = len(data)
-        if 0 <= self._signed_limit < len(data):
-            message_text = f"the body is longer than the {self._signed_limit} bytes that a filter of the backend takes"
+        if 0 <= self._whole_limit < len(data):
+            message_text = f"the body is longer than the {self._whole_limit} bytes that a filter of the backend takes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
         self._narrow(x)
         if await self._choose_backend(data):
             self._is_request_over = True
+            data = self._sent_body
             changes = self._request_changes()
             if len(data) != len(message.body):
                 changes += (FieldChange(b"content-length", FieldAction.SET, b"%d" % len(data)),)
             self._send(MessagePart.REQUEST_BODY, changes, body=data if data != message.body else None)
 
-    def _check_size(self, x: Exchange) -> None:
-        head = len(self._block)  # counted with the body, and a limit of bytes is never so exact
-        if 0 <= x.max_body_bytes < x.bytes_in - head:
-            message = f"the request body is longer than {x.max_body_bytes} bytes"
-            raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413)
-
     async def _take_request_trailers(self, message: ProcessingRequest) -> None:
         chain = self._request_body
-        if chain is not None and not self._is_request_over and await self._fed(chain, b"", is_last=True):
+        if not self._is_request_over and await self._left_of_request():
             raise _misconfigured("a filter of the request's body holds back what Envoy takes no more behind trailers")
         self._is_request_over = True
         route = self._resources.route
-        passes = chain is None and self._chain.backend_request is None
+        passes = chain is None and self._leg is None and self._chain.backend_request is None
         if not passes or route is None or route.chain.request_headers is not None:
             self._send(MessagePart.REQUEST_TRAILERS, tuple([_removed(name) for name, _ in message.fields]))
         else:
             self._send(MessagePart.REQUEST_TRAILERS)
+
+    async def _left_of_request(self) -> bytes:
+        """What body filters have held back of a body that flows, and whose end has come."""
+        data = b""
+        for chain in (self._request_body, self._leg):
+            if chain is not None:
+                data = await self._fed(chain, data, is_last=True)
+        return data
 
     def _narrow(self, x: Exchange) -> None:
         """Leave out what filters exclude. Raises Denied where that is every backend."""
@@ -292,6 +307,10 @@ class ProcessedExchange:
                 x.upstream_host = x.upstream_host or fixed.host_field
         x.upstream_host = x.upstream_host or x.request.host
         before = x.upstream_host
+        if body:  # that of a Backend's own leg, which flows, begins when the head has gone
+            leg = _begun(self._chain.leg_request_body, x, -1)
+            body = body if leg is None else await self._fed(leg, body, is_last=True)
+        self._sent_body = body
         if self._chain.needs_body >= 0:
             x.note(SENT_BODY, body)
         is_answered = await self._is_answered(self._chain.backend_request)
@@ -383,12 +402,15 @@ class ProcessedExchange:
         assert place is not None
         return place.chain
 
-    @property
-    def _chains(self) -> list[Chain]:
-        """Those of every backend of the rule, of which one will be chosen."""
+    def _limit_of_whole(self, x: Exchange) -> int:
+        """How many bytes the body may have, which filters of the backend need whole; -1: it may flow."""
         route = self._resources.route
         assert route is not None
-        return [backend.chain for backend in route.choices] or [route.chain]
+        if route.choices:
+            return route.body_limit(x)
+        plan = route.chain.leg_request_body
+        limits = (route.chain.needs_body, plan.limit_for(x) if plan is not None else -1)
+        return min((limit for limit in limits if limit >= 0), default=-1)
 
     @property
     def _is_call(self) -> bool:

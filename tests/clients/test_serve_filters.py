@@ -170,6 +170,12 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
         "/notes": backend("notes", at),
         "/small": backend("small", at),
         "/signed": backend("signed", at, python("signed", "signed.py", "backend-request")),
+        "/leg": backend(
+            "leg", at, python("leg", "upper.py", "request-body"), python("leg-back", "upper.py", "response-body")
+        ),
+        "/wholeleg": backend(
+            "wholeleg", at, python("leg", "whole.py", "request-body"), python("signed", "signed.py", "backend-request")
+        ),
         "/chosen": backend("chosen", at),
         "/v1": backend("v1", at),
     }
@@ -184,6 +190,7 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
             python("heads", "heads.py", "request-headers"),
             python("heads-back", "heads.py", "response-headers"),
         ],
+        "/leg": [python("mark", "whole.py", "response-body")],
         "/chosen": [python("chosen", "chosen.py", "request-headers")],
         "/v1": [python("chosen", "chosen.py", "request-headers")],
         "/small": [extension("small", "BodyLimit", "request-headers", maxBytes=10)],
@@ -499,3 +506,20 @@ def test_a_denial_has_the_shape_of_the_provider(way: Way):
     answer = way.ask("POST", "/v1/chat/completions", b"{}", Content_Type="application/json")
     assert answer.status == 403
     assert json.loads(answer.body)["error"]["code"] == "filter_rejected"
+
+
+def test_body_filters_of_a_backend_run_on_its_own_leg(way: Way):
+    """Before those of the rule for a response; and a signature covers what they return."""
+    assert way.ask("POST", "/leg/echo", b"abc" * 50_000).body == b"ABC" * 50_000 + b"!"
+    answer = way.ask("POST", "/wholeleg/echo", b"hello")
+    assert answer.body == b"[hello]"
+    assert answer.seen is not None
+    assert answer.seen.get("x-signature") == [hashlib.sha256(b"[hello]").hexdigest()]
+    assert way.ask("POST", "/wholeleg/echo", b"a forbidden word").status == 422
+
+
+def test_a_body_of_no_announced_length_may_have_all_that_it_may(way: Way):
+    connection = http.client.HTTPConnection("127.0.0.1", way.port, timeout=WAIT_S)
+    connection.request("POST", "/small/echo", iter([b"12345", b"67890"]), {"Host": HOST}, encode_chunked=True)
+    assert connection.getresponse().read() == b"1234567890"
+    connection.close()
