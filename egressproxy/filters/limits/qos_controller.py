@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.limits.keys import NEEDS_BODY
@@ -15,15 +16,17 @@ from egressproxy.filters.settings import CalledBackendRef, SecretRef
 __all__ = ["QOS_CONTROLLER", "quota"]
 
 
+_USUAL: Final = ("Enforce", "Denied")
+
+
 def _build(context: FilterContext) -> Filter:
     """One limit of requests that is the same for everybody is one number; everything else needs a table."""
     config: QoSControllerConfig = context.config
     (first, *more) = config.entries
-    is_plain = not (more or first.per or config.mode == "Report" or config.rate_limit_headers == "Always")
-    is_plain = is_plain and config.store is None
+    is_plain = not (more or first.per or config.store) and (config.mode, config.rate_limit_headers) == _USUAL
     if is_plain and first.type == "Requests" and first.unit in SECONDS and first.limit == int(first.limit):
         rate = RequestRateLimitConfig(int(first.limit), SECONDS[first.unit], int(first.burst))
-        return request_rate_limit(replace(context, config=rate))
+        return request_rate_limit(replace(context, config=rate, name=first.name))
     return quota(context)
 
 

@@ -49,6 +49,8 @@ class RequestRateLimit(Filter):
         self._message = _rate(config)
         self._name = context.name
         self._limit = config.burst or config.limit
+        #: Source: draft-ietf-httpapi-ratelimit-headers-09.
+        self._policy = f'"{self._name}";q={config.limit};w={math.ceil(config.window)}'.encode()
 
     def request_headers(self, x: Exchange) -> None:
         """Takes a token. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next one."""
@@ -58,12 +60,16 @@ class RequestRateLimit(Filter):
             full_at = now
         wait = full_at - now - self._ahead
         if wait > 0.0:
-            raise LimitExceeded(
-                Reason.REQUEST_RATE, self._message, rule=self._source, retry_after_s=max(1, math.ceil(wait))
-            )
+            raise self._refusal(max(1, math.ceil(wait)))
         self._full_at[0] = full_at + self._interval
 
     backend_request = request_headers
+
+    def _refusal(self, wait_s: int) -> LimitExceeded:
+        error = LimitExceeded(Reason.REQUEST_RATE, self._message, rule=self._source, retry_after_s=wait_s)
+        state = b'"%b";r=0;t=%d' % (self._name.encode(), wait_s)
+        error.fields = ((b"RateLimit-Policy", self._policy), (b"RateLimit", state))
+        return error
 
     def explain(self, x: Exchange) -> list[LimitState]:
         """What is left now."""

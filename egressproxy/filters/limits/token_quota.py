@@ -30,6 +30,8 @@ __all__ = ["TokenQuota"]
 #: Bytes of a request that is read: as many as the gateway changes or translates.
 _MAX_REQUEST: Final = 8 * 1024 * 1024
 _READ_TYPES: Final = frozenset((b"application/json", b"text/event-stream", b"application/vnd.amazon.eventstream"))
+#: Bytes of an answer that is held until it is whole.
+_SHORT_ANSWER: Final = 1024 * 1024
 #: The least amount of money: of what costs something, but nobody knows yet how much.
 _LEAST_COST: Final = 1e-9
 
@@ -80,7 +82,9 @@ class TokenQuota(SettledQuota):
         if media_type not in _READ_TYPES:
             return None
         held.use.begin_answer(media_type, operation(x))
-        return BodyMode.STREAM
+        is_short = 0 <= x.response.body <= _SHORT_ANSWER and b"content-encoding" not in x.response.fields
+        # What is here in a moment as a whole is held until then, and keeps its Content-Length.
+        return BodyMode.BUFFER if is_short and not held.use.is_stream else BodyMode.STREAM
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Estimate what the request takes, and take it. Raises LimitExceeded."""

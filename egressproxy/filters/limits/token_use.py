@@ -87,6 +87,11 @@ class TokenUse:
         self.seen_tokens = 0
         self._is_over = self._has_ended = False
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer comes in events."""
+        return self._framing is not None
+
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """Look at a piece of the answer. Returns what is sent for it: the usage that only we asked for is left out."""
         self._has_ended = last

@@ -82,6 +82,7 @@ def test_a_refusal_says_when_to_come_back():
     error = caught.value
     assert (error.status, error.reason, error.retry_after_s) == (429, Reason.REQUEST_RATE, 20)
     assert error.rule == "EgressPolicy a/p"
+    assert error.fields == ((b"RateLimit-Policy", b'"limit";q=1;w=30'), (b"RateLimit", b'"limit";r=0;t=20'))
     clock.now += error.retry_after_s
     limit.request_headers(exchange())
 

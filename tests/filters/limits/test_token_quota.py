@@ -171,6 +171,14 @@ def test_tokens_of_the_answer_alone_may_be_limited():
     assert left(made) == 970
 
 
+def test_a_whole_answer_keeps_its_length_and_is_not_changed():
+    made = tokens(1000)
+    said = json.dumps(ANSWERS[0][1]).encode()
+    result = ask(made, answer=[said[:9], said[9:]])
+    assert result.response_pieces[-1] == said
+    assert result.response.body == len(said)
+
+
 def test_each_model_has_a_count_of_its_own():
     made = harness(limits=[{"type": "Requests", "limit": 1, "unit": "Day", "per": ["Model"]}])
     for model in ("a", "b"):

@@ -196,7 +196,7 @@ def _is_counted_here(keys: tuple[str, ...], layer: Layer, *, backend: bool) -> b
 
 def _is_plain(entry: Rate | Concurrency, limits: Limits) -> bool:
     """Whether a limit is one number of everybody at a place, in the memory of this machine."""
-    if limits.mode != "Enforce" or limits.rate_limit_headers == "Always":
+    if limits.mode != "Enforce" or limits.rate_limit_headers != "Denied":
         return False
     if entry.also_per or entry.per not in ("Gateway", "Route", "Backend"):
         return False
