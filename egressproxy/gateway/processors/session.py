@@ -7,7 +7,9 @@ failure: an answer to nothing, or to something else.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from egressproxy.filters.calls import CallFailed, FilterCall, MessageStream
@@ -140,7 +142,7 @@ class ProcessorSession:
         self.is_off = False
         self.has_made_body = False
         self.late_head: asyncio.Future[ProcessingResponse | None] | None = None
-        self._failure: BaseException | None = None
+        self._failure: Callable[[], Exception] | None = None  # makes it: an error that is kept would hold its frames
         self._has_begun = False
         self._waiting: dict[MessagePart, asyncio.Future[ProcessingResponse | None]] = {}
         self._deadlines: dict[MessagePart, asyncio.Timeout | None] = {}  # None: more time was given once
@@ -188,8 +190,9 @@ class ProcessorSession:
         self, part: MessagePart, answer: asyncio.Future[ProcessingResponse | None]
     ) -> ProcessingResponse | None:
         """Wait for the answer to this part. Returns and raises as `ask`."""
+        deadline = asyncio.timeout(self._settings.message_timeout_s)
         try:
-            async with asyncio.timeout(self._settings.message_timeout_s) as deadline:
+            async with deadline:
                 self._deadlines[part] = deadline
                 response = await answer
         except TimeoutError:
@@ -197,18 +200,19 @@ class ProcessorSession:
         finally:
             self._waiting.pop(part, None)
             self._deadlines.pop(part, None)
+            del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
         self.check()
         return response
 
     def check(self) -> None:
         """Raises what the session has failed with."""
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
 
     def failed(self, error: Exception) -> Exception:
         """The session has failed with this error: it is returned, and the stream is given up."""
         if self._failure is None:
-            self._failure = error
+            self._failure = partial(type(error), *error.args)
         self._let_go()
         if self._stream is not None:
             self._stream.close()
@@ -312,7 +316,7 @@ class ProcessorSession:
         self.is_over = True
         self._stream = None
         if failure is not None and self._failure is None and not self._settings.observes:
-            self._failure = StreamBroke(str(failure))
+            self._failure = partial(StreamBroke, str(failure))
         self._let_go()
 
     def _is_duplex(self, part: MessagePart) -> bool:
