@@ -17,7 +17,7 @@ from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.processors.attributes import attributes
 from egressproxy.gateway.processors.bodies import body_mode, duplex_piece, is_event_stream, pieces_of, streamed
 from egressproxy.gateway.processors.heads import request_lines, response_lines
-from egressproxy.gateway.processors.mutations import MutationChecker, forwarded
+from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
 from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession, SessionSettings, StreamBroke
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
 from egressproxy.model.exchange import Exchange, LocalResponse
@@ -64,7 +64,7 @@ class ExternalProcessor(Filter):
         self._config = config
         self._settings = SessionSettings(config)
         self._source = context.source
-        self._checker = MutationChecker(config.mutation_rules)
+        self._checker = MutationChecker(config.mutation_rules, rejected_mutations(context.meter).add)
         self._shown = forwarded(config.forward_rules)
         calls = [context.calls[ref.label] for ref in config.backend_refs if ref.label in context.calls]
         self._calls = cycle(calls)  # empty while a configuration is only checked, and nothing is asked then

@@ -6,7 +6,7 @@ Sources: Envoy API v3, HeaderMutationRules; the defaults of Envoy's ext_proc fil
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from egressproxy.filters.header_policy import is_protected
@@ -16,8 +16,9 @@ from egressproxy.model.field_change import FieldAction, FieldChange, apply
 from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.path import has_dot_segment
 from egressproxy.protocols.http1.writer import PHRASES
+from egressproxy.telemetry.filter_meter import FilterCounter, FilterMeter
 
-__all__ = ["HeaderNotAllowed", "InvalidMutation", "MutationChecker", "forwarded"]
+__all__ = ["HeaderNotAllowed", "InvalidMutation", "MutationChecker", "forwarded", "rejected_mutations"]
 
 #: As Envoy's defaults: lines of one mutation and of the head behind it, and bytes of that head.
 MAX_LINES: Final = 100
@@ -38,15 +39,15 @@ class InvalidMutation(Exception):
 
 
 class MutationChecker:
-    """Applies changes under rules. `rejected` counts those that the rules have left out."""
+    """Applies changes under rules. `rejected` is told of each one that the rules have left out."""
 
-    __slots__ = ("_allowed", "_disallowed", "_rules", "rejected")
+    __slots__ = ("_allowed", "_disallowed", "_rejected", "_rules")
 
-    def __init__(self, rules: MutationRules) -> None:
+    def __init__(self, rules: MutationRules, rejected: Callable[[], None]) -> None:
         self._rules = rules
+        self._rejected = rejected
         self._allowed = re.compile(rules.allow_expression.encode()) if rules.allow_expression else None
         self._disallowed = re.compile(rules.disallow_expression.encode()) if rules.disallow_expression else None
-        self.rejected = 0
 
     def change_request(self, changes: Sequence[FieldChange], x: Exchange, *, replaces: bool = False) -> None:
         """Change the head of the request. `replaces`: the whole message is replaced, and its method may be, too.
@@ -103,7 +104,7 @@ class MutationChecker:
             is_method = replaces and name == b":method"
             if not is_method and not self._may_change(name, change.action, is_response=is_response):
                 if name != b"content-length":  # the gateway writes it: whoever has changed a body says it, in vain
-                    self.rejected += 1
+                    self._rejected()
                     if self._rules.disallow_is_error:
                         raise HeaderNotAllowed
             elif name[:1] == b":" or name == b"host":
@@ -141,7 +142,14 @@ class MutationChecker:
         return not name.startswith(b"x-envoy") or rules.allow_envoy
 
     def __repr__(self) -> str:
-        return f"MutationChecker({self.rejected} rejected)"
+        return f"MutationChecker({self._rules})"
+
+
+def rejected_mutations(meter: FilterMeter) -> FilterCounter:
+    """The counter of changes that the rules have left out."""
+    return meter.counter(
+        "egress_processor_rejected_header_mutations", "Changes of fields that a processor may not make."
+    )
 
 
 def forwarded(rules: ForwardRules) -> re.Pattern[bytes] | None:

@@ -28,7 +28,7 @@ from egressproxy.filters.settings import (
     Within,
 )
 from egressproxy.gateway.processors.heads import shown
-from egressproxy.gateway.processors.mutations import MutationChecker, forwarded
+from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
 from egressproxy.gateway.processors.settings import (
     SHOWS_ALL,
     USUAL_RULES,
@@ -112,7 +112,7 @@ class Webhook(Filter):
         self._config = config
         self._path = config.path.encode()
         self._timeout_s = seconds(config.timeout) or 5.0
-        self._checker = MutationChecker(config.mutation_rules)
+        self._checker = MutationChecker(config.mutation_rules, rejected_mutations(context.meter).add)
         self._shown = forwarded(config.forward_rules)
         self._fields = (_JSON, *((each.name.encode(), each.value.encode()) for each in config.headers))
         self._is_signed = config.secret_ref is not None

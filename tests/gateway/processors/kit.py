@@ -20,6 +20,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.ext_proc.messages import MessagePart, ProcessingRequest, ProcessingResponse
 from egressproxy.protocols.ext_proc.wire import read_request, response_bytes
+from egressproxy.telemetry.filter_meter import FilterMetrics
 from egressproxy.telemetry.notices import Notices
 
 TYPE = "egressproxy.io/ExternalProcessor:v1"
@@ -128,7 +129,13 @@ class Processed(FilterHarness):
             calls=(("Backend processor", Callee()),),
         )  # fmt: skip
         self._notices = Notices()
-        instances = FilterInstances(Catalog(), notices=self._notices, reach=lambda _name, _callee: self.call)  # type: ignore[arg-type,return-value]
+        self.metrics = FilterMetrics()
+        instances = FilterInstances(
+            Catalog(),
+            notices=self._notices,
+            reach=lambda _name, _callee: self.call,  # type: ignore[arg-type,return-value]
+            metrics=self.metrics,
+        )
         self._chain = compile_chain([spec], instances.place)
         self.filter = instances.place(spec).filter
 

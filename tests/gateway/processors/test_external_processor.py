@@ -118,6 +118,8 @@ def test_what_must_not_change_stays_and_the_request_goes_on(name: str):
     done = talk.run(x)
     assert (done.status, done.request.method, done.exchange.upstream_host) == (200, b"GET", b"api.example.com")
     assert list(done.request.fields) == [(b"a", b"1")]
+    counted = [value for metric in talk.metrics.read().values() for value in metric.values.values()]
+    assert counted == ([] if name == "content-length" else [1.0])
 
 
 def test_routing_may_change_where_the_rules_allow_it():
