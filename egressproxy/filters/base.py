@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
@@ -59,6 +59,10 @@ class Phase(str, Enum):
         """The name of the Filter method that runs in this phase."""
         return self.value.replace("-", "_")
 
+
+#: Notes for filters that need what the client has sent beside what others have made of it.
+ORIGINAL_HEAD: Final = "original head"
+ORIGINAL_BODY: Final = "original body"
 
 #: Where most filters of a request may be placed: on the client's head, or on the head for one backend.
 REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
@@ -139,8 +143,9 @@ class Filter:
             return goes on in the same coding. A body in another coding is refused: 415 for a request, 502 for a
             response; with `failOpen` it passes unread. Requests then ask for codings that can be undone alone.
         asks_for_plain: one that `decodes` asks for bodies without any coding by itself, and for no parts of them.
-        needs_original: where a BUFFER filter before it may have changed the client's body, `x.notes[body.ORIGINAL]` is
-            the body as it came, in `request_body` (without content coding, where filters see it so).
+        needs_original: `x.notes[ORIGINAL_HEAD]` is the target (bytes) and the block of fields of the client's request,
+            before any filter. Where a filter before it may have changed the body, `x.notes[ORIGINAL_BODY]` is the body
+            as it came, in `request_body` (without content coding, where filters see it so).
         ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
     """

@@ -10,21 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.base import BodyMode, Phase
+from egressproxy.filters.base import ORIGINAL_BODY, BodyMode, Phase
 from egressproxy.filters.coded_body import CodedBody, head_of, undecodable
 from egressproxy.filters.content_coding import CODINGS, coding_of, note_change
 from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import ResponseHead
 
-__all__ = ["ORIGINAL", "BodyChain", "BodyPlan"]
-
-
-#: The note with the client's body as it came, for filters that need it beside what others have made of it.
-ORIGINAL: Final = "original body"
+__all__ = ["BodyChain", "BodyPlan"]
 
 
 class BodyPlan:
@@ -169,7 +164,7 @@ class BodyChain:
         if self._original is not None:
             self._original += data
             if last:
-                x.note(ORIGINAL, bytes(self._original))
+                x.note(ORIGINAL_BODY, bytes(self._original))
         return self._feed_from(0, x, data, last)
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:

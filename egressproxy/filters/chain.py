@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from egressproxy.filters.base import Filter, Phase
+from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.content_coding import limit_accepted
 from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, checked_answer, settle, start, wait
@@ -36,6 +36,8 @@ __all__ = [
 
 #: Before what signs the request.
 _ASKING = ExtensionIR("content-coding", "egressproxy.io/ContentCoding:v1", Phase.BACKEND_REQUEST.value, -(10**9))
+#: Before every filter of the client's head.
+_KEEPING = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
 
@@ -53,6 +55,16 @@ class DecodableAnswers(Filter):
         for name in (b"range", b"if-range"):
             if name in fields:
                 fields.remove(name)
+
+
+class OriginalHead(Filter):
+    """The gateway's own, before a filter that needs the head as the client has sent it."""
+
+    runs_in = frozenset((Phase.REQUEST_HEADERS,))
+
+    def request_headers(self, x: Exchange) -> None:
+        """Keep the target and the fields."""
+        x.note(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,9 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     is_of_one_place = False
     for index, placed in enumerate(filters):
         if type(placed.filter).at_place is not Filter.at_place:
-            filters[index] = _at_place(placed, filters[index + 1 :])
+            # The leg of a Backend is behind the rule for a request, and before it for a response.
+            behind = [each for each in filters[index + 1 :] if each.spec.level < BACKEND_LEVEL]
+            filters[index] = _at_place(placed, behind)
             is_of_one_place = True
     phases: dict[str, Any] = {"skipped": skipped, "is_of_one_place": is_of_one_place}
     for phase in Phase:
@@ -124,6 +138,10 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         asking = PlacedFilter(_ASKING, DecodableAnswers())
         behind = phases.get("backend_request", ())
         phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, behind), *behind)
+    noted = phases.get("request_headers", ())
+    if noted and any(placed.filter.needs_original for placed in filters):
+        keeping = PlacedFilter(_KEEPING, OriginalHead())
+        phases["request_headers"] = (Step(keeping, Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["ignores_trailers"] = all(step.filter.ignores_trailers for step in looking)
     phases["needs_body"] = min(

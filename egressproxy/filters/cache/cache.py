@@ -20,15 +20,24 @@ from egressproxy.ai_apis.shared import add_usage, operation
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
-from egressproxy.filters.body import ORIGINAL
+from egressproxy.filters.base import (
+    ORIGINAL_BODY,
+    ORIGINAL_HEAD,
+    BodyMode,
+    BodyResult,
+    Filter,
+    FilterContext,
+    FilterType,
+    Phase,
+    Rejected,
+)
 from egressproxy.filters.cache.completeness import whole_answer
 from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
 from egressproxy.filters.cache.keys import CREDENTIALS, canonical, digest, in_order, is_known
 from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
-from egressproxy.model.exchange import LOGGED, Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
 
@@ -79,7 +88,8 @@ class CacheConfig(FilterConfig):
 class _Pending:
     """A request that may be answered out of the cache, and its answer while it comes."""
 
-    fields: Fields  # of the client's request: those of an attempt hold the gateway's credential
+    target: bytes  # and fields: as the client has sent them. Others may have redacted them since, and an attempt's
+    fields: Fields  # hold the gateway's credential.
     base: bytes = b""  # the key without the fields that Vary names; b"" as long as the body is not known
     parts: list[bytes] | None = field(default_factory=list)
     size: int = 0
@@ -133,10 +143,12 @@ class Cache(Filter):
         """Answer a GET that is known; decide whether the body of a POST is looked at."""
         if x.is_tunnel:
             return None
-        if not self._may_look(x):
+        target, block = x.notes[ORIGINAL_HEAD] if x.notes is not None else (b"", b"")
+        fields = Fields(block)
+        if not self._may_look(x, fields):
             self._count(x, "bypass")
             return None
-        pending = _Pending(Fields(x.request.fields.block))
+        pending = _Pending(target, fields)
         x.note(self._note, pending)
         if x.method != b"GET":
             return None
@@ -160,7 +172,7 @@ class Cache(Filter):
         """Answer a POST that is known."""
         pending = self._pending(x)
         assert pending is not None  # what has no entry has no body mode
-        original = x.notes.pop(ORIGINAL, data) if x.notes is not None else data
+        original = x.notes.pop(ORIGINAL_BODY, data) if x.notes is not None else data
         try:
             body = canonical(original)
         except Unreadable:
@@ -235,14 +247,13 @@ class Cache(Filter):
     def _count(self, x: Exchange, outcome: str) -> None:
         """For the metric and the access log."""
         self._requests.add(1, outcome)
-        told = x.notes.get(LOGGED) if x.notes is not None else None
-        x.note(LOGGED, {**(told or {}), "cache": outcome})
+        x.add_log_fields({"cache": outcome})
 
     def _pending(self, x: Exchange) -> _Pending | None:
         return x.notes.get(self._note) if x.notes is not None else None
 
-    def _may_look(self, x: Exchange) -> bool:
-        request, fields = x.request, x.request.fields
+    def _may_look(self, x: Exchange, fields: Fields) -> bool:
+        request = x.request
         if x.method not in self._methods or request.upgrade or any(name in fields for name in _CONDITIONS):
             return False
         if "no-store" in cache_control(fields):
@@ -256,7 +267,7 @@ class Cache(Filter):
             or b"content-encoding" in fields  # what it holds may be longer than this bound
         ):
             return False
-        return self._config.share_anonymous or is_known(x)
+        return self._config.share_anonymous or is_known(x, fields)
 
     def _answer(self, x: Exchange, pending: _Pending, body: bytes) -> LocalResponse | None:
         """The answer that is known to this request."""
@@ -279,8 +290,7 @@ class Cache(Filter):
         self, x: Exchange, pending: _Pending, found: StoredAnswer, now: float, detail: bytes = b""
     ) -> LocalResponse:
         pending.is_hit = True
-        if found.usage is not None:
-            add_usage(x, found.usage if self._config.counts_tokens else _NO_USAGE)
+        add_usage(x, found.usage if self._config.counts_tokens else _NO_USAGE)
         age, left = found.age(now), int(found.expires_at - now)
         fields = (
             *found.fields,
@@ -291,12 +301,14 @@ class Cache(Filter):
 
     def _key(self, x: Exchange, body: bytes) -> bytes:
         """The key of a request, whatever Vary says."""
-        identity, fields = x.identity, x.request.fields
+        pending, identity = self._pending(x), x.identity
+        assert pending is not None  # what has none is not looked for
+        fields = pending.fields
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
             identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
             b"\n".join(CREDENTIALS.findall(fields.block)),
-            x.scheme, str(x.authority).encode(), x.method, x.request.path, x.upstream_host,
+            x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
         ]  # fmt: skip
         parts += (b"\n".join(fields.get_all(name)) for name in self._telling)
         return digest((*parts, body))

@@ -9,7 +9,7 @@ from typing import Final
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import every_spelling
+from egressproxy.model.fields import Fields, every_spelling
 
 __all__ = ["CREDENTIALS", "canonical", "digest", "in_order", "is_known"]
 
@@ -21,14 +21,10 @@ CREDENTIALS: Final = every_spelling((
 _STATEFUL: Final = ("background", "conversation", "previous_response_id")
 
 
-def is_known(x: Exchange) -> bool:
-    """Whether anything tells this client from others."""
+def is_known(x: Exchange, fields: Fields) -> bool:
+    """Whether anything tells this client, who has sent these fields, from others."""
     identity = x.identity
-    return (
-        identity.namespace != "-"
-        or identity.service_account != "-"
-        or CREDENTIALS.search(x.request.fields.block) is not None
-    )
+    return identity.namespace != "-" or identity.service_account != "-" or CREDENTIALS.search(fields.block) is not None
 
 
 def canonical(body: bytes) -> bytes | None:

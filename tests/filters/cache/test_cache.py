@@ -147,7 +147,7 @@ def test_an_answer_is_given_until_its_time_is_over():
 
 def at(harness, now):
     """Have the filter take the time from here."""
-    (step,) = harness._chain.request_headers
+    _, step = harness._chain.request_headers
     step.filter.now = lambda: now[0]
 
 
@@ -370,3 +370,66 @@ async def test_the_head_of_another_attempt_is_not_kept_with_this_body(tmp_path):
     await run_to_end(chain.backend_response, x)  # a hedged attempt, which loses
     x.response = mine
     assert chain.response_body.begin(x) is None
+
+
+PII = ExtensionIR(
+    "pii", "egressproxy.io/PIIDetector:v1", "request-headers",
+    config=json.dumps({"entities": [{"name": "EMAIL", "action": "Placeholder"}]}),
+)  # fmt: skip
+
+
+async def test_personal_data_that_was_put_back_is_given_to_whom_it_was_written_by(tmp_path):
+    chain = compile_chain([spec(tmp_path), PII], FilterInstances(Catalog()).place)
+    asked = []
+
+    def answer(sent):
+        asked.append(sent)
+        return b'{"choices": [{"message": {"content": "to <EMAIL_1>"}}]}'
+
+    got = [
+        await serve(chain, BODY.replace(b"hi", b"write to " + name + b"@acme.example"), answer)
+        for name in (b"alice", b"bob", b"alice")
+    ]
+    assert [name for each in got for name in (b"alice", b"bob") if name + b"@acme" in each] == [
+        b"alice",
+        b"bob",
+        b"alice",
+    ]
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+    assert b"<EMAIL_1>" in asked[0]
+
+
+async def test_two_queries_that_are_redacted_to_one_are_two_requests(tmp_path):
+    chain = compile_chain([spec(tmp_path), PII], FilterInstances(Catalog()).place)
+    for name in ("alice", "bob"):
+        x = get(url=f"https://api.example.com/find?q={name}@acme.example")
+        assert await run_to_end(chain.request_headers, x) is None
+        assert name.encode() not in x.request.path
+        x.response = response(200, {"Content-Type": "text/plain"})
+        x.response.body = 1
+        for steps in chain.response_phases:
+            await run_to_end(steps, x)
+        assert await chain.response_body.begin(x).feed_to_end(x, name.encode(), True) == name.encode()
+        finish(chain.complete, x)
+
+
+async def test_a_credential_that_another_filter_has_removed_still_tells_clients_apart(tmp_path):
+    remove = ExtensionIR(
+        "remove",
+        "egressproxy.io/HeaderPolicy:v1",
+        "request-headers",
+        config='{"request": {"remove": ["Authorization"]}}',
+    )
+    chain = compile_chain([spec(tmp_path), remove], FilterInstances(Catalog()).place)
+    for key in ("a", "b"):
+        x = post(identity="-/-", headers={"Authorization": f"Bearer {key}"})
+        assert await run_to_end(chain.request_headers, x) is None
+        assert b"authorization" not in x.request.fields
+        assert await chain.request_body.begin(x).feed_to_end(x, BODY, True) == BODY
+        x.response = response(200, JSON)
+        x.response.body = 1
+        for steps in chain.response_phases:
+            await run_to_end(steps, x)
+        await chain.response_body.begin(x).feed_to_end(x, ANSWER, True)
+        finish(chain.complete, x)
