@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from egressproxy.filters.credentials.aws_chunks import ChunkSigner
+from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4
+from egressproxy.model.secret import SecretBytes
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, forward, reverse
 from tests.support import manifests as m
@@ -207,3 +210,44 @@ def test_without_tls_nothing_is_sent_through_a_parent_either(converse: Start):
     talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
     talk.dialled("parent.example", 3128)
     denied(talk, "plaintext_credential")
+
+
+SEED = b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+THEIRS = b"5;chunk-signature=%s\r\nhello\r\n0;chunk-signature=%s\r\n\r\n" % ((b"0" * 64,) * 2)
+
+
+@pytest.mark.parametrize("retries", [False, True], ids=["flows", "whole"])
+def test_chunks_for_s3_are_signed_anew_on_their_way(converse_on: Start, retries: bool):
+    """A body that flows is signed behind its head, one that may go again is whole before it."""
+    secret = m.secret("aws", {"id": "AKIATEST", "secret": "REAL-KEY-OF-AWS"})
+    refs = {"accessKeyIdRef": {"name": "aws", "key": "id"}, "secretAccessKeyRef": {"name": "aws", "key": "secret"}}
+    config = {"aws": {"service": "s3", "region": "x", "accessKey": refs}, "allowPlaintext": True}
+    extension = {"name": "aws", "type": "egressproxy.io/CredentialInjector:v1", "config": config}
+    more = {"retry": {"attempts": 1, "codes": [503]}} if retries else {}
+    objects = [
+        m.gateway(m.http_listener(8080)), secret, m.backend("a", "a.example", 80, extensions=[extension]),
+        m.http_route("r", m.prefix_rule("/", "a", **more)),
+    ]  # fmt: skip
+    talk = converse_on(objects)
+    head = b"PUT /bucket/key HTTP/1.1\r\nHost: x\r\nX-Amz-Content-SHA256: %b\r\nContent-Length: %d\r\n\r\n"
+    talk.client >> head % (SEED, len(THEIRS))
+    talk.client >> THEIRS[:50]
+    if not retries:
+        talk.dialled("a.example", 80)
+    talk.client >> THEIRS[50:]
+    if retries:
+        talk.dialled("a.example", 80)
+    attempt(talk)
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def attempt(talk: Conversation) -> None:
+    """An attempt at S3 whose body follows from the signature of its head."""
+    signer = SigV4(AwsKeys("AKIATEST", SecretBytes(b"REAL-KEY-OF-AWS")), Scope("s3", "x", is_s3=True))
+    found = talk.origin.take(
+        rb"PUT /bucket/key HTTP/1.1\r\n.*?x-amz-date: (\S+)\r\n.*?Signature=([0-9a-f]{64})\r\n.*?\r\n\r\n(.{%d})"
+        % len(THEIRS)
+    )
+    expected = ChunkSigner(signer, found[1], found[2], has_trailers=False).feed(THEIRS, True)
+    assert found[3] == expected

@@ -11,11 +11,12 @@ import re
 import time
 from collections.abc import Awaitable
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Denied, Reason
-from egressproxy.filters.base import FilterContext, Phase
+from egressproxy.filters.base import BodyMode, FilterContext, Phase
+from egressproxy.filters.credentials.aws_chunks import ChunkError, ChunkSigner
 from egressproxy.filters.credentials.aws_config import Aws
 from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4, SigV4A
@@ -23,13 +24,15 @@ from egressproxy.filters.credentials.bound_credential import BoundCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.model.fields import every_spelling
+from egressproxy.model.fields import Fields, every_spelling
 
 __all__ = ["AwsInjector"]
 
 _UNSIGNED: Final = b"UNSIGNED-PAYLOAD"
 #: What stands for a body that is signed elsewhere, or not at all, and may stay.
 _KEPT: Final = frozenset((_UNSIGNED, b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"))
+#: A body whose chunks the client has signed, without and with trailers.
+_IN_CHUNKS: Final = frozenset((b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD", b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"))
 _HASH: Final = re.compile(rb"[0-9a-f]{64}")
 _SIGNED_BY_CLIENT: Final = every_spelling(
     (*CREDENTIAL_FIELDS, "x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-region-set", "date")
@@ -44,8 +47,26 @@ _SKEW_S: Final = 60.0
 _MAX_SKEW_S: Final = 86400.0
 
 
+class _SignedHead(NamedTuple):
+    """The head of a request with its signature: block of fields, path, the signature alone, and its time."""
+
+    block: bytes
+    path: bytes
+    signature: bytes
+    time: bytes
+
+
+class _SignedBody(NamedTuple):
+    """A whole body was signed at this time, as what follows a head with this signature."""
+
+    time: bytes
+    seed: bytes
+
+
 class AwsInjector(BoundCredential):
-    """The value is AwsKeys. A request whose body the client signs in chunks is refused (403)."""
+    """The value is AwsKeys. A body that the client signs in chunks is signed anew, on a Backend; else it is refused."""
+
+    keeps_length = True
 
     def __init__(self, context: FilterContext) -> None:
         config: CredentialInjectorConfig = context.config
@@ -58,7 +79,17 @@ class AwsInjector(BoundCredential):
         self._skew_s = 0.0
         self.needs_body = self._aws.signs_body
         self.max_buffer_bytes = self._aws.max_body_bytes
+        self._body = f"signed body {id(self)}"
+        #: On a Backend, where bodies of each attempt can be changed.
+        self._signs_chunks = (
+            self._aws.is_s3
+            and self._aws.payload == "Auto"
+            and self._aws.algorithm == "SigV4"
+            and context.source.partition(" ")[0].partition(".")[0] == "Backend"
+        )
         self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+        if self._signs_chunks:
+            self.runs_in |= {Phase.REQUEST_BODY}
         fetch = from_aws(context, self._aws)
         if fetch is not None:
             self._remedy = "the access log has the reason"
@@ -81,45 +112,108 @@ class AwsInjector(BoundCredential):
         self._signer, self._token = None, b""
 
     def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
-        """Signs the request. Raises as BoundCredential; Denied(FILTER_REJECTED, 403) for a body in signed chunks."""
+        """Signs the request. Raises as BoundCredential; Denied(FILTER_REJECTED, 403) for a body that it cannot sign."""
         if x.backend_origin is not self._approved:
             waiting = self._unready(x)
             if waiting is not None:
                 return waiting
+        signed_body = x.notes.pop(self._body, None) if x.notes is not None else None
+        payload = self._payload(x)
+        if payload not in _IN_CHUNKS:
+            self._put(x, self._signed(x, payload, self._now()))
+        elif isinstance(signed_body, _SignedBody):
+            head = self._signed(x, payload, signed_body.time)
+            if head.signature != signed_body.seed:
+                raise self._refusal("whose head another filter has changed behind this one")
+            self._put(x, head)
+        else:
+            head = self._signed(x, payload, self._now())
+            self._put(x, head)
+            x.note(self._body, self._chunks(head, payload))
+        return None
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """Only bodies in chunks that the client has signed, on their way to the backend, are looked at."""
+        said = x.request.fields.get(b"x-amz-content-sha256")
+        return BodyMode.STREAM if said in _IN_CHUNKS and x.backend != "-" else None
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
+        """Signs chunks anew. A body that is whole already comes before `backend_request`, one that flows behind it.
+
+        Raises Denied(FILTER_REJECTED, 403) for what is no such body.
+        """
+        chunks = (x.notes or {}).get(self._body)
+        if isinstance(chunks, ChunkSigner):
+            return self._fed(chunks, data, last)
+        if not self._is_ready:
+            return self._wait_for_body(x, data, last)
+        payload = self._payload(x)
+        head = self._signed(x, payload, self._now())
+        x.note(self._body, _SignedBody(head.time, head.signature))
+        return self._fed(self._chunks(head, payload), data, last)
+
+    async def _wait_for_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        if self._refresher is None:
+            raise self._missing(x)
+        await self._refresher.ready()
+        if not self._is_ready:
+            raise self._missing(x, self._refresher)
+        made = self.request_body(x, data, last)
+        assert isinstance(made, bytes)
+        return made
+
+    def _fed(self, chunks: ChunkSigner, data: bytes, last: bool) -> bytes:
+        try:
+            return chunks.feed(data, last)
+        except ChunkError as error:
+            raise self._refusal(f"which is not what it says: {error}") from None
+
+    def _chunks(self, head: _SignedHead, payload: bytes) -> ChunkSigner:
+        assert isinstance(self._signer, SigV4)
+        return ChunkSigner(self._signer, head.time, head.signature, has_trailers=payload.endswith(b"-TRAILER"))
+
+    def _now(self) -> bytes:
+        return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self._skew_s)).encode()
+
+    def _signed(self, x: Exchange, payload: bytes, now: bytes) -> _SignedHead:
+        """The head of this request as it is sent, signed at this time. Changes nothing."""
         signer, request = self._signer, x.request
         assert signer is not None
-        payload = self._payload(x)
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self._skew_s)).encode()
-        fields = request.fields
-        block = _SIGNED_BY_CLIENT.sub(b"", fields.block) + b"\r\nx-amz-date: " + now + self._token
+        block = _SIGNED_BY_CLIENT.sub(b"", request.fields.block) + b"\r\nx-amz-date: " + now + self._token
         if self._scope.is_s3 or payload == _UNSIGNED:
             block += b"\r\nx-amz-content-sha256: " + payload
         if signer.algorithm != SigV4.algorithm:
             block += b"\r\nx-amz-region-set: " + self._aws.region.encode()
-        fields.block = block
-        if b"?" in request.path:
-            request.path = _without_presigned(request.path)
-        signed = [line for line in fields if line[0].startswith(b"x-amz-") or line[0] == b"content-type"]
-        signed.append((b"host", x.upstream_host))
-        value, _ = signer.authorization(request.method, request.path, signed, payload, now)
-        fields.block += b"\r\nauthorization: " + value
-        return None
+        path = _without_presigned(request.path) if b"?" in request.path else request.path
+        fields = [line for line in Fields(block) if line[0].startswith(b"x-amz-") or line[0] == b"content-type"]
+        fields.append((b"host", x.upstream_host))
+        value, signature = signer.authorization(request.method, path, fields, payload, now)
+        return _SignedHead(block + b"\r\nauthorization: " + value, path, signature, now)
+
+    @staticmethod
+    def _put(x: Exchange, head: _SignedHead) -> None:
+        x.request.fields.block, x.request.path = head.block, head.path
 
     def _payload(self, x: Exchange) -> bytes:
         """The hash of the body, or the word that stands for it."""
         said = x.request.fields.get(b"x-amz-content-sha256") or b""
+        if said in _IN_CHUNKS and self._signs_chunks:
+            return said
         if said.startswith(b"STREAMING-") and said not in _KEPT:
-            raise Denied(
-                Reason.FILTER_REJECTED,
-                f"filter {self._name} cannot sign a body anew that the client signs in chunks",
-                rule=self._source,
-                remedy="have the client send the body unsigned, or whole (payload_signing_enabled of botocore)",
-            )
+            raise self._refusal("that the client signs in chunks, here")
         if self._aws.signs_body:
             return hashlib.sha256(x.body or b"").hexdigest().encode()
         if self._aws.payload == "Auto" and (said in _KEPT or _HASH.fullmatch(said)):
             return said
         return said if said in _KEPT else _UNSIGNED
+
+    def _refusal(self, why: str) -> Denied:
+        return Denied(
+            Reason.FILTER_REJECTED,
+            f"filter {self._name} cannot sign a body {why}",
+            rule=self._source,
+            remedy="have the client send the body unsigned, or whole (payload_signing_enabled of botocore)",
+        )
 
     def backend_response(self, x: Exchange) -> None:
         """Learns from a refusal how wrong this machine's clock is: the next request is signed with the backend's."""

@@ -8,9 +8,13 @@ from unittest import mock
 import pytest
 
 from egressproxy.errors import Denied, GatewayFault, Reason
+from egressproxy.filters.base import BodyMode, Phase
+from egressproxy.filters.credentials.aws_chunks import ChunkSigner
+from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4
 from egressproxy.model.exchange import SENT_BODY
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
+from egressproxy.model.secret import SecretBytes
 from tests.filters.credentials.kit import ENDPOINT, LABEL, Endpoint, exchange, injector, sent
 from tests.support.waiting import until
 
@@ -121,14 +125,83 @@ def test_s3_may_be_told_to_sign_bodies():
     assert request.fields.get(b"authorization") == of_botocore(request, "s3", payload)
 
 
-@pytest.mark.parametrize("word", ["", "-TRAILER"])
-def test_chunks_that_the_client_signs_are_refused(word):
-    filter_ = made("s3")
-    x = exchange((b"x-amz-content-sha256", f"STREAMING-AWS4-HMAC-SHA256-PAYLOAD{word}".encode()), method=b"PUT")
+CHUNKS = b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+CHUNK = b"5;chunk-signature=%s\r\nhello\r\n0;chunk-signature=%s\r\n\r\n"
+THEIRS = CHUNK % (b"0" * 64, b"0" * 64)
+
+
+@pytest.mark.parametrize("more", [{"payload": "Signed"}, {"algorithm": "SigV4A"}])
+@pytest.mark.parametrize("word", [b"", b"-TRAILER"])
+def test_chunks_that_cannot_be_signed_anew_are_refused(word, more):
+    filter_ = made("s3", **more)
+    x = exchange((b"x-amz-content-sha256", CHUNKS + word), method=b"PUT")
     with pytest.raises(Denied) as caught:
         filter_.backend_request(x)
     assert caught.value.reason is Reason.FILTER_REJECTED
     assert "botocore" in caught.value.remedy
+
+
+def resigned(request):
+    """The body as it has to be behind this head."""
+    value, stamp = request.fields.get(b"authorization"), request.fields.get(b"x-amz-date")
+    signer = SigV4(AwsKeys(ID, SecretBytes(SECRET.encode())), Scope("s3", "eu-central-1", is_s3=True))
+    return ChunkSigner(signer, stamp, value.rpartition(b"=")[2], has_trailers=False).feed(THEIRS, True)
+
+
+def put_in_chunks():
+    return exchange((b"x-amz-content-sha256", CHUNKS), method=b"PUT", target=b"/bucket/key")
+
+
+@pytest.mark.parametrize("size", [1, 70, 1000])
+def test_chunks_are_signed_anew_while_they_flow(size):
+    filter_, x = made("s3"), put_in_chunks()
+    assert filter_.body_mode_for(x, Phase.REQUEST_BODY) is BodyMode.STREAM
+    assert filter_.backend_request(x) is None
+    pieces = [THEIRS[at : at + size] for at in range(0, len(THEIRS), size)]
+    body = b"".join(filter_.request_body(x, piece, n == len(pieces) - 1) for n, piece in enumerate(pieces))
+    assert body == resigned(x.request)
+    assert len(body) == len(THEIRS)
+    assert b"0" * 64 not in body
+
+
+def test_a_whole_body_is_signed_before_its_head_and_both_belong_together():
+    filter_, x = made("s3"), put_in_chunks()
+    body = filter_.request_body(x, THEIRS, True)
+    assert filter_.backend_request(x) is None
+    assert body == resigned(x.request)
+
+
+def test_a_head_that_was_changed_behind_the_body_is_refused():
+    filter_, x = made("s3"), put_in_chunks()
+    filter_.request_body(x, THEIRS, True)
+    x.request.fields.add(b"x-amz-tagging", b"a=b")
+    with pytest.raises(Denied, match="another filter"):
+        filter_.backend_request(x)
+
+
+def test_a_body_that_is_no_chunks_is_refused():
+    filter_, x = made("s3"), put_in_chunks()
+    filter_.backend_request(x)
+    with pytest.raises(Denied, match="not what it says"):
+        filter_.request_body(x, b"hello", True)
+
+
+def test_other_bodies_pass_unread():
+    filter_ = made("s3")
+    assert filter_.body_mode_for(exchange(), Phase.REQUEST_BODY) is None
+    x = put_in_chunks()
+    x.backend = "-"  # for a rule, before there is a backend
+    assert filter_.body_mode_for(x, Phase.REQUEST_BODY) is None
+
+
+async def test_a_whole_body_waits_for_the_first_keys(tmp_path):
+    filter_ = web_identity(tmp_path, Endpoint(xml()))
+    x = put_in_chunks()
+    body = await filter_.request_body(x, THEIRS, True)
+    assert filter_.backend_request(x) is None
+    assert len(body) == len(THEIRS)
+    assert b"Credential=ASIA1/" in x.request.fields.get(b"authorization")
+    filter_.close()
 
 
 def test_several_regions():
