@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,6 +97,53 @@ def test_a_filter_asks_its_backend_over_a_pool_and_the_call_is_counted(converse_
     talk.client << OK_PASSED
     assert [(each.status, each.body) for each in asks.answers] == [(200, b"fine")] * 2
     assert talk.metrics.filter_calls.asked == {("asks", "agents/judge", "ok"): 2}
+
+
+class Talks(Filter):
+    """Opens a connection to its backend for each request, and says something that is no HTTP."""
+
+    calls: Mapping[str, FilterCall]
+
+    def __init__(self) -> None:
+        self.failures: list[CallFailed] = []
+
+    async def request_headers(self, x: Exchange) -> None:
+        (call,) = self.calls.values()
+        reader = asyncio.StreamReader()
+        try:
+            transport = await call.open(asyncio.StreamReaderProtocol(reader), timeout_s=5.0)
+        except CallFailed as failed:
+            self.failures.append(failed)
+            raise
+        transport.write(b"PING\r\n")
+        assert await reader.readline() == b"+PONG\r\n"
+        transport.abort()
+
+
+def test_a_filter_opens_a_connection_for_what_is_no_http(converse_on: Start):
+    talk = converse_on(judged(), filters={"asks": Talks()})
+    talk.client >> GET
+    talk.dialled("judge.example", 9000)
+    talk.origin << b"PING\r\n"
+    talk.origin >> b"+PONG\r\n"
+    goes_on(talk)
+    assert talk.metrics.filter_calls.asked == {("asks", "agents/judge", "ok"): 1}
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"destinations": {"deny": [{"hostnames": ["judge.example"]}]}}, Reason.DESTINATION_DENIED),
+        ({"addresses": {"deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]}}, Reason.ADDRESS_DENIED),
+    ],
+)
+def test_a_connection_that_policy_denies_is_not_opened(converse: Start, sections: Any, reason: Reason):
+    talks = Talks()
+    talk = converse(judged(**sections), filters={"asks": talks})
+    talk.client >> GET
+    talk.client.take(rb"HTTP/1.1 502 .*filter asks failed.*")
+    assert [failed.reason for failed in talks.failures] == [reason]
+    assert not talk.origins
 
 
 def test_an_answer_of_any_status_is_an_answer(converse: Start):
