@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import ORIGINAL_BODY, BodyMode, Phase
@@ -19,7 +20,14 @@ from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import ResponseHead
 
-__all__ = ["BodyChain", "BodyPlan"]
+__all__ = ["MAX_RESULT", "BodyChain", "BodyPlan"]
+
+#: What one call of a body method may return, in bytes. A filter that returns more has failed.
+MAX_RESULT: Final = 64 * 1024 * 1024
+
+
+class ResultTooLarge(Exception):
+    """A body method has returned more than MAX_RESULT bytes."""
 
 
 class BodyPlan:
@@ -240,6 +248,8 @@ class BodyChain:
             if isinstance(result, LocalResponse) and self._may_answer:
                 raise FilterAnswered(checked_answer(flow.step, result), flow.step)
             raise TypeError
+        if len(result) > MAX_RESULT:
+            raise ResultTooLarge
         if flow.step.only_reads:
             return data
         if (flow.step.fail_open or self.holds) and not flow.has_changed:

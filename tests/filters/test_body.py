@@ -210,3 +210,15 @@ def test_nothing_is_lost_however_the_body_is_cut(pieces, order):
     if sum(map(len, pieces)) <= 12:
         whole = b"".join(send(filters, b"".join(pieces)))
         assert b"".join(send(filters, *pieces)) == whole
+
+
+@pytest.mark.parametrize("made", [Upper(), Around(), FailAt(10**9)], ids=["stream", "buffer", "open"])
+def test_a_body_in_very_many_pieces_is_held_once(made):
+    """A million pieces of one byte: what is held is the bytes, not the pieces."""
+    made.max_buffer_bytes = 10**6
+    x, plan, _ = body(made, fail_open=isinstance(made, FailAt))
+    talk = plan.begin(x)
+    sent = sum(len(talk.feed(x, b"a", False)) for _ in range(10**6))
+    assert talk.held == (10**6 if isinstance(made, Around) else 0)
+    sent += len(talk.feed(x, b"", True))
+    assert sent == 10**6 + 2 * isinstance(made, Around)
