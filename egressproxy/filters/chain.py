@@ -19,7 +19,16 @@ from typing import Any
 from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
 from egressproxy.filters.body import BodyPlan
 from egressproxy.filters.content_coding import limit_accepted
-from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, checked_answer, settle, start, wait
+from egressproxy.filters.filter_step import (
+    MisplacedFilter,
+    PlacedFilter,
+    Step,
+    Steps,
+    checked_answer,
+    settle,
+    start,
+    wait,
+)
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 
@@ -166,8 +175,7 @@ def _at_place(placed: PlacedFilter, behind: Sequence[PlacedFilter]) -> PlacedFil
     try:
         made = placed.filter.at_place([(each.spec.name, each.phases()) for each in behind])
     except ValueError as error:
-        spec = placed.spec
-        raise ValueError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
+        raise MisplacedFilter(placed.spec, str(error)) from None
     return replace(placed, filter=made)
 
 

@@ -22,7 +22,9 @@ from egressproxy.model.fields import Fields
 from egressproxy.telemetry.filter_meter import FilterMeter
 from egressproxy.telemetry.notices import FilterStats, Notices
 
-__all__ = ["FilterAnswered", "PlacedFilter", "Step", "Steps", "checked_answer", "settle", "start", "wait"]
+__all__ = [
+    "FilterAnswered", "MisplacedFilter", "PlacedFilter", "Step", "Steps", "checked_answer", "settle", "start", "wait",
+]  # fmt: skip
 
 R = TypeVar("R")
 #: The gateway writes these itself: a second Content-Length is an error for clients (RFC 9112 section 6.3).
@@ -131,6 +133,14 @@ class FilterAnswered(GatewayError):
         message = f"filter {step.spec.name} answered in place of the server"
         super().__init__(Reason.FILTER_REJECTED, message, status=answer.status, rule=step.spec.source)
         self.answer = answer
+
+
+class MisplacedFilter(ValueError):
+    """A filter cannot stand where it is in its chain. The message names the declaring object, the filter and why."""
+
+    def __init__(self, spec: ExtensionIR, why: str) -> None:
+        super().__init__(f"{spec.source}: filter {spec.name} ({spec.type}): {why}")
+        self.spec = spec
 
 
 class DeadlinePassed(Exception):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.chain import compile_chain
+from egressproxy.filters.filter_step import MisplacedFilter
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
-from egressproxy.ir.extensions import extensions
+from egressproxy.ir.extensions import chains, extensions
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR
 
@@ -22,7 +24,17 @@ def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, Filt
     instances.hold_code()
     known = (spec for spec in extensions(config) if spec.is_known)  # requests go on without the others
     faults = list(_faults(instances, dict.fromkeys(known)))
-    return faults or list(_faults(instances, instances.release_code()))
+    faults = faults or list(_faults(instances, instances.release_code()))
+    return faults or list(_misplaced(instances, config))
+
+
+def _misplaced(instances: FilterInstances, config: ConfigIR) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
+    """Filters that cannot stand where they are among the others."""
+    for specs in dict.fromkeys(chains(config)):
+        try:
+            compile_chain((spec for spec in specs if spec.is_known), instances.place)
+        except MisplacedFilter as error:
+            yield error.spec, FilterBuildError(str(error))
 
 
 def _faults(instances: FilterInstances, specs: Iterable[ExtensionIR]) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:

@@ -8,7 +8,7 @@ from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR, MirrorIR, WeightedBackend
 
-__all__ = ["extensions", "extensions_of"]
+__all__ = ["chains", "extensions", "extensions_of"]
 
 
 def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
@@ -26,6 +26,16 @@ def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
         for stream in (*listener.tls_routes, *listener.tcp_routes):
             yield from _with_called(stream.extensions)
             yield from _of_backends(stream.backends)
+
+
+def chains(config: ConfigIR) -> Iterator[tuple[ExtensionIR, ...]]:
+    """The filters of each listener and rule, and of each of these with one of its backends, which run together."""
+    for listener in config.listeners:
+        yield listener.extensions
+        for route in listener.http_routes:
+            for rule in route.rules:
+                yield rule.extensions
+                yield from (backend.extensions for backend in rule.backends)
 
 
 def extensions_of(rule: HttpRuleIR) -> Iterator[ExtensionIR]:

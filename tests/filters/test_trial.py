@@ -73,3 +73,16 @@ def test_no_file_is_run_while_anything_else_is_wrong(tmp_path: Path) -> None:
     assert spec is python
     assert "found: none" in str(error)
     assert (tmp_path / "ran").exists()
+
+
+def test_a_filter_that_cannot_stand_where_it_is_is_told():
+    cache = ExtensionIR("cache", "egressproxy.io/Cache:v1", "request-headers", 10, source="EgressPolicy a/b")
+    last = ExtensionIR("last", "egressproxy.io/BodyLimit:v1", "request-headers", 20, config='{"maxBytes": 5}')
+    unknown = ExtensionIR("unknown", "a.example/X:v1", "request-headers", is_known=False)
+    config = listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(extensions=(cache, last, unknown)),)),))
+    ((spec, error),) = failures(config, Catalog())
+    assert spec is cache
+    assert "filter last runs behind the cache" in str(error)
+    early = replace(last, priority=5)
+    config = listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(extensions=(cache, early, unknown)),)),))
+    assert failures(config, Catalog()) == []
