@@ -8,7 +8,7 @@ from http.client import HTTPConnection, IncompleteRead
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.world import Origin, read_message
+from tests.e2e.world import Origin, client, read_message
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -134,3 +134,40 @@ def test_what_leaves_what_comes_back_and_what_is_said_of_it(tmp_path: Path):
             assert gateway.metric("egress_response_policy_total", rule="CARD", action="Reject") == 2
             told = json.dumps(gateway.records)
             assert not any(value in told for value in (ALICE, "4111", "sk-proj"))
+
+
+def test_filters_of_a_backend_look_at_each_attempt(tmp_path: Path):
+    port, asked = free_port(), list[bytes]()
+
+    def serve(sock: socket.socket) -> None:
+        asked.append(read_message(sock)[1])
+        if len(asked) == 1:
+            said = b'{"error": "later, <EMAIL_1>"}'
+            sock.sendall(b"HTTP/1.1 503 No\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said))
+            sock.sendall(said)
+            return
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        sock.sendall(EVENT % b'"to <EMA"' + EVENT % b'"IL_1> and bob@example.com"' + b"data: [DONE]\n\n")
+
+    with Origin(serve) as origin:
+        rule = m.prefix_rule("/", "here")
+        rule["retry"] = {"codes": [503], "attempts": 1}
+        here = backend("here", origin.port)
+        here["spec"]["extensions"] = [
+            extension("PIIDetector", entities=[{"name": "EMAIL", "action": "Placeholder"}]),
+            extension("ResponsePolicy", deny=[{"name": "FALCON", "pattern": "falcon"}], toolCalls="Offered"),
+        ]
+        objects = [m.gateway(m.http_listener(port)), here, m.http_route("here", rule, section="http")]
+        with GatewayProcess(tmp_path, objects) as gateway:
+            status, said = ask(port, f"Write to {ALICE}!")
+            events = [json.loads(line[6:]) for line in said.split(b"\n") if line.startswith(b"data: {")]
+            heard = "".join(event["choices"][0]["delta"]["content"] for event in events)
+            assert (status, heard) == (200, f"to {ALICE} and bob@example.com")
+            assert asked == [asking("Write to <EMAIL_1>!")] * 2
+            with client(port) as sock:
+                upgrade = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+                key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+                sock.sendall(f"GET / HTTP/1.1\r\nHost: ai.test\r\n{upgrade}{key}\r\n".encode())
+                assert read_message(sock)[0].startswith(b"HTTP/1.1 403 ")
+            assert len(asked) == 2
+            assert gateway.metric("egress_pii_found_total", entity="EMAIL", action="Placeholder") == 2

@@ -17,7 +17,7 @@ from egressproxy.ai_apis.streams import StreamEditor, TextFunction, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import BodyKind, BodyText, FormDocument, document_of, kind_of, media_type_of
 from egressproxy.filters.content.entities import scanner_of
 from egressproxy.filters.content.pii_config import PIIDetectorConfig
@@ -38,14 +38,17 @@ _WHOLE_ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.UNKNOWN))
 
 
 class _State:
-    """One exchange. `editor` is that of the answer's body, once it has begun."""
+    """One exchange; on a Backend one attempt, which `is_sent` once its head is. `editor` is that of the answer's body,
+    once it has begun.
+    """
 
-    __slots__ = ("_filter", "editor", "placeholders", "x")
+    __slots__ = ("_filter", "editor", "is_sent", "placeholders", "x")
 
     def __init__(self, owner: PIIDetector, x: Exchange) -> None:
         self._filter = owner
         self.placeholders = Placeholders()
         self.editor: StreamEditor | TextEditor | None = None
+        self.is_sent = False
         self.x = x
 
     def replace(self, entity: str, value: str) -> str:
@@ -118,7 +121,10 @@ class PIIDetector(Filter):
         self.found = context.meter.counter(
             "egress_pii_found", "Personal data and keys that PIIDetector has found.", ("entity", "action", "direction")
         )
+        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+        if self._is_on_leg:
+            self.runs_in |= {Phase.CONNECT}
 
     # --- requests ---------------------------------------------------------------------------------------------------
     def request_headers(self, x: Exchange) -> None:
@@ -149,11 +155,18 @@ class PIIDetector(Filter):
                 for line in made:
                     head.fields.add(name, line)
 
+    def connect(self, x: Exchange) -> None:
+        """On a Backend: raises Rejected (403) for a tunnel."""
+        if x.is_tunnel:
+            self.request_headers(x)
+
     def backend_request(self, x: Exchange) -> None:
-        """As `request_headers`, for each attempt."""
+        """As `request_headers`, for one attempt, whose body has been looked at before."""
         state = self._noted(x)
-        if state is not None:
-            state.editor = None
+        if state is None or state.is_sent:
+            state = _State(self, x)
+            x.note(self._note, state)
+        state.is_sent = True
         self.request_headers(x)
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
@@ -184,6 +197,8 @@ class PIIDetector(Filter):
         assert scanner is not None
         if not data:
             return data
+        if self._is_on_leg:
+            x.note(self._note, None)  # what an earlier attempt has kept is no longer good
         state = self._state(x)
         state.placeholders.avoid(data)
         if self._presidio is not None or len(data) > _STEP:
@@ -353,10 +368,10 @@ async def _spans_in_steps(scanner: Scanner, text: str) -> list[Span]:
 
 PII_DETECTOR = FilterType(
     name="egressproxy.io/PIIDetector:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    phases=REQUEST_HEADS,
     config_model=PIIDetectorConfig,
     build=PIIDetector,
-    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    also=frozenset((Phase.CONNECT, Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
     backend_refs=lambda config: (
         () if config.presidio is None else (("presidio.backendRef", config.presidio.backend_ref),)
     ),

@@ -20,7 +20,7 @@ from egressproxy.ai_apis.streams import StreamEditor, StreamReader, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.answer_ends import AnswerEnd, end_of, mark_as_cut, written_end
 from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
@@ -92,6 +92,7 @@ class _WatchedAnswer:
         "end",
         "is_cut",
         "is_over",
+        "is_sent",
         "left",
         "offered",
         "reader",
@@ -109,6 +110,7 @@ class _WatchedAnswer:
         self.reader: StreamReader | None = None
         self.channels: list[Channel] = []
         self.end = AnswerEnd.NONE
+        self.is_sent = False  # on a Backend: the head of its attempt is
         self.is_cut = False  # nothing more is said
         self.is_over = False  # its end has been written
         self.reported: set[str] = set()
@@ -202,13 +204,30 @@ class ResponsePolicy(Filter):
         self.found = context.meter.counter(
             "egress_response_policy", "Answers that a ResponsePolicy has something against.", ("rule", "action")
         )
+        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+        if self._is_on_leg:
+            self.runs_in |= {Phase.CONNECT}
 
     def request_headers(self, x: Exchange) -> None:
         """Raises Rejected (403) for tunnels and upgrades."""
         if (x.is_tunnel or x.request.upgrade) and self._denies_unreadable:
             what = "a tunnel" if x.is_tunnel else "an upgraded connection"
             raise self.refusal(f"what is said in {what} cannot be looked at", 403)
+
+    def connect(self, x: Exchange) -> None:
+        """On a Backend: raises Rejected (403) for a tunnel."""
+        if x.is_tunnel:
+            self.request_headers(x)
+
+    def backend_request(self, x: Exchange) -> None:
+        """As `request_headers`, for one attempt, whose body has been looked at before."""
+        found = None if x.notes is None else x.notes.get(self._note)
+        if found is None or found.is_sent:
+            found = _WatchedAnswer(self, x)
+            x.note(self._note, found)
+        found.is_sent = True
+        self.request_headers(x)
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         """A request whole where its tools count; answers whole, but for streams and texts. Raises Rejected (502)."""
@@ -240,6 +259,8 @@ class ResponsePolicy(Filter):
             offered = frozenset(tool.name for tool in request_view(x, data).tools) if data else frozenset()
         except Unreadable:
             offered = frozenset()
+        if self._is_on_leg:
+            x.note(self._note, None)  # what an earlier attempt has kept is no longer good
         self._answer(x).offered = offered
         return data
 
@@ -369,9 +390,9 @@ class ResponsePolicy(Filter):
 
 RESPONSE_POLICY = FilterType(
     name="egressproxy.io/ResponsePolicy:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    phases=REQUEST_HEADS,
     config_model=ResponsePolicyConfig,
     build=ResponsePolicy,
-    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    also=frozenset((Phase.CONNECT, Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
     summary="Rejects or truncates answers by what they say, how long they are, their types, and calls of tools.",
 )

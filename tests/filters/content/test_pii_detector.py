@@ -396,6 +396,14 @@ def test_a_placeholder_is_put_back_at_every_cut(said, has_escapes):
         assert restorer.feed(said[:cut]) + restorer.feed(said[cut:]) + restorer.flush() == whole
 
 
+@pytest.mark.parametrize("phase", [Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST])
+@pytest.mark.parametrize(("unreadable", "passes"), [("Deny", False), ("Allow", True)])
+def test_no_tunnel_goes_past_it_on_a_route_or_a_backend(phase, unreadable, passes):
+    harness = FilterHarness({"entities": ENTITIES, "unreadable": unreadable}, phase=phase, type=TYPE)
+    result = harness.run(exchange("CONNECT", "api.example.com:443", addresses=["192.0.2.1"]))
+    assert (result.error is None) is passes
+
+
 # --- the config
 
 

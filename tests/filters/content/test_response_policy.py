@@ -255,6 +255,14 @@ def test_a_gzipped_stream_is_looked_at():
     assert texts_of("chat", read(gzip.decompress(result.response_body))) == "Write to "
 
 
+@pytest.mark.parametrize("phase", [Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST])
+@pytest.mark.parametrize(("unreadable", "passes"), [("Deny", False), ("Allow", True)])
+def test_no_tunnel_goes_past_it_on_a_route_or_a_backend(phase, unreadable, passes):
+    harness = FilterHarness({"entities": ["EMAIL"], "unreadable": unreadable}, phase=phase, type=TYPE)
+    result = harness.run(exchange("CONNECT", "api.example.com:443", addresses=["192.0.2.1"]))
+    assert (result.error is None) is passes
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
