@@ -59,6 +59,7 @@ class Reason(str, Enum):
     FILTER_REJECTED = "filter_rejected"
     CONTENT_DENIED = "content_denied"
     MODEL_DENIED = "model_denied"
+    REGION_DENIED = "region_denied"
     EXT_AUTH_DENIED = "ext_auth_denied"
     LOOP_DETECTED = "loop_detected"
     METHOD_NOT_ALLOWED = "method_not_allowed"

@@ -35,6 +35,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "PromptGuard": "content.prompt_guard:PROMPT_GUARD",
         "Python": "python_filter:PYTHON",
         "QoSController": "limits.qos_controller:QOS_CONTROLLER",
+        "RegionLock": "ai.region_lock:REGION_LOCK",
         "RequestRateLimit": "limits.request_rate:REQUEST_RATE_LIMIT",
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
         "ResponsePolicy": "content.response_policy:RESPONSE_POLICY",

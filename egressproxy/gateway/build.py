@@ -328,6 +328,7 @@ class SnapshotBuilder:
             mirrors=mirrors + self.mirrors(attached, weighted.mirrors) or None,
             denied=denied,
             unknown_extension=weighted.unknown_extension,
+            is_elsewhere=weighted.is_elsewhere,
             parent_by=weighted.parent_by,
             priority=weighted.priority,
             ai=AiEndpoint.of(weighted) if attached.kind == "HTTPRoute" else None,

@@ -92,6 +92,7 @@ class WeightedBackend(Callee):
 
     `policy` is merged for Gateway, listener, Backend and route. `extensions` are those of the ref, the backend and its
     policies that run in the connect, backend-request and backend-response phases. `mirrors` are those of the ref.
+    `is_elsewhere`: policies do not allow its region, and its share is answered 403 with `error` as the message.
     `unknown_extension` names the extensions of unknown types that close it, in words for clients; "" for none.
     `parent_by` is the EgressPolicy that names its parent; "" if the backend itself does, or has none.
     An endpoint of a `failover` has the weight and the `priority` (lower goes first) that it has there, and it is asked
@@ -105,6 +106,7 @@ class WeightedBackend(Callee):
     error: str = ""
     mirrors: tuple[MirrorIR, ...] = ()
     unknown_extension: str = ""
+    is_elsewhere: bool = False
     parent_by: str = ""
     failover: FailoverIR | None = None
     priority: int = 0

@@ -62,6 +62,7 @@ REMEDIES: Final = {
     Reason.SNI_MISMATCH: "let the client name the host that it connects to",
     Reason.METHOD_NOT_ALLOWED: "point the client at a listener that serves this method",
     Reason.LOOP_DETECTED: "check that no route or backend leads back to this gateway",
+    Reason.REGION_DENIED: "add the region to `regions` of the policy, or use a backend that stands in one of those",
     Reason.MODEL_DENIED: "the message in the response names the model or the bound; see the filter's config",
     Reason.CONTENT_DENIED: "the message in the response names what was found, and where; see the filter's config",
     Reason.FILTER_REJECTED: "the filter's message is in the response to the client",

@@ -47,6 +47,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.FILTER_REJECTED: "UAEX",  # refused by an authorisation step
     Reason.CONTENT_DENIED: "UAEX",
     Reason.MODEL_DENIED: "UAEX",
+    Reason.REGION_DENIED: "UAEX",
     Reason.EXT_AUTH_DENIED: "UAEX",
     Reason.EXT_AUTH_ERROR: "UAEX",
     # the upstream

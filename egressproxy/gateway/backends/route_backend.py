@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.connector import Connector
@@ -44,6 +44,7 @@ class RouteBackend:
     mirrors: tuple[Mirror, ...] | None = None
     denied: Denial | None = None
     unknown_extension: str = ""
+    is_elsewhere: bool = False
     parent_by: str = ""
     priority: int = 0
     ai: AiEndpoint | None = None
@@ -59,6 +60,9 @@ class RouteBackend:
         if self.unknown_extension:
             message = f"route {route} needs the {self.unknown_extension}, which this gateway does not have"
             return GatewayFault(Reason.UNKNOWN_EXTENSION, message, rule=rule, detail=self.error)
+        if self.is_elsewhere:
+            remedy = "add the region to `regions` of the policy, or use a backend that stands in one of those"
+            return Denied(Reason.REGION_DENIED, self.error, rule=rule, remedy=remedy)
         if self.parent_by:
             rule = self.parent_by
             message = f"the parent proxy of {self.parent_by} cannot be used"

@@ -75,6 +75,7 @@ DENIALS = frozenset(
         Reason.FILTER_REJECTED,
         Reason.CONTENT_DENIED,
         Reason.MODEL_DENIED,
+        Reason.REGION_DENIED,
         Reason.EXT_AUTH_DENIED,
         Reason.LOOP_DETECTED,
         Reason.METHOD_NOT_ALLOWED,

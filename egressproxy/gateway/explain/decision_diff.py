@@ -43,6 +43,7 @@ JUDGED = frozenset(
         Reason.FILTER_REJECTED,
         Reason.CONTENT_DENIED,
         Reason.MODEL_DENIED,
+        Reason.REGION_DENIED,
         Reason.PLAINTEXT_CREDENTIAL,
         Reason.CREDENTIAL_NOT_BOUND,
         Reason.PLACEHOLDER_REQUIRED,

@@ -258,7 +258,7 @@ def test_a_deny_holds_for_a_parent(converse_on: Start):
         ({"destinations": {"deny": [{"hostnames": ["b.example"]}]}}, 403),
         ({"addresses": {"deny": [{"cidrs": [PUBLIC]}]}}, 403),
         ({"addresses": {"only": []}}, 403),
-        ({"regions": {"allowed": ["eu"]}}, 500),
+        ({"regions": {"allowed": ["eu"]}}, 403),
         ({"limits": {"requests": [{"per": "Backend", "limit": 1}]}}, 500),
         ({"extensions": [{"name": "x", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "backend-request"}]}, 500),
     ],
@@ -285,7 +285,7 @@ def test_a_policy_of_a_parent_restricts_what_is_reached_through_it(
         ({"destinations": {"deny": [{"hostnames": ["front.example"]}]}}, 403),
         ({"destinations": {"deny": [{"cidrs": ["10.0.0.0/8"]}]}}, 403),
         ({"addresses": {"deny": [{"cidrs": ["10.0.0.0/8"]}]}}, 403),
-        ({"regions": {"allowed": ["eu"]}}, 500),
+        ({"regions": {"allowed": ["eu"]}}, 403),
         ({"limits": {"maxBodyBytes": 1}}, 413),
     ],
 )

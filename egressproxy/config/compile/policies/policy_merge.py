@@ -36,6 +36,7 @@ from egressproxy.config.compile.policies.resilience import (
     outlier_detection,
 )
 from egressproxy.config.compile.policies.restrictions import (
+    allowed_regions,
     intersect,
     merge_addresses,
     merge_destinations,
@@ -152,7 +153,7 @@ class Merger:
         return Merged(
             policy=spec,
             parent=self._parent(ordered),
-            regions=intersect(policies, lambda spec: spec.regions.allowed if spec.regions is not None else None),
+            regions=intersect(policies, allowed_regions),
             min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
             ca_pem=self._ca(policies, blockers),
             crl_pem=self._references.crls(crl_refs, "tls.crlRefs", blockers),

@@ -4,8 +4,9 @@ lifts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Final
+import json
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.policy import Addresses, DestinationEntry, EgressPolicy, EgressPolicySpec
@@ -16,15 +17,29 @@ from egressproxy.ir.policy import (
     AddressesIR,
     DestinationRule,
     DestinationsIR,
+    ExtensionIR,
     LimitsIR,
     Mode,
 )
 from egressproxy.model.shares import most_of
 
-__all__ = ["CONNECTION_LIMITS", "intersect", "merge_addresses", "merge_destinations", "merge_limits"]
+__all__ = [
+    "CONNECTION_LIMITS",
+    "allowed_regions",
+    "intersect",
+    "is_region_lock",
+    "locked_regions",
+    "merge_addresses",
+    "merge_destinations",
+    "merge_limits",
+]
 
 #: The fields of `limits` that are for connections, and so for Gateways and listeners alone.
 CONNECTION_LIMITS: Final = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
+#: The names of the built-in type RegionLock, which is a restriction and runs nowhere.
+_REGION_LOCKS: Final = frozenset(
+    ("RegionLock", "egressproxy.io/RegionLock:v1", "gateway.networking.k8s.io/RegionLock:v1")
+)
 
 
 def merge_destinations(
@@ -114,6 +129,30 @@ def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
     chosen["connections_per_client"] = written or (connections if is_lifted else most_of(connections))
     chosen["tunnels_per_client"] = written or (tunnels if is_lifted else most_of(tunnels))
     return LimitsIR(**chosen)
+
+
+def allowed_regions(spec: EgressPolicySpec) -> frozenset[str] | None:
+    """The regions in which a policy lets backends stand: its `regions`, and each RegionLock of its extensions."""
+    said = [spec.regions.allowed] if spec.regions is not None else []
+    said += [_locked(extension.config) for extension in spec.extensions if is_region_lock(extension.type)]
+    return frozenset.intersection(*map(frozenset, said)) if said else None
+
+
+def locked_regions(extensions: Iterable[ExtensionIR]) -> frozenset[str] | None:
+    """The regions in which the RegionLocks among these extensions let a backend stand; None where there is none."""
+    locks = [_locked(json.loads(each.config)) for each in extensions if is_region_lock(each.type)]
+    return frozenset.intersection(*map(frozenset, locks)) if locks else None
+
+
+def is_region_lock(type_: str) -> bool:
+    """Whether this is the built-in type RegionLock, by any of its names."""
+    return type_ in _REGION_LOCKS
+
+
+def _locked(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is wrong with a config is told elsewhere; here it allows nothing."""
+    allowed = config.get("allowed")
+    return tuple(each for each in allowed if type(each) is str) if isinstance(allowed, list | tuple) else ()
 
 
 def intersect(

@@ -8,11 +8,15 @@ from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.policies.policy_merge import Merged
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 
-__all__ = ["BackendUnusable", "TlsFloor"]
+__all__ = ["BackendUnusable", "RegionDenied", "TlsFloor"]
 
 
 class BackendUnusable(Exception):
     """A backend that policies do not let a place use; clients may read the message."""
+
+
+class RegionDenied(BackendUnusable):
+    """A backend, or a parent of it, that stands in a region which no policy of the place allows."""
 
 
 class TlsFloor:

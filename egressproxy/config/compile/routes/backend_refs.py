@@ -30,7 +30,8 @@ from egressproxy.config.compile.policies.layers import Layer, Level, denials_of,
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.policy_merge import Merged
-from egressproxy.config.compile.policies.tls_floor import BackendUnusable, TlsFloor
+from egressproxy.config.compile.policies.restrictions import locked_regions
+from egressproxy.config.compile.policies.tls_floor import BackendUnusable, RegionDenied, TlsFloor
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
@@ -342,10 +343,11 @@ class BackendRefCompiler:
             raise BackendUnusable(
                 f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(unsupported)}"
             )
-        error = "; ".join(said.blockers) or _region_error(parent, said)
-        error = error or (_region_error(parent, merged) if parent.region else "")
-        if error:
-            raise BackendUnusable(error)
+        if said.blockers:
+            raise BackendUnusable("; ".join(said.blockers))
+        _check_region(parent, said.regions)
+        if parent.region:
+            _check_region(parent, merged.regions)
         hardened = self._tls_floor.apply(spec.parent, said)
         behind = self._with_parents(parent, hardened, merged, (*around, *layers), parent.target[2])
         others: list[OtherParent] = []
@@ -368,13 +370,15 @@ class BackendRefCompiler:
     ) -> WeightedBackend:
         unknown = self.policy_filters.unknown_extension(layers, resolved.extensions)
         error = error or (unknown and f"the {unknown} is not supported")
-        error = error or resolved.error or "; ".join(merged.blockers) or _region_error(resolved, merged)
+        error = error or resolved.error or "; ".join(merged.blockers)
         named_in = resolved.target[2]
         if resolved.parent_by and merged.parent is not None:
             named_in = merged.parent.policy.namespace
         try:
             if error:
                 raise BackendUnusable(error)
+            _check_region(resolved, merged.regions)
+            _check_region(resolved, locked_regions(each.spec for each in (*resolved.extensions, *filters)))
             hardened = self._tls_floor.apply(resolved.spec, merged)
             reached = self._with_parents(resolved, hardened, merged, layers, named_in)
             own = (*resolved.extensions, *self.policy_filters.for_backend(layers, scopes))
@@ -383,7 +387,10 @@ class BackendRefCompiler:
         except (BackendUnusable, FilterNotSupported, UnresolvedRef) as problem:
             error = str(problem)
             parent_by = resolved.parent_by if error == resolved.error else ""
-            return WeightedBackend(None, error=error, unknown_extension=unknown, parent_by=parent_by)
+            is_elsewhere = isinstance(problem, RegionDenied)
+            return WeightedBackend(
+                None, error=error, unknown_extension=unknown, parent_by=parent_by, is_elsewhere=is_elsewhere
+            )
         policy = self.credential_dns.of_backend(merged.policy, resolved, layers, own)
         extensions = self.with_calls((*own, *filters), layers, scopes)
         return WeightedBackend(spec, 1, policy, ordered(extensions), parent_by=resolved.parent_by)
@@ -406,10 +413,11 @@ def default_scopes(listener: ListenerPlan) -> LimitScopes:
     return LimitScopes(gateway, f"{gateway}, no route", f"{gateway}, any destination")
 
 
-def _region_error(resolved: ResolvedBackend, merged: Merged) -> str:
-    if merged.regions is None or resolved.region in merged.regions:
-        return ""
-    allowed = ", ".join(sorted(merged.regions)) or "none"
+def _check_region(resolved: ResolvedBackend, allowed: frozenset[str] | None) -> None:
+    """Raises RegionDenied where the object stands in none of these regions; None: it may stand anywhere."""
+    if allowed is None or resolved.region in allowed:
+        return
+    named = ", ".join(sorted(allowed)) or "none"
     stands = f"stands in region {resolved.region}" if resolved.region else "says no region"
     what = "a destination that no route names" if resolved.spec.name == "-" else f"backend {resolved.spec.name}"
-    return f"{what} {stands}; allowed by policy: {allowed}"
+    raise RegionDenied(f"{what} {stands}; allowed by policy: {named}")
