@@ -14,15 +14,23 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 
-from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFault, LimitExceeded, Reason
+from egressproxy.ext_proc_server.bodies import begun, limit_of_whole
 from egressproxy.ext_proc_server.call import MalformedCall, StreamingCall
+from egressproxy.ext_proc_server.envoy_messages import (
+    client_of_envoy,
+    configured_mode,
+    misconfigured,
+    read_request,
+    read_response,
+    removed,
+)
 from egressproxy.ext_proc_server.gateways import ServedGateways
-from egressproxy.ext_proc_server.head_changes import changes_of, dropped_fields, immediate_headers
-from egressproxy.filters.body import BodyChain, BodyPlan
+from egressproxy.ext_proc_server.head_changes import changes_of, immediate_response
+from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain, Steps, run
 from egressproxy.filters.filter_step import FilterAnswered
-from egressproxy.gateway.ai.provider_errors import provider_call
-from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
+from egressproxy.gateway.ai.provider_errors import error_event, provider_call
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.exchange.error_responses import answer_for
@@ -31,67 +39,37 @@ from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.phases import answer_of, dressed
 from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.snapshot import Port
-from egressproxy.model.exchange import ANONYMOUS, SENT_BODY, CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.exchange import SENT_BODY, Exchange, LocalResponse
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.model.grpc_status import GrpcStatus
-from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.spiffe import workload
 from egressproxy.protocols.ext_proc.messages import (
     BodySendMode,
     HeaderSendMode,
-    ImmediateResponse,
     MessagePart,
     ProcessingMode,
     ProcessingRequest,
     ProcessingResponse,
-    ProtocolConfiguration,
 )
-from egressproxy.protocols.ext_proc.wire import WireError, read_request, response_bytes
+from egressproxy.protocols.ext_proc.wire import WireError, response_bytes
+from egressproxy.protocols.ext_proc.wire import read_request as read_message
 from egressproxy.protocols.grpc.statuses import grpc_trailers, is_grpc, parsed_status
-from egressproxy.protocols.http1.framing import Malformed
-from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
 
-__all__ = ["METADATA", "ProcessedExchange"]
+__all__ = ["ProcessedExchange"]
 
 log = logging.getLogger(__name__)
 
-#: The namespace of dynamic metadata in which Envoy may say who the client is: `namespace` and `serviceAccount`.
-METADATA = "egressproxy.io"
-
-#: Fields of a connection, which Envoy keeps in the head of an upgrade.
-_CONNECTION = frozenset(b"connection upgrade keep-alive proxy-connection transfer-encoding".split())
-_SENDS_BODY = frozenset((BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED))
 _NONE, _STREAMED, _BUFFERED = BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED
-_REMEDY = "Envoy's ext_proc filter needs allow_mode_override: true, and body modes NONE, STREAMED or BUFFERED"
 
 
 class ProcessedExchange:
     """The life of one exchange. `serve` runs on the driver of the call's stream."""
 
     __slots__ = (
-        "_accounting",
-        "_block",
-        "_call",
-        "_dropped",
-        "_gateways",
-        "_is_request_over",
-        "_is_response_over",
-        "_leg",
-        "_mode",
-        "_peer",
-        "_received",
-        "_request_body",
-        "_resources",
-        "_response_body",
-        "_rewritten",
-        "_sent_body",
-        "_trust_domains",
-        "_wants_whole",
-        "_whole_limit",
-        "_x",
-    )
+        "_accounting", "_block", "_call", "_dropped", "_gateways", "_is_cut", "_is_request_over",
+        "_is_response_over", "_leg", "_mode", "_peer", "_received", "_request_body", "_resources", "_response_body",
+        "_rewritten", "_sent_body", "_tail", "_trust_domains", "_wants_whole", "_whole_limit", "_x",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -122,6 +100,8 @@ class ProcessedExchange:
         self._wants_whole = False  # the next message holds a whole body, and its head has not gone
         self._is_request_over = False
         self._is_response_over = False
+        self._tail = b""  # the end of what was sent of the response's body
+        self._is_cut = False  # nothing more of the response's body is sent
 
     async def serve(self, gateway: bytes, listener: bytes) -> None:
         """Answer the messages of the call, to its end. `gateway`, `listener`: what the call asks for."""
@@ -148,9 +128,9 @@ class ProcessedExchange:
         first = await self._call.next()
         if first is None:
             return
-        message = read_request(first)
+        message = read_message(first)
         if message.part is not MessagePart.REQUEST_HEADERS or message.observability_mode:
-            raise _misconfigured("the first message of a call has to be the head of a request, and to be answered")
+            raise misconfigured("the first message of a call has to be the head of a request, and to be answered")
         await self._take_request_head(message, self._gateways.port_for(gateway, listener))
         while not (self._is_request_over and self._is_response_over):
             data = await self._call.next()
@@ -158,7 +138,7 @@ class ProcessedExchange:
                 if not self._has_answered_head:
                     raise ClientGone
                 return
-            message = read_request(data)
+            message = read_message(data)
             part = message.part
             if part is MessagePart.REQUEST_BODY:
                 await self._take_request_body(message)
@@ -171,15 +151,16 @@ class ProcessedExchange:
             elif part is MessagePart.RESPONSE_TRAILERS:
                 await self._take_response_trailers(message)
             else:
-                raise _misconfigured("the head of a request came twice")
+                raise misconfigured("the head of a request came twice")
 
     # --- the request -----------------------------------------------------------------------------------------------
     async def _take_request_head(self, message: ProcessingRequest, port: Port) -> None:
         accounting = self._accounting
-        client, identity = _who(message, self._trust_domains)
+        client, identity = client_of_envoy(message, self._trust_domains)
         x = self._x = accounting.new_exchange(client or self._peer, port.first, identity)
-        self._mode = _configured(message.protocol)
-        head = self._read_head(message, port)
+        self._mode = configured_mode(message.protocol)
+        head, self._dropped = read_request(message, port.head_limits)
+        self._block = head.fields.block
         x.request = head
         x.method = head.method
         x.bytes_in = sum(len(name) + len(value) + 4 for name, value in message.fields)
@@ -202,13 +183,13 @@ class ProcessedExchange:
         if await self._is_answered(route.chain.request_headers):
             return
         self._narrow(x)
-        self._request_body = _begun(route.chain.request_body, x, head.body)
-        self._whole_limit = self._limit_of_whole(x) if head.body else -1
+        self._request_body = begun(route.chain.request_body, x, head.body)
+        self._whole_limit = limit_of_whole(route, x) if head.body else -1
         if self._whole_limit >= 0 or (self._request_body is not None and self._request_body.holds):
             self._wants_whole = True
             self._send(MessagePart.REQUEST_HEADERS, mode=self._override(request_body_mode=_BUFFERED))
         elif await self._choose_backend():
-            self._leg = _begun(self._chain.leg_request_body, x, head.body)
+            self._leg = begun(self._chain.leg_request_body, x, head.body)
             needs_body = self._request_body is not None or self._leg is not None or head.body < 0 <= x.max_body_bytes
             mode = self._override(
                 request_body_mode=_STREAMED if needs_body else _NONE,
@@ -216,20 +197,6 @@ class ProcessedExchange:
             )
             self._is_request_over = not needs_body
             self._send(MessagePart.REQUEST_HEADERS, self._request_changes(), mode=mode)
-
-    def _read_head(self, message: ProcessingRequest, port: Port) -> RequestHead:
-        fields: FieldList = [field for field in message.fields if field[0] not in _CONNECTION]
-        try:
-            head = RequestFieldsReader(port.head_limits, is_forward=True).read(fields, has_ended=message.end_of_stream)
-        except Malformed as fault:
-            kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
-            raise kind(fault.reason, fault.message, status=fault.status) from None
-        if len(fields) != len(message.fields):
-            head.upgrade = b", ".join([value for name, value in message.fields if name == b"upgrade"])
-            head.body = 0 if head.upgrade else head.body
-        self._block = head.fields.block
-        self._dropped = dropped_fields(fields, head.fields)
-        return head
 
     async def _take_request_body(self, message: ProcessingRequest) -> None:
         x = self._exchange
@@ -266,12 +233,12 @@ class ProcessedExchange:
     async def _take_request_trailers(self, message: ProcessingRequest) -> None:
         chain = self._request_body
         if not self._is_request_over and await self._left_of_request():
-            raise _misconfigured("a filter of the request's body holds back what Envoy takes no more behind trailers")
+            raise misconfigured("a filter of the request's body holds back what Envoy takes no more behind trailers")
         self._is_request_over = True
         route = self._resources.route
         passes = chain is None and self._leg is None and self._chain.backend_request is None
         if not passes or route is None or route.chain.request_headers is not None:
-            self._send(MessagePart.REQUEST_TRAILERS, tuple([_removed(name) for name, _ in message.fields]))
+            self._send(MessagePart.REQUEST_TRAILERS, tuple([removed(name) for name, _ in message.fields]))
         else:
             self._send(MessagePart.REQUEST_TRAILERS)
 
@@ -308,7 +275,7 @@ class ProcessedExchange:
         x.upstream_host = x.upstream_host or x.request.host
         before = x.upstream_host
         if body:  # that of a Backend's own leg, which flows, begins when the head has gone
-            leg = _begun(self._chain.leg_request_body, x, -1)
+            leg = begun(self._chain.leg_request_body, x, -1)
             body = body if leg is None else await self._fed(leg, body, is_last=True)
         self._sent_body = body
         if self._chain.needs_body >= 0:
@@ -334,15 +301,15 @@ class ProcessedExchange:
     # --- the response ----------------------------------------------------------------------------------------------
     async def _take_response_head(self, message: ProcessingRequest) -> None:
         if self._wants_whole:
-            raise _misconfigured("Envoy has sent the request without the body that its filters have to see")
+            raise misconfigured("Envoy has sent the request without the body that its filters have to see")
         x, chain = self._exchange, self._chain
-        response = x.response = _read_response(message, x.request.method)
+        response = x.response = read_response(message, x.request.method)
         self._block, status = response.fields.block, response.status
         for steps in chain.response_phases:
             if await self._is_answered(steps):
                 return
         x.grpc_status = parsed_status(response.fields.block) if is_grpc(x.request.fields.get(b"content-type")) else -1
-        body = self._response_body = _begun(chain.response_body, x, response.body)
+        body = self._response_body = begun(chain.response_body, x, response.body)
         changes = () if response.status == status else (FieldChange(b":status", FieldAction.SET, b"%d" % status),)
         if body is not None and body.holds:
             self._wants_whole = True
@@ -363,8 +330,14 @@ class ProcessedExchange:
         x, chain, data = self._exchange, self._response_body, message.body
         is_whole = self._wants_whole
         is_last = is_whole or message.end_of_stream
-        if chain is not None:
-            data = await self._fed(chain, data, is_last=is_last)
+        if self._is_cut:
+            data = b""
+        elif chain is not None:
+            try:
+                data = await self._fed(chain, data, is_last=is_last)
+            except GatewayError as error:
+                data = self._last_event(error)
+        self._tail = data[-4:] or self._tail
         x.bytes_out += len(data)
         self._is_response_over = is_last
         changes: tuple[FieldChange, ...] = ()
@@ -376,18 +349,33 @@ class ProcessedExchange:
                 changes += (FieldChange(b"content-length", FieldAction.SET, b"%d" % len(data)),)
         self._send(MessagePart.RESPONSE_BODY, changes, body=data if data != message.body else None)
 
+    def _last_event(self, error: GatewayError) -> bytes:
+        """The event that ends a stream that has begun, in the shape of its provider: Envoy gets nothing behind it.
+
+        Raises the error again where there is none: Envoy breaks the response off.
+        """
+        x, route = self._exchange, self._resources.route
+        event = b""
+        if x.status and route is not None and not isinstance(error, ClientGone):
+            event = error_event(x, route.backends, self._tail, error)
+        if not event:
+            raise error
+        self._is_cut = True
+        self._blame(error)
+        return event
+
     async def _take_response_trailers(self, message: ProcessingRequest) -> None:
         chain = self._response_body
         if chain is not None and not self._is_response_over and await self._fed(chain, b"", is_last=True):
-            raise _misconfigured("a filter of the response's body holds back what Envoy takes no more behind trailers")
+            raise misconfigured("a filter of the response's body holds back what Envoy takes no more behind trailers")
         self._is_response_over = True
         # As the gateway: what a filter has not seen goes no further, but for how a call of gRPC has ended.
         if chain is None and not self._chain.response_phases:
             self._send(MessagePart.RESPONSE_TRAILERS)
             return
         passed = Fields(grpc_trailers(Fields.of(message.fields).block, with_text=self._chain.ignores_trailers))
-        removed = [_removed(name) for name, _ in message.fields if name not in passed]
-        self._send(MessagePart.RESPONSE_TRAILERS, tuple(removed))
+        dropped = [removed(name) for name, _ in message.fields if name not in passed]
+        self._send(MessagePart.RESPONSE_TRAILERS, tuple(dropped))
 
     # --- filters ---------------------------------------------------------------------------------------------------
     @property
@@ -401,16 +389,6 @@ class ProcessedExchange:
         place = self._resources.backend or self._resources.route
         assert place is not None
         return place.chain
-
-    def _limit_of_whole(self, x: Exchange) -> int:
-        """How many bytes the body may have, which filters of the backend need whole; -1: it may flow."""
-        route = self._resources.route
-        assert route is not None
-        if route.choices:
-            return route.body_limit(x)
-        plan = route.chain.leg_request_body
-        limits = (route.chain.needs_body, plan.limit_for(x) if plan is not None else -1)
-        return min((limit for limit in limits if limit >= 0), default=-1)
 
     @property
     def _is_call(self) -> bool:
@@ -465,19 +443,9 @@ class ProcessedExchange:
             answer = answer_of_call(answer, x.reason) if self._is_call else answer
             x.status = answer.status
             x.bytes_out += len(answer.body)
-        fields = Fields.of(answer.fields)
-        status = parsed_status(fields.block) if self._is_call else -1
-        body = answer.body
-        if status >= 0:
-            body = fields.get(b"grpc-message") or b""
-            fields.remove(b"grpc-status")
-            fields.remove(b"grpc-message")
-            if x is not None:
-                x.grpc_status = status
-        reason = x.reason.value if x is not None and x.reason is not Reason.OK else "filter_answered"
-        immediate = ImmediateResponse(
-            answer.status, immediate_headers(fields), body, status if status >= 0 else None, f"egressproxy_{reason}"
-        )
+        immediate = immediate_response(answer, x.reason if x is not None else Reason.OK, is_call=self._is_call)
+        if x is not None and immediate.grpc_status is not None:
+            x.grpc_status = immediate.grpc_status
         self._call.send(response_bytes(ProcessingResponse(immediate=immediate)))
         self._is_request_over = self._is_response_over = True
 
@@ -520,60 +488,3 @@ class ProcessedExchange:
         finally:
             self._resources.reset()
             self._call.end()
-
-
-def _begun(plan: BodyPlan | None, x: Exchange, length: int) -> BodyChain | None:
-    """The filters of a body of this length; None where there are none, or no body."""
-    return plan.begin(x) if plan is not None and length != 0 else None
-
-
-def _configured(protocol: ProtocolConfiguration | None) -> ProcessingMode:
-    """What Envoy sends as long as nothing else is asked for. Raises GatewayFault where it sends bodies in a way that
-    cannot be changed.
-    """
-    if protocol is None:  # before Envoy 1.33: asked for whatever it is
-        return ProcessingMode(
-            request_body_mode=BodySendMode.BUFFERED_PARTIAL, response_body_mode=BodySendMode.BUFFERED_PARTIAL
-        )
-    modes = {protocol.request_body_mode, protocol.response_body_mode}
-    if not modes <= _SENDS_BODY or protocol.send_body_without_waiting_for_header_response:
-        raise _misconfigured("Envoy sends bodies in a mode in which filters cannot say what they need")
-    return ProcessingMode(request_body_mode=protocol.request_body_mode, response_body_mode=protocol.response_body_mode)
-
-
-def _who(message: ProcessingRequest, trust_domains: Collection[str]) -> tuple[str, CallerIdentity]:
-    """Address and identity of the client, as far as Envoy tells them; "" for no address."""
-    attributes: dict[str, object] = {}
-    for said in message.attributes.values():
-        attributes |= said
-    source, uri = attributes.get("source.address"), attributes.get("connection.uri_san_peer_certificate")
-    told = message.metadata.get(METADATA, {})
-    namespace, account = told.get("namespace"), told.get("serviceAccount")
-    identity = ANONYMOUS
-    if isinstance(namespace, str) and isinstance(account, str):
-        identity = CallerIdentity(namespace, account)
-    elif isinstance(uri, str) and trust_domains:
-        identity = workload([uri], trust_domains)
-    return source if isinstance(source, str) and ":" in source else "", identity
-
-
-def _read_response(message: ProcessingRequest, method: bytes) -> ResponseHead:
-    fields: FieldList = [field for field in message.fields if field[0] not in _CONNECTION]
-    switches = (b":status", b"101") in fields
-    if switches:
-        fields = [(name, b"200" if name == b":status" else value) for name, value in fields]
-    try:
-        head = read_response_fields(fields, UPSTREAM_LIMITS, method, has_ended=message.end_of_stream)
-    except Malformed as fault:
-        raise UpstreamFault(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}") from None
-    if switches:
-        head.status, head.body = 101, 0
-    return head
-
-
-def _removed(name: bytes) -> FieldChange:
-    return FieldChange(name, FieldAction.REMOVE)
-
-
-def _misconfigured(message: str) -> GatewayFault:
-    return GatewayFault(Reason.FILTER_FAILED, message, status=500, remedy=_REMEDY)

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from egressproxy.errors import Reason
+from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
+from egressproxy.protocols.ext_proc.messages import ImmediateResponse
+from egressproxy.protocols.grpc.statuses import parsed_status
 from egressproxy.protocols.http2.field_coding import FieldList
 
-__all__ = ["changes_of", "dropped_fields", "immediate_headers"]
+__all__ = ["changes_of", "dropped_fields", "immediate_headers", "immediate_response"]
 
 #: Fields of the hop and of the framing: the codec takes them out of a head, and Envoy writes its own.
 _OF_THE_HOP = frozenset(
@@ -44,6 +48,20 @@ def dropped_fields(received: FieldList, kept: Fields) -> tuple[FieldChange, ...]
     names = {name for name, _ in received if name[:1] != b":"}
     left = names - _OF_THE_HOP - {name for name, _ in kept}
     return tuple([FieldChange(name, FieldAction.REMOVE) for name in sorted(left)])
+
+
+def immediate_response(answer: LocalResponse, reason: Reason, *, is_call: bool) -> ImmediateResponse:
+    """The response that Envoy is to make. `is_call`: to a client of gRPC, of whose trailers Envoy makes its own."""
+    fields = Fields.of(answer.fields)
+    status = parsed_status(fields.block) if is_call else -1
+    body = answer.body
+    if status >= 0:
+        body = fields.get(b"grpc-message") or b""
+        fields.remove(b"grpc-status")
+        fields.remove(b"grpc-message")
+    said = reason.value if reason is not Reason.OK else "filter_answered"
+    headers = immediate_headers(fields)
+    return ImmediateResponse(answer.status, headers, body, status if status >= 0 else None, f"egressproxy_{said}")
 
 
 def immediate_headers(fields: Iterable[tuple[bytes, bytes]]) -> tuple[FieldChange, ...]:

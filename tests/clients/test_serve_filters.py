@@ -5,6 +5,7 @@ One table of exchanges is played through both.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.clients.envoy import EnvoyProcess, envoy_program
 from tests.support import manifests as m
@@ -134,6 +136,27 @@ class Chosen(Filter):
 FILES = {"upper": FILTERS, "whole": WHOLE, "notes": NOTES, "heads": HEADS, "signed": SIGNED, "chosen": CHOSEN}
 
 
+async def completion(request: web.Request) -> web.StreamResponse:
+    """A stream that says the last message, in pieces, and calls the tool that the request names in `user`."""
+    asked = await request.json()
+    said = asked["messages"][-1]["content"]
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    deltas: list[dict[str, Any]] = [{"content": said[n : n + 3]} for n in range(0, len(said), 3)]
+    if name := asked.get("user"):
+        deltas.append({"tool_calls": [{"index": 0, "id": "1", "function": {"name": name, "arguments": "{}"}}]})
+    for delta in deltas:
+        event = {"model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        await response.write(b"data: %b\n\n" % json.dumps(event).encode())
+        await asyncio.sleep(0.001)
+    end = {"model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    await response.write(b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(end).encode())
+    return response
+
+
+AI_ROUTES = [web.post("/chat/completions", completion)]
+
+
 def extension(name: str, kind: str, phase: str, **config: Any) -> dict[str, Any]:
     return {"name": name, "type": f"egressproxy.io/{kind}:v1", "phase": phase, "config": config}
 
@@ -177,6 +200,8 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
             "wholeleg", at, python("leg", "whole.py", "request-body"), python("signed", "signed.py", "backend-request")
         ),
         "/chosen": backend("chosen", at),
+        "/v1/tools": backend("tools", at),
+        "/v1/pii": backend("pii", at),
         "/v1": backend("v1", at),
     }
     own: dict[str, list[dict[str, Any]]] = {
@@ -191,6 +216,10 @@ def configuration(port: int, origin: OriginServer) -> list[m.Manifest]:
             python("heads-back", "heads.py", "response-headers"),
         ],
         "/leg": [python("mark", "whole.py", "response-body")],
+        "/v1/tools": [extension("tools", "ToolPolicy", "request-headers", tools={"allow": [{"names": ["search"]}]})],
+        "/v1/pii": [
+            extension("pii", "PIIDetector", "request-headers", entities=[{"name": "EMAIL", "action": "Placeholder"}]),
+        ],
         "/chosen": [python("chosen", "chosen.py", "request-headers")],
         "/v1": [python("chosen", "chosen.py", "request-headers")],
         "/small": [extension("small", "BodyLimit", "request-headers", maxBytes=10)],
@@ -254,7 +283,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Way]]:
         pytest.skip(message)
     folder = tmp_path_factory.mktemp("serve-filters")
     pki = Pki()
-    with OriginServer([basic.routes()], pki.server_context(HOST)) as origin:
+    with OriginServer([basic.routes(), AI_ROUTES], pki.server_context(HOST)) as origin:
         port = free_port()
         sock = folder / "f.sock"
         served, direct = (
@@ -523,3 +552,29 @@ def test_a_body_of_no_announced_length_may_have_all_that_it_may(way: Way):
     connection.request("POST", "/small/echo", iter([b"12345", b"67890"]), {"Host": HOST}, encode_chunked=True)
     assert connection.getresponse().read() == b"1234567890"
     connection.close()
+
+
+def chat(way: Way, path: str, said: str, **more: Any) -> tuple[str, bytes]:
+    """What the stream says, and its bytes."""
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": said}], **more}
+    answer = way.ask("POST", path, json.dumps(body).encode(), Content_Type="application/json")
+    assert answer.status == 200
+    events = [line[6:] for line in answer.body.split(b"\n\n") if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in json.loads(event).get("choices", [])]
+    return "".join(choice["delta"].get("content", "") for choice in choices), answer.body
+
+
+def test_placeholders_come_back_in_a_stream(way: Way):
+    said, _ = chat(way, "/v1/pii/chat/completions", "write to ada@example.org, please")
+    assert said == "write to ada@example.org, please"
+
+
+def test_a_call_of_a_tool_ends_a_stream_with_an_event(way: Way):
+    said, _ = chat(way, "/v1/tools/chat/completions", "well", user="search")
+    assert said == "well"
+    said, body = chat(way, "/v1/tools/chat/completions", "well", user="delete")
+    assert said == "well"
+    assert b"delete" not in body.partition(b'"error"')[0]
+    last = json.loads(body.rstrip().rpartition(b"data: ")[2])
+    assert last["error"]["code"] == "filter_rejected"
+    assert "'delete'" in last["error"]["message"]

@@ -89,7 +89,8 @@ class ToolStream:
                 value = loads(frame.payload)
             except Unreadable:
                 value = None  # text, which calls nothing
-            if type(value) is dict and "jsonrpc" in value:
+            messages = value if type(value) is list else [value]
+            if any(type(each) is dict and "jsonrpc" in each for each in messages):
                 message = JsonMessage(frame.payload, value)
                 self._shorten(message)
                 payload = message.body() if message.is_changed else None

@@ -205,6 +205,16 @@ def test_a_list_that_comes_as_an_event_is_shortened(size: int):
     assert json.loads(told.rpartition(b"data: ")[2])["result"]["tools"] == [{"name": "search"}, {"name": "read_x"}]
 
 
+def test_a_batch_of_answers_is_shortened():
+    event = b"data: " + json.dumps([LIST, LIST]).encode() + b"\n\n"
+    for told in (
+        ask(ALLOWED, rpc("tools/list"), event, kind=EVENTS).response_body.removeprefix(b"data: "),
+        ask(ALLOWED, rpc("tools/list"), [LIST, LIST]).response_body,
+    ):
+        for each in json.loads(told):
+            assert each["result"]["tools"] == [{"name": "search"}, {"name": "read_x"}]
+
+
 def test_a_tool_whose_arguments_decide_is_shown():
     listed = {"jsonrpc": "2.0", "id": 1, "result": {"tools": [{"name": "pay"}, {"name": "drop"}]}}
     assert json.loads(ask(PAY, rpc("tools/list"), listed).response_body)["result"]["tools"] == [{"name": "pay"}]

@@ -1,0 +1,107 @@
+"""What the messages of Envoy say, as the gateway has it: heads, the client, and how bodies are sent.
+
+Source: Envoy API v3, service/ext_proc/v3/external_processor.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.ext_proc_server.head_changes import dropped_fields
+from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.field_change import FieldAction, FieldChange
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.spiffe import workload
+from egressproxy.protocols.ext_proc.messages import (
+    BodySendMode,
+    ProcessingMode,
+    ProcessingRequest,
+    ProtocolConfiguration,
+)
+from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
+
+__all__ = ["client_of_envoy", "configured_mode", "misconfigured", "read_request", "read_response", "removed"]
+
+#: The namespace of dynamic metadata in which Envoy may say who the client is: `namespace` and `serviceAccount`.
+METADATA = "egressproxy.io"
+
+#: Fields of a connection, which Envoy keeps in the head of an upgrade.
+_CONNECTION = frozenset(b"connection upgrade keep-alive proxy-connection transfer-encoding".split())
+_SENDS_BODY = frozenset((BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED))
+_REMEDY = "Envoy's ext_proc filter needs allow_mode_override: true, and body modes NONE, STREAMED or BUFFERED"
+
+
+def read_request(message: ProcessingRequest, limits: HeadLimits) -> tuple[RequestHead, tuple[FieldChange, ...]]:
+    """The head of a request, and what Envoy has to remove of it that nobody may pass on.
+
+    Raises BadRequest, LimitExceeded.
+    """
+    fields: FieldList = [field for field in message.fields if field[0] not in _CONNECTION]
+    try:
+        head = RequestFieldsReader(limits, is_forward=True).read(fields, has_ended=message.end_of_stream)
+    except Malformed as fault:
+        kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
+        raise kind(fault.reason, fault.message, status=fault.status) from None
+    if len(fields) != len(message.fields):
+        head.upgrade = b", ".join([value for name, value in message.fields if name == b"upgrade"])
+        head.body = 0 if head.upgrade else head.body
+    return head, dropped_fields(fields, head.fields)
+
+
+def configured_mode(protocol: ProtocolConfiguration | None) -> ProcessingMode:
+    """What Envoy sends as long as nothing else is asked for. Raises GatewayFault where it sends bodies in a way that
+    cannot be changed.
+    """
+    if protocol is None:  # before Envoy 1.33: asked for whatever it is
+        return ProcessingMode(
+            request_body_mode=BodySendMode.BUFFERED_PARTIAL, response_body_mode=BodySendMode.BUFFERED_PARTIAL
+        )
+    modes = {protocol.request_body_mode, protocol.response_body_mode}
+    if not modes <= _SENDS_BODY or protocol.send_body_without_waiting_for_header_response:
+        raise misconfigured("Envoy sends bodies in a mode in which filters cannot say what they need")
+    return ProcessingMode(request_body_mode=protocol.request_body_mode, response_body_mode=protocol.response_body_mode)
+
+
+def client_of_envoy(message: ProcessingRequest, trust_domains: Collection[str]) -> tuple[str, CallerIdentity]:
+    """Address and identity of the client, as far as Envoy tells them; "" for no address."""
+    attributes: dict[str, object] = {}
+    for said in message.attributes.values():
+        attributes |= said
+    source, uri = attributes.get("source.address"), attributes.get("connection.uri_san_peer_certificate")
+    told = message.metadata.get(METADATA, {})
+    namespace, account = told.get("namespace"), told.get("serviceAccount")
+    identity = ANONYMOUS
+    if isinstance(namespace, str) and isinstance(account, str):
+        identity = CallerIdentity(namespace, account)
+    elif isinstance(uri, str) and trust_domains:
+        identity = workload([uri], trust_domains)
+    return source if isinstance(source, str) and ":" in source else "", identity
+
+
+def read_response(message: ProcessingRequest, method: bytes) -> ResponseHead:
+    """The head of a response to this method. Raises UpstreamFault (502)."""
+    fields: FieldList = [field for field in message.fields if field[0] not in _CONNECTION]
+    switches = (b":status", b"101") in fields
+    if switches:
+        fields = [(name, b"200" if name == b":status" else value) for name, value in fields]
+    try:
+        head = read_response_fields(fields, UPSTREAM_LIMITS, method, has_ended=message.end_of_stream)
+    except Malformed as fault:
+        raise UpstreamFault(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}") from None
+    if switches:
+        head.status, head.body = 101, 0
+    return head
+
+
+def removed(name: bytes) -> FieldChange:
+    """The change that removes this field."""
+    return FieldChange(name, FieldAction.REMOVE)
+
+
+def misconfigured(message: str) -> GatewayFault:
+    """The fault (500) of an Envoy that is not configured as it has to be."""
+    return GatewayFault(Reason.FILTER_FAILED, message, status=500, remedy=_REMEDY)
