@@ -297,6 +297,7 @@ async def _run_phases(
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
     if chain.needs_body >= 0:
         x.note(SENT_BODY, b"".join(result.request_pieces))
+    x.attempts += 1
     if await _responds(chain.backend_request, chain, result):
         return
     if chain.needs_body >= 0:

@@ -151,8 +151,11 @@ class TokenUse:
     def taken(self, x: Exchange) -> TokenUsage | None:
         """What it took in the end; None where nothing tells, so that the estimate stays.
 
-        What failed before an answer took nothing. A stream that was cut took its input, and what was seen of its text.
+        What failed before an answer took nothing, nor did what another filter has answered in a provider's place. A
+        stream that was cut took its input, and what was seen of its text.
         """
+        if not x.attempts:
+            return TokenUsage()
         told = usage_told(x)
         if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
             if told is None:

@@ -149,6 +149,18 @@ def test_what_fails_takes_nothing():
     assert left(made) == 1000
 
 
+def test_what_another_filter_answers_takes_nothing():
+    entry = LimitEntry("Tokens", 1000.0, "Day", name="t")
+    made = quota(FilterContext(QoSControllerConfig(limits=(entry,)), {}, "q", "s", "s", meter=METER))
+    x = exchange("POST", CHAT, JSON)
+    x.request.body = 10
+    made.request_headers(x)
+    made.request_body(x, json.dumps(ASKED).encode(), True)
+    x.status = 200  # of a cache, or of whoever else responds in the provider's place
+    made.complete(x)
+    assert (made.rules[0].reserved, made.rules[0].settled) == (204, 0)
+
+
 def test_a_stream_that_breaks_off_takes_its_question_and_what_was_seen():
     entry = LimitEntry("Tokens", 1000.0, "Day", name="t")
     made = quota(
@@ -158,7 +170,7 @@ def test_a_stream_that_breaks_off_takes_its_question_and_what_was_seen():
     x.request.body = 10
     made.request_headers(x)
     made.request_body(x, json.dumps({**ASKED, "stream": True}).encode(), True)
-    x.response, x.status = response(200, EVENTS), 200
+    x.response, x.status, x.attempts = response(200, EVENTS), 200, 1
     made.body_mode_for(x, Phase.RESPONSE_BODY)
     made.response_body(x, sse({"choices": [{"index": 0, "delta": {"content": "y" * 80}}]}), False)
     made.complete(x)
@@ -254,7 +266,7 @@ def test_tokens_of_one_backend_are_estimated_by_the_length():
     made.backend_request(x)
     assert made.rules[0].reserved == 1000, "never more than the limit, but for what is asked"
     made.backend_request(x)  # another attempt
-    x.response, x.status = response(200, JSON), 200
+    x.response, x.status, x.attempts = response(200, JSON), 200, 2
     made.body_mode_for(x, Phase.RESPONSE_BODY)
     made.response_body(x, json.dumps(ANSWERS[0][1]).encode(), True)
     made.complete(x)
