@@ -15,7 +15,9 @@ Path = tuple[str | int, ...]
 
 #: Fields whose places are kept, with those of all fields below: what they say is judged after the documents are gone.
 #: So are those of matches with regular expressions. `None` stands for each item of a list.
-_FIELDS = ("extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "targetRefs")
+_FIELDS = (
+    "extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "processors", "targetRefs",
+)  # fmt: skip
 _MATCHES = ("spec", "rules", None, "matches", None)
 #: Where rules of routes refer to backends, or have filters, which may.
 _RULES = (("spec", "rules", None, "backendRefs", None), ("spec", "rules", None, "filters", None))

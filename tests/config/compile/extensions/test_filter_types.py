@@ -304,3 +304,32 @@ def test_a_webhook_is_told_in_fields_and_signs_with_a_secret_of_a_namespace_that
     FilterInstances(Catalog()).place(spec)
     made = compiled(REVERSE, PLAIN, ROUTE, processor(more=settings, protocol="Webhook"), used())
     assert of_type(made, "ResolvedRefs")[:2] == ("False", "SecretNotFound")
+
+
+def test_a_step_of_a_pipeline_may_have_the_type_and_its_faults_are_told_with_their_line():
+    pipeline = """
+apiVersion: egressproxy.io/v1alpha1
+kind: PayloadProcessingPipeline
+metadata: {name: pipe}
+spec:
+  processors:
+  - name: mine
+    type: acme.example.com/Stamp:v1
+    phase: request-headers
+    config:
+      teem: research
+"""
+    route = ROUTE.replace(
+        "- backendRefs",
+        "- filters: [{type: ExtensionRef, extensionRef:"
+        " {group: egressproxy.io, kind: PayloadProcessingPipeline, name: pipe}}]\n    backendRefs",
+    )
+    with pytest.raises(ConfigError) as caught:
+        compiled(REVERSE, PLAIN, filter_type(), pipeline, route)
+    text = "\n---\n".join([REVERSE, PLAIN, filter_type(), pipeline, route]).splitlines()
+    by_field = {problem.field_path: problem for problem in caught.value.problems}
+    problem = by_field["spec.processors[0].config.teem"]
+    assert (problem.message, text[problem.line - 1].strip()) == ("unknown field", "teem: research")
+    made = compiled(REVERSE, PLAIN, filter_type(), pipeline.replace("teem", "team"), route)
+    (spec,) = rule(made).extensions
+    assert (spec.type, spec.implementation) == (TYPE, "egressproxy.io/Python:v1")
