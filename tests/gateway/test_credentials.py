@@ -10,6 +10,7 @@ from egressproxy.filters.credentials.aws_chunks import ChunkSigner
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4
 from egressproxy.model.secret import SecretBytes
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_hedging import asked, dialled
 from tests.gateway.kit import OK, OK_PASSED, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer
@@ -210,6 +211,48 @@ def test_without_tls_nothing_is_sent_through_a_parent_either(converse: Start):
     talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
     talk.dialled("parent.example", 3128)
     denied(talk, "plaintext_credential")
+
+
+def test_a_hedged_attempt_at_another_backend_carries_neither(converse: Start):
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.policy(traffic={"hedging": {"hedgingDelay": "10ms"}}),
+        keyed("a", placeholder=MINE.decode()), m.backend("c", "c.example", 80), m.failover("any", "a", "c"),
+        m.http_route("r", m.prefix_rule("/", "any")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.client >> get()
+    _, own = asked(talk)
+    assert own.received == b""
+    name, other = dialled(talk)
+    assert name == "c.example"
+    other.hears_nothing()
+    unseen(other)
+    own >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("mode", ["Report", "Open"])
+def test_no_mode_of_a_policy_lets_a_placeholder_pass(converse: Start, mode: str):
+    rules = (m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c"))
+    talk = converse(with_rules(*rules, objects=(m.policy(mode=mode),)))
+    talk.client >> get(MINE, b"/c")
+    talk.dialled("c.example", 80)
+    denied(talk, "placeholder_misplaced")
+
+
+def test_an_upgrade_has_its_key_in_its_place_and_a_placeholder_nowhere_else(converse_on: Start):
+    talk = converse_on(with_rules(m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")))
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    talk.client >> get(MINE, b"/a", more=upgrade)
+    talk.dialled("a.example", 80)
+    assert KEYS["a"] in talk.origin.take(rb"GET .*?\r\n\r\n")[0]
+    talk.origin >> b"HTTP/1.1 426 No\r\nContent-Length: 2\r\n\r\nno"
+    talk.client.take(rb"HTTP/1.1 426 .*?\r\n\r\nno")
+    other = talk.connect()
+    other >> get(MINE, b"/c", more=upgrade)
+    talk.dialled("c.example", 80)
+    other.take(rb"HTTP/1.1 403 ")
+    unseen(talk.origin)
 
 
 SEED = b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"

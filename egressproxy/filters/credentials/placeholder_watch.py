@@ -51,7 +51,7 @@ class PlaceholderWatch(Filter):
     def backend_request(self, x: Exchange) -> None:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
         search, path = self._foreign.search, x.request.path
-        found = search(x.request.fields.block) or search(path) or search(x.upstream_host)
+        found = search(b"\n".join((x.request.fields.block, path, x.upstream_host)))
         if found or (b"%" in path and search(unquote_to_bytes(path))):
             raise misplaced(x, self._source, "which belongs to another backend")
 
