@@ -72,6 +72,17 @@ class BodyPlan:
                 limit = step.filter.max_buffer_bytes
         return limit
 
+    def describe(self, x: Exchange) -> None:
+        """Make the head of a response without a body, to HEAD or a 304, that of the response with its body: RFC 9110
+        sections 9.3.2 and 15.4.5. Raises as `begin`.
+        """
+        for step in self.steps:
+            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
+            if mode is not None and not (step.only_reads or step.filter.keeps_length):
+                note_change(x.response.fields)
+                x.response.fields.remove(b"content-length")
+                return
+
     def _undoing(self, x: Exchange, flows: list[_StepState]) -> tuple[list[_StepState], bytes]:
         """The coding to undo for these filters, b"" for none. Where it cannot be undone: those that go on without, as
         far as they fail open. Raises BadRequest (415), or UpstreamFault (502).

@@ -171,7 +171,7 @@ class Conductor:
                         return
             if x.response.status == 101:
                 await switch_protocols(self.accounting, x, client)
-            elif chain.response_body is not None and x.response.body != 0:
+            elif chain.response_body is not None:
                 await self.filter_response(x, client, chain.response_body, found)
             elif not self.begin_response(x, client, None, found):
                 await self.relay_response(x, client, None, found)
@@ -227,7 +227,11 @@ class Conductor:
 
     async def filter_response(self, x: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
         """Send the response through those body filters that do not let it pass unread."""
-        chain = plan.begin(x)
+        chain = None
+        if x.response.body != 0:
+            chain = plan.begin(x)
+        elif x.method == b"HEAD" or x.response.status == 304:
+            plan.describe(x)
         if chain is not None and chain.holds:
             await self.hold_response(x, client, chain, upstream)
         elif not self.begin_response(x, client, chain, upstream):
