@@ -19,7 +19,7 @@ from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.limits.keys import KeyText, key_text
 from egressproxy.filters.limits.prices import TokenPrice, price_of
-from egressproxy.filters.limits.token_use import TokenUse
+from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.label_sets import OVERFLOW
@@ -37,9 +37,6 @@ _LABELS: Final = (
     "gen_ai_response_model",
 )  # fmt: skip
 _READ_TYPES: Final = frozenset((b"application/json", b"text/event-stream", b"application/vnd.amazon.eventstream"))
-#: What Amazon tells of an InvokeModel, whatever form the model's own answer has.
-_AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
-_AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"
 #: Characters of a model's name that the log has.
 _LOGGED: Final = 128
 
@@ -159,10 +156,8 @@ class TokenMeter(Filter):
 
     def response_headers(self, x: Exchange) -> None:
         """Take what Amazon tells in the head."""
-        if self._measured(x) is not None and _AMAZON_INPUT in x.response.fields:
-            counts = [x.response.fields.get(name) or b"0" for name in (_AMAZON_INPUT, _AMAZON_OUTPUT)]
-            if all(count.isdigit() and len(count) < 13 for count in counts):
-                add_usage(x, TokenUsage(int(counts[0]), int(counts[1])))
+        if self._measured(x) is not None:
+            add_usage(x, told_in_head(x))
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Look for the first token, the usage and the model."""

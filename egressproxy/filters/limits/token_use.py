@@ -16,12 +16,25 @@ from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, usage_of
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["TokenUse"]
+__all__ = ["TokenUse", "told_in_head"]
+
+_AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
+_AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"
 
 #: The longest whole answer whose usage is read.
 _MAX_ANSWER: Final = 8 * 1024 * 1024
 #: Bytes of a body that cannot be read, for each token: fewer than of any text.
 _UNREADABLE: Final = 3
+
+
+def told_in_head(x: Exchange) -> TokenUsage | None:
+    """What Amazon tells of an InvokeModel in the head of its answer, whatever form the model's own answer has."""
+    if x.response is None or _AMAZON_INPUT not in x.response.fields:
+        return None
+    counts = [x.response.fields.get(name) or b"0" for name in (_AMAZON_INPUT, _AMAZON_OUTPUT)]
+    if not all(count.isdigit() and len(count) < 13 for count in counts):
+        return None
+    return TokenUsage(int(counts[0]), int(counts[1]))
 
 
 class TokenUse:
@@ -156,7 +169,7 @@ class TokenUse:
         """
         if not x.attempts:
             return TokenUsage()
-        told = usage_told(x)
+        told = usage_told(x) or told_in_head(x)
         if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
             if told is None:
                 is_counted = self.seen_tokens or (self.is_call and 200 <= x.status < 300)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from egressproxy.ai_apis.shared import usage_told
 from egressproxy.errors import Reason
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.limits.keyed_counters import OwnCounters
@@ -11,6 +12,8 @@ from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfi
 from egressproxy.filters.limits.qos_controller import quota
 from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from tests.ai_apis.streams import STREAMS as BEDROCK_STREAMS
+from tests.ai_apis.streams import aws
 
 METER = FilterMeter(FilterMetrics(), "qos", "egressproxy.io/QoSController:v1")
 
@@ -100,6 +103,35 @@ STREAMS = [
         sse({"candidates": [], "usageMetadata": {"promptTokenCount": 70, "candidatesTokenCount": 30}}),
     ),
 ]
+
+
+AMAZON = [
+    (
+        "https://api.example/model/nova/converse-stream",
+        aws("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "Hi"}})
+        + aws("metadata", {"usage": {"inputTokens": 70, "outputTokens": 30, "totalTokens": 100}}),
+    ),
+    ("https://api.example/model/claude/invoke-with-response-stream", BEDROCK_STREAMS["Bedrock InvokeModel"]),
+]
+
+
+@pytest.mark.parametrize(("url", "answer"), AMAZON, ids=["converse", "invoke"])
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+def test_what_the_binary_events_of_amazon_tell_is_settled(url, answer, size):
+    made = tokens(1000)
+    pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+    result = ask(made, url, ASKED, pieces, {"content-type": "application/vnd.amazon.eventstream"})
+    assert result.response_body == answer
+    usage = usage_told(result.exchange)
+    assert usage.total_tokens > 0
+    assert left(made) == 1000 - usage.total_tokens
+
+
+def test_what_amazon_tells_in_the_head_is_settled():
+    made = tokens(1000)
+    fields = {**JSON, "x-amzn-bedrock-input-token-count": "70", "x-amzn-bedrock-output-token-count": "30"}
+    ask(made, "https://api.example/model/titan/invoke", answer=b'{"results": []}', fields=fields)
+    assert left(made) == 900
 
 
 @pytest.mark.parametrize(("url", "answer"), STREAMS, ids=lambda value: value if isinstance(value, str) else "")
