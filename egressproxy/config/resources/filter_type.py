@@ -46,6 +46,8 @@ class PythonSource(Model):
 
     path: Annotated[str, Field(min_length=1, max_length=1024)]
     """The file: it starts at the folder of this manifest, and stays inside."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of egressproxy.io/Python:v1: the secrets and backends of the filter, each with its namespace."""
 
 
 class ProcessorSource(Model):

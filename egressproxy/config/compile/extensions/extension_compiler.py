@@ -319,12 +319,18 @@ class ExtensionCompiler:
             timeout_s=_timeout_s(extension),
             **_budget(extension),
             config=text,
-            secrets=self._secrets(declared.definition, implementation, config, "spec.processor.settings"),
+            secrets=self._secrets(declared.definition, implementation, config, declared.settings_path),
             folder=_folder(declared.definition),
             settings=self._settings(implementation, text),
         )
         # What the type calls, the FilterType names: who uses the type needs no right to it.
-        self._note_calls(declared.definition, spec, implementation, config, "spec.processor")
+        self._note_calls(
+            declared.definition,
+            spec,
+            implementation,
+            config,
+            "spec.processor" if declared.definition.spec.python is None else declared.settings_path,
+        )
         return spec
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:

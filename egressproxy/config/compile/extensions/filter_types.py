@@ -70,6 +70,11 @@ class DeclaredType:
             "config": self.schema.schema if self.schema is not None else {"type": "object", "maxProperties": 0},
         }
 
+    @property
+    def settings_path(self) -> str:
+        """The field of the FilterType with the settings of what runs it."""
+        return "spec.processor.settings" if self.definition.spec.python is None else "spec.python.settings"
+
     def faults(self, config: Mapping[str, Any]) -> list[ConfigFault]:
         """What is wrong with this config. Raises SchemaError where the schema cannot be applied to it."""
         if self.definition.spec.processor is not None and len(_line(config)) > MAX_SENT_CONFIG:
@@ -84,7 +89,7 @@ class DeclaredType:
         """The config of the built-in type that runs it, for an extension with this one."""
         python, processor = self.definition.spec.python, self.definition.spec.processor
         if python is not None:
-            return {"path": python.path, "config": config, "plainConfig": True}
+            return {**python.settings, "path": python.path, "config": config, "plainConfig": True}
         assert processor is not None
         refs = [
             {"namespace": "default", **ref.model_dump(by_alias=True, exclude_none=True)}
@@ -180,12 +185,11 @@ class FilterTypes:
         if impossible:
             possible = ", ".join(sorted(each.value for each in found.phases))
             return "UnsupportedValue", f"spec.phases: {found.name} runs in {possible}, and not in {impossible[0]}"
+        settings = DeclaredType(definition, found.name, None)
         try:
-            settings_adapter(found.config_model).validate_python(
-                DeclaredType(definition, found.name, None).implemented_config({})
-            )
+            settings_adapter(found.config_model).validate_python(settings.implemented_config({}))
         except (ValidationError, TypeError) as error:
-            return "InvalidParameters", f"spec.processor.settings: {_fault(error)}"
+            return "InvalidParameters", f"{settings.settings_path}: {_fault(error)}"
         return "", ""
 
 

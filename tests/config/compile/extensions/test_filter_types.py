@@ -333,3 +333,32 @@ spec:
     made = compiled(REVERSE, PLAIN, filter_type(), pipeline.replace("teem", "team"), route)
     (spec,) = rule(made).extensions
     assert (spec.type, spec.implementation) == (TYPE, "egressproxy.io/Python:v1")
+
+
+def test_a_file_has_the_secrets_and_backends_that_its_filter_type_names(tmp_path):
+    (tmp_path / "stamp.py").write_text(
+        FILE.replace("self.config = context.config", "self.config = {'team': str(sorted(context.secrets))}")
+    )
+    secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: sign, namespace: keys}\nstringData: {key: sesame}"
+    backend = "{group: egressproxy.io, kind: Backend, name: plain, namespace: default}"
+    settings = f"settings: {{secrets: [{{name: sign, key: key, namespace: keys}}], backends: [{backend}]}}"
+    source = filter_type(source=f"python: {{path: stamp.py, {settings}}}")
+    (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, secret, source, used()]))
+    made = compile_config(load([tmp_path]), Catalog(), Defaults())
+    assert of_type(made)[0] == "True"
+    (spec,) = rule(made).extensions
+    assert [value.reveal() for _, value in spec.secrets] == [b"sesame"]
+    ((label, callee),) = spec.calls
+    assert (label, callee.error) == ("Backend default/plain", "")
+    x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
+    run(compile_chain([spec], FilterInstances(Catalog()).place).request_headers, x)
+    assert x.notes == {"team": "['keys/sign/key']"}
+
+
+def test_settings_of_a_file_do_not_say_which_file_it_is():
+    source = filter_type(source="python: {path: stamp.py, settings: {path: ../other.py, config: {a: 1}}}")
+    (spec,) = rule(compiled(REVERSE, PLAIN, ROUTE, source, used())).extensions
+    config = json.loads(spec.config)
+    assert (config["path"], config["config"]) == ("stamp.py", {"team": "research"})
+    source = filter_type(source="python: {path: stamp.py, settings: {secret: []}}")
+    assert of_type(compiled(REVERSE, PLAIN, ROUTE, source))[1] == "InvalidParameters"
