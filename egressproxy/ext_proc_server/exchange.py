@@ -207,6 +207,8 @@ class ProcessedExchange:
             message_text = f"the request body is longer than {x.max_body_bytes} bytes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
         is_whole, chain = self._wants_whole, self._request_body
+        if self._is_request_over and (chain is not None or self._leg is not None):
+            raise misconfigured("a piece of the request's body has come behind its end")
         is_last = is_whole or message.end_of_stream
         if chain is not None:
             data = await self._fed(chain, data, is_last=is_last)
@@ -328,6 +330,8 @@ class ProcessedExchange:
 
     async def _take_response_body(self, message: ProcessingRequest) -> None:
         x, chain, data = self._exchange, self._response_body, message.body
+        if self._is_response_over and chain is not None:
+            raise misconfigured("a piece of the response's body has come behind its end")
         is_whole = self._wants_whole
         is_last = is_whole or message.end_of_stream
         if self._is_cut:

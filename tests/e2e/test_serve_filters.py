@@ -310,6 +310,13 @@ def test_a_mode_that_cannot_be_changed_is_refused(envoy: Envoy, protocol: Protoc
     assert (status, error["reason"]) == (500, "filter_failed")
 
 
+def test_a_body_behind_its_end_is_refused(envoy: Envoy):
+    call = envoy.call()
+    call.head("/upper", ends=False, method=b"POST")
+    assert call.body(MessagePart.REQUEST_BODY, b"a", ends=True).body == b"A"
+    assert refusal(call.body(MessagePart.REQUEST_BODY, b"b", ends=True))[0] == 500
+
+
 def test_what_a_client_says_of_its_identity_is_removed(envoy: Envoy):
     asked = envoy.call().head(
         "/plain", (b"x-egress-identity", b"me"), (b"proxy-authorization", b"Basic x"), (b"te", b"trailers")

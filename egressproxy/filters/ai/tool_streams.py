@@ -14,6 +14,7 @@ from egressproxy.ai_apis.message import JsonMessage, in_object
 from egressproxy.ai_apis.stream_events import EVERY, StreamEvent, read_event
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.texts import TextKind, inner_json
+from egressproxy.errors import GatewayError
 
 __all__ = ["MAX_HELD", "ToolStream"]
 
@@ -48,7 +49,7 @@ class ToolStream:
     decide, `shorten(message)` takes out of a message of MCP what must not be shown.
     """
 
-    __slots__ = ("_asks", "_calls", "_framing", "_held", "_held_size", "_is_holding", "_judge", "_shorten")
+    __slots__ = ("_asks", "_calls", "_fault", "_framing", "_held", "_held_size", "_is_holding", "_judge", "_shorten")
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class ToolStream:
         self._framing = framing
         self._judge = judge
         self._asks = asks
+        self._fault: GatewayError | None = None
         self._shorten = shorten
         self._calls: dict[_Key, _OpenCall] = {}
         self._held: list[bytes] = []
@@ -68,8 +70,15 @@ class ToolStream:
 
     def feed(self, data: bytes, *, is_last: bool) -> bytes:
         """What is sent for these bytes. Raises what `judge` raises, and Unreadable."""
-        for frame in self._framing.feed(data):
-            self._take(frame)
+        if self._fault is not None:
+            raise self._fault
+        try:
+            for frame in self._framing.feed(data):
+                self._take(frame)
+        except GatewayError as fault:
+            if is_last or self._is_holding or not self._held:
+                raise
+            self._fault = fault  # with the next piece: what came before is sent first
         if is_last:
             rest = self._framing.rest()
             if rest is not None:

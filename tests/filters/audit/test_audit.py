@@ -137,6 +137,13 @@ def test_a_stream_tells_tokens_and_tools(tmp_path: Path):
     assert record["tools_called"] == ["search"]
 
 
+def test_a_tunnel_has_a_record(tmp_path: Path):
+    harness(tmp_path).run(exchange("CONNECT", "api.example.com:443", identity="agents/crawler"))
+    (record,) = records(tmp_path)
+    assert (record["is_tunnel"], record["method"], record["authority"]) == (True, "CONNECT", "api.example.com:443")
+    assert (record["namespace"], record["service_account"]) == ("agents", "crawler")
+
+
 def test_mcp_tells_the_tool(tmp_path: Path):
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "delete", "arguments": {}}}
     run(harness(tmp_path), call, {"jsonrpc": "2.0", "id": 1, "result": {}}, "/mcp")
