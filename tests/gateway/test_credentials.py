@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.filters.content_coding import ContentDecoder, new_encoder
 from egressproxy.filters.credentials.aws_chunks import ChunkSigner
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4
 from egressproxy.model.secret import SecretBytes
@@ -294,3 +295,40 @@ def attempt(talk: Conversation) -> None:
     )
     expected = ChunkSigner(signer, found[1], found[2], has_trailers=False).feed(THEIRS, True)
     assert found[3] == expected
+
+
+@pytest.mark.parametrize("shown", ["Asterisks", "Placeholder"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+@pytest.mark.parametrize("size", [7, 1000])
+def test_a_key_in_a_coded_answer_is_found_and_the_answer_stays_readable(
+    converse: Start, shown: str, coding: str, size: int
+):
+    text = b'{"headers": {"authorization": "Bearer ' + KEYS["a"] + b'"}, "rest": "' + b"x" * 500 + b'"}'
+    encoder = new_encoder(coding.encode())
+    body = encoder.encode(text[:45], False) + encoder.encode(text[45:], True)  # the key lies across two blocks
+    config = {"placeholder": MINE.decode(), "scrubResponses": True, "scrubAs": shown}
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, keyed("a", **config), m.http_route("r", m.prefix_rule("/", "a")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.client >> get()
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET .*?\r\n\r\n")
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
+    talk.origin >> head % (coding.encode(), len(body))
+    for at in range(0, len(body), size):
+        talk.origin >> body[at : at + size]
+    answer = talk.client.take(rb"HTTP/1.1 200 OK\r\n(.*?)\r\n\r\n(.*\r\n0\r\n\r\n)")
+    assert b"content-length" not in answer[1].lower()
+    decoded = ContentDecoder(coding.encode()).decode(dechunked(answer[2]), True)
+    instead = MINE if shown == "Placeholder" else b"*" * len(KEYS["a"])
+    assert decoded == text.replace(KEYS["a"], instead)
+
+
+def dechunked(data: bytes) -> bytes:
+    parts = []
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        parts.append(data[: int(size, 16)])
+        data = data[int(size, 16) + 2 :]
+    return b"".join(parts)

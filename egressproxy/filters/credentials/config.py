@@ -171,8 +171,10 @@ def machine_field(config: Any) -> str:
     return next((path for path, value in _inside(config) if value and path.rpartition(".")[2] in _OF_MACHINE), "")
 
 
-#: Fields that lead to a file, a variable of the environment or a program.
-_OF_MACHINE = frozenset(("env", "file", "command", "tokenFile", "authorizationTokenFile"))
+#: Fields that lead to a file, a variable of the environment, a program, or to who the machine is in its cloud.
+_OF_MACHINE = frozenset(
+    ("env", "file", "command", "tokenFile", "authorizationTokenFile", "metadata", "instanceMetadata", "container")
+)
 
 
 def _inside(config: Any, path: str = "") -> Iterator[tuple[str, object]]:

@@ -51,6 +51,11 @@ def test_a_config_can_be_made_again_of_its_values(config):
         ({"env": "KEY"}, [], [], "env"),
         ({"oauth2": BASIC}, ["idp/secret"], ["oauth2.tokenEndpoint.backendRef"], ""),
         ({"oauth2": TOKEN_FILE}, [], ["oauth2.tokenEndpoint.backendRef"], "oauth2.tokenFile"),
+        ({"gcp": {"metadata": {"backendRef": IAM}}}, [], ["gcp.metadata.backendRef"], "gcp.metadata"),
+        (
+            {"aws": {"service": "s3", "region": "x", "container": {"backendRef": IAM, "path": "/"}}},
+            [], ["aws.container.backendRef"], "aws.container",
+        ),
         (with_account(), ["sa/json"], ["gcp.serviceAccount.tokenEndpoint.backendRef"], ""),
         ({"aws": {"service": "s3", "region": "x", "accessKey": REFS}}, ["aws/id", "aws/secret"], [], ""),
         (
