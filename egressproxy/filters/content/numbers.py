@@ -23,8 +23,7 @@ _START = re.compile(r"[0-9+(](?<![0-9].)(?:[ ./()\-]{0,2}[0-9]){6}")
 #: Backwards. A letter at the end may be that of a DNI; 2A and 2B are in numbers of Corsicans.
 _OPEN = re.compile(rf"[A-Za-z]?(?:[0-9 ./()+\-]|[ABab](?=2)){{1,{MAX_LENGTH}}}")
 _FIRST = re.compile(r"[0-9+(]")
-_SEPARATORS: Final = " .-"
-_CARD = re.compile(r"[2-689](?:[ .-]?[0-9]){12,18}")
+_CARD = re.compile(r"[2-689][0-9]{0,18}(?:[ .-][0-9]{1,18}){0,6}(?![0-9])")
 _NOT_DIGITS = re.compile(r"[^0-9]+")
 
 #: From a text and the index of a first character to the end of what begins there; 0: nothing does.
@@ -66,22 +65,18 @@ def digits_of(text: str) -> str:
 
 
 def card_at(text: str, at: int) -> int:
-    """CARD: 13 to 19 digits, in groups if need be, with prefix, length and checksum of a network.
+    """CARD: 13 to 19 digits, in up to seven groups, with prefix, length and checksum of a network.
 
     What follows may be a year or a code: groups at the end are left out until the rest is a card.
     """
     match = _CARD.match(text, at)
     if match is None:
         return 0
-    end = match.end()
-    digits = digits_of(match[0])
-    while len(digits) >= 13:
-        if not text[end : end + 1].isdigit() and is_card(digits):
-            return end
-        end -= 1  # the last digit, and the separator that stands before it
-        if text[end - 1] in _SEPARATORS:
-            end -= 1
-        digits = digits[:-1]
+    candidate = match[0]
+    while len(digits := digits_of(candidate)) >= 13:
+        if is_card(digits):
+            return at + len(candidate)
+        candidate = candidate.rstrip("0123456789")[:-1]
     return 0
 
 

@@ -18,6 +18,7 @@ __all__ = ["Phones", "known_regions"]
 _CANDIDATE = re.compile(r"\+? ?\(?[0-9]{1,17}(?:[ ./()-]{1,2}[0-9]{1,15}){0,6}(?![0-9])")
 #: Digits of a number with its country code: ITU-T E.164 section 6.1.
 _MAX_DIGITS: Final = 15
+_MIN_DIGITS: Final = 7
 
 
 class Phones:
@@ -40,16 +41,15 @@ class Phones:
         candidate = match[0]
         if candidate[0] == "(" and ")" not in candidate:
             return 0
-        while len(candidate) >= 7:
+        while len(digits := digits_of(candidate)) >= _MIN_DIGITS:
             end = at + len(candidate)
-            if self._is_number(candidate) and not text[end : end + 1].isalnum():
+            if self._is_number(candidate, digits) and not text[end : end + 1].isalnum():
                 return end
             candidate = candidate.rstrip("0123456789").rstrip(" ./()-")
         return 0
 
-    def _is_number(self, candidate: str) -> bool:
-        digits = digits_of(candidate)
-        if not 7 <= len(digits) <= _MAX_DIGITS + 2:
+    def _is_number(self, candidate: str, digits: str) -> bool:
+        if len(digits) > _MAX_DIGITS + 2:
             return False
         if candidate[0] == "+":
             return _is_international(digits.replace("0", "", 1) if "(0)" in candidate else digits)

@@ -29,9 +29,11 @@ from egressproxy.model.exchange import Exchange
 
 __all__ = ["PII_DETECTOR", "PIIDetector"]
 
-#: Bytes of a body, and characters of one text, that are looked at in one go: some milliseconds at the very worst.
-_STEP: Final = 32 * 1024
-_SLICE: Final = 8 * 1024
+#: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
+_STEP: Final = 8 * 1024
+_SLICE: Final = 4 * 1024
+#: Values in one text, and placeholders of one exchange: each takes memory until its end.
+_MAX_VALUES: Final = 10_000
 
 _READ_REQUESTS: Final = frozenset((BodyKind.JSON, BodyKind.LINES, BodyKind.TEXT, BodyKind.FORM, BodyKind.UNKNOWN))
 _WHOLE_ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.UNKNOWN))
@@ -57,7 +59,10 @@ class _State:
         action = owner.actions[entity]
         owner.found.add(1, entity, action, "request")
         if action == "Placeholder":
-            return self.placeholders.name(entity, value)
+            name = self.placeholders.name(entity, value)
+            if len(self.placeholders.values) > _MAX_VALUES:
+                raise owner.too_many("request", 403)
+            return name
         if action == "Redact":
             return f"[{entity}]"
         if action == "Report":
@@ -112,6 +117,7 @@ class PIIDetector(Filter):
             self.actions.update((each.name, each.action) for each in config.presidio.entities)
             call = context.calls.get(config.presidio.backend_ref.label)
             self._presidio = Presidio(config.presidio, call)
+        self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
         self._name = context.name
         self._denies_unreadable = config.unreadable == "Deny"
         self._headers = tuple(name.encode() for name in config.headers)
@@ -200,7 +206,7 @@ class PIIDetector(Filter):
         if self._is_on_leg:
             x.note(self._note, None)  # what an earlier attempt has kept is no longer good
         state = self._state(x)
-        state.placeholders.avoid(data)
+        state.placeholders.avoid(data, self._replaced)
         if self._presidio is not None or len(data) > _STEP:
             return self._in_steps(x, data, scanner, state)
         try:
@@ -220,7 +226,7 @@ class PIIDetector(Filter):
             seen = 0
             for part in document.texts():
                 text = part.text
-                found = await _spans_in_steps(scanner, text) if len(text) > _SLICE else scanner.spans(text)
+                found = await self._spans_in_steps(scanner, text, 403) if len(text) > _SLICE else scanner.spans(text)
                 if self._presidio is not None and not text.isspace():
                     found = apart([*found, *await self._presidio.spans(text, x)], 0, [])
                 if found:
@@ -276,7 +282,7 @@ class PIIDetector(Filter):
             document = document_of(x, data, kind_of(x.response.fields), is_request=False)
             seen = 0
             for part in document.texts():
-                self._edit_answer(part, await _spans_in_steps(self.answers, part.text), state)
+                self._edit_answer(part, await self._spans_in_steps(self.answers, part.text, 502), state)
                 seen += len(part.text) + 64
                 if seen > _SLICE:
                     seen = 0
@@ -334,6 +340,24 @@ class PIIDetector(Filter):
             raise self.refusal(f"the {what}'s body cannot be looked at: {error}", status)
         return data
 
+    async def _spans_in_steps(self, scanner: Scanner, text: str, status: int) -> list[Span]:
+        """The spans of a long text; others have their turn after every few thousand characters."""
+        stream = SpanStream(scanner, scanner.plain)
+        found: list[Span] = []
+        done = 0
+        for start in range(0, len(text), _SLICE):
+            decided, places = stream.take(text[start : start + _SLICE], start + _SLICE >= len(text))
+            found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in places]
+            if len(found) > _MAX_VALUES:
+                raise self.too_many("request" if status == 403 else "answer", status)
+            done += len(decided)
+            await asyncio.sleep(0)
+        return found
+
+    def too_many(self, what: str, status: int) -> Rejected:
+        """The message has more values than are kept."""
+        return self.refusal(f"the {what} has more than {_MAX_VALUES} values that would be replaced", status)
+
     def refusal(self, message: str, status: int) -> Rejected:
         """What the client is told: names of entities and places, and nothing that was found."""
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
@@ -351,19 +375,6 @@ def _kept(replace: Replace) -> Replace:
         return value
 
     return checked
-
-
-async def _spans_in_steps(scanner: Scanner, text: str) -> list[Span]:
-    """The spans of a long text; others have their turn after every few thousand characters."""
-    stream = SpanStream(scanner, scanner.plain)
-    found: list[Span] = []
-    done = 0
-    for start in range(0, len(text), _SLICE):
-        decided, places = stream.take(text[start : start + _SLICE], start + _SLICE >= len(text))
-        found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in places]
-        done += len(decided)
-        await asyncio.sleep(0)
-    return found
 
 
 PII_DETECTOR = FilterType(

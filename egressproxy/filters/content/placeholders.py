@@ -1,13 +1,14 @@
 """Placeholders: what stands for a value on the way to a backend, and is put back on the way to the client.
 
-`<EMAIL_1>` is the first address of one exchange, wherever that says it again. Names that the client itself has written
-are not used, so that its own text is never taken for a placeholder; and one that is not of this exchange is only text.
+`<EMAIL_1>` is the first address of one exchange, wherever that says it again. Numbers that the client itself has
+written are passed over, so that its own text is never taken for a placeholder; that of another exchange is only text.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Final
 
 __all__ = ["Placeholders", "Restorer"]
@@ -23,34 +24,42 @@ _OPEN_ESCAPED = re.compile(
     rf"(?:(?:<|(?<!\\)\\u003[cC])(?:{_NAME})?(?:\\(?:u(?:0(?:0(?:3)?)?)?)?)?|(?<!\\)\\{{1,64}}(?:u(?:0(?:0(?:3)?)?)?)?"
     rf"|&(?:l(?:t(?:;(?:{_NAME}(?:&(?:g(?:t)?)?)?)?)?)?)?)\Z"
 )
-_TAKEN = re.compile(rb"([A-Z][A-Z0-9_]*_[0-9]+)")
+#: Of a client that writes more placeholders than this, none is read: ours begin where it writes none.
+_MAX_WRITTEN: Final = 10_000
+_FAR: Final = 1_000_000_000
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
 
 
 class Placeholders:
     """Those of one exchange. `values` are the values by name, without brackets."""
 
-    __slots__ = ("_names", "_numbers", "_taken", "values")
+    __slots__ = ("_names", "_numbers", "values")
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self._names: dict[tuple[str, str], str] = {}
-        self._numbers: dict[str, int] = {}
-        self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}  # the last one of each entity
 
-    def avoid(self, written: bytes) -> None:
-        """Take no name that the client has written here, be it escaped as JSON."""
+    def avoid(self, written: bytes, entities: Iterable[str]) -> None:
+        """Begin with these entities behind the numbers that the client has written here, be it escaped as JSON."""
         if b"\\u00" in written:
             written = _ESCAPED_ASCII.sub(lambda match: bytes((int(match[1], 16),)), written)
-        self._taken.update(name.decode() for name in _TAKEN.findall(written))
+        for entity in entities:
+            name = entity.encode() + b"_"
+            if name not in written:
+                continue
+            last = self._numbers.get(entity, 0)
+            for count, match in enumerate(re.finditer(name + rb"([0-9]{1,9})", written)):
+                last = max(last, int(match[1]) if count < _MAX_WRITTEN else _FAR)
+                if last == _FAR:
+                    break
+            self._numbers[entity] = last
 
     def name(self, entity: str, value: str) -> str:
         """The placeholder of this value, with brackets."""
         key = (entity, value)
         if key not in self._names:
             number = self._numbers.get(entity, 0) + 1
-            while f"{entity}_{number}" in self._taken:
-                number += 1
             self._numbers[entity] = number
             self._names[key] = f"{entity}_{number}"
             self.values[self._names[key]] = value

@@ -34,8 +34,8 @@ __all__ = ["RESPONSE_POLICY", "ResponsePolicy", "ResponsePolicyConfig"]
 
 _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
 #: Bytes of an answer, and characters of a text, that are looked at in one go.
-_STEP: Final = 32 * 1024
-_SLICE: Final = 8 * 1024
+_STEP: Final = 8 * 1024
+_SLICE: Final = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)

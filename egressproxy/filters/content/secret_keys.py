@@ -149,8 +149,6 @@ def _is_unfinished(text: str, at: int) -> bool:
 
 def _block_limit(text: str, start: int, at: int) -> int:
     """Where the characters end that a block is made of; another block ends it."""
-    limit = at + _MAX_BLOCK
-    block = _BLOCK.match(text, start, limit)
-    end = start if block is None else block.end()
-    following = text.find("-----BEGIN ", start, end)
-    return end if following < 0 else following
+    following = text.find("-----BEGIN ", start, at + _MAX_BLOCK)
+    block = _BLOCK.match(text, start, at + _MAX_BLOCK if following < 0 else following)
+    return start if block is None else block.end()

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from egressproxy.ai_apis.aws_event_stream import AwsFraming, aws_message
 from egressproxy.errors import Reason
 from egressproxy.filters import Phase
 from egressproxy.filters.content.placeholders import Placeholders, Restorer
@@ -216,6 +217,22 @@ def test_gzipped_bodies_are_read():
     assert b"<EMAIL_1>" in gzip.decompress(result.request_body)
 
 
+@pytest.mark.parametrize("action", ["Placeholder", "Redact"])
+def test_a_message_with_more_values_than_are_kept_is_refused(action):
+    harness = detector(entities=[{"name": "EMAIL", "action": action}], unreadable="Allow")
+    refused = run(harness, ask(" ".join(f"a{n}@b.co" for n in range(10_100))))
+    assert (refused.error.status, refused.error.reason) == (403, Reason.CONTENT_DENIED)
+    assert run(harness, ask(" ".join(f"a{n}@b.co" for n in range(9_900)))).error is None
+    many = json.dumps([f"a{n}@b.co" for n in range(10_100)]).encode()
+    assert (run(harness, many).error is None) is (action == "Redact")
+
+
+def test_numbers_that_the_client_writes_are_passed_over_however_many_they_are():
+    said = " ".join(f"EMAIL_{n}" for n in range(10_100))
+    sent = json.loads(run(detector(), ask(f"{said} {ALICE}")).request_body)["messages"][0]["content"]
+    assert sent == f"{said} <EMAIL_1000000001>"
+
+
 # --- answers
 
 
@@ -363,6 +380,31 @@ def test_a_gzipped_stream_gets_its_values_back():
     body = gzip.compress(stream(chat_events(list("to <EMAIL_1>!"))))
     result = run(detector(), ask(ALICE), pieces=[body[:20], body[20:]], answered=head)
     assert chat_text(read(gzip.decompress(result.response_body))) == f"to {ALICE}!"
+
+
+def test_a_stream_of_bedrock_gets_its_values_back_at_every_cut_of_its_text():
+    def frames(pieces):
+        for piece in pieces:
+            told = json.dumps({"contentBlockIndex": 0, "delta": {"text": piece}}).encode()
+            yield aws_message(
+                {":message-type": "event", ":event-type": "contentBlockDelta", ":content-type": "application/json"},
+                told,
+            )
+        yield aws_message(
+            {":message-type": "event", ":event-type": "contentBlockStop", ":content-type": "application/json"},
+            b'{"contentBlockIndex":0}',
+        )
+
+    harness = detector(applyTo="Both")
+    for cut in range(1, len(SAID)):
+        body = b"".join(frames([SAID[:cut], SAID[cut:]]))
+        result = run(
+            harness, ask(f"{ALICE} carol@example.com"), url="https://api.example.com/model/m/converse-stream",
+            pieces=[body[n : n + 11 + cut] for n in range(0, len(body), 11 + cut)],
+            answered=response(200, {"content-type": "application/vnd.amazon.eventstream"}),
+        )  # fmt: skip
+        told = [json.loads(frame.payload) for frame in AwsFraming().feed(result.response_body)]
+        assert "".join(event.get("delta", {}).get("text", "") for event in told) == HEARD
 
 
 def test_a_blocked_value_breaks_a_stream_off_before_it_is_told():
