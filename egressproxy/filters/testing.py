@@ -295,9 +295,14 @@ async def _run_phases(
         return
     if await run_to_end(chain.connect, x) is not None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
+    x.attempts += 1
+    try:
+        result.request_pieces = await _through(chain.leg_request_body, x, result.request_pieces)
+    except FilterAnswered as answered:
+        await _respond(answered.answer, chain, result, chain.response_headers)
+        return
     if chain.needs_body >= 0:
         x.note(SENT_BODY, b"".join(result.request_pieces))
-    x.attempts += 1
     if await _responds(chain.backend_request, chain, result):
         return
     if chain.needs_body >= 0:

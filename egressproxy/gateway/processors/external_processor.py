@@ -83,8 +83,8 @@ class ExternalProcessor(Filter):
         session = self._begin(x)
         try:
             return await self._request_headers(session, x)
-        except Exception:
-            session.is_off = True
+        except BaseException:  # cancelled, too: its time is over, or the client has left
+            session.give_up()
             raise
 
     async def backend_request(self, x: Exchange) -> LocalResponse | None:
@@ -98,8 +98,8 @@ class ExternalProcessor(Filter):
             return None
         try:
             return await self._response_headers(session, x)
-        except Exception:
-            session.is_off = True
+        except BaseException:  # cancelled, too: its time is over, or the client has left
+            session.give_up()
             raise
 
     backend_response = response_headers
@@ -253,8 +253,8 @@ class ExternalProcessor(Filter):
                 if answer is not None:
                     return self._in_time(answer, x, part, session)
             return made
-        except Exception:
-            session.is_off = True
+        except BaseException:  # cancelled, too: its time is over, or the client has left
+            session.give_up()
             raise
 
     async def _changed_body(

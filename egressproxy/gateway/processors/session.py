@@ -258,6 +258,11 @@ class ProcessorSession:
         if self._stream is not None:
             self._stream.end(self._settings.linger_s)
 
+    def give_up(self) -> None:
+        """The filter has failed in this exchange: the processor is asked nothing more of it."""
+        self.is_off = True
+        self.close()
+
     def close(self) -> None:
         """Give the stream up."""
         self.is_over = True

@@ -15,7 +15,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterHarness
-from egressproxy.ir.policy import Callee, ExtensionIR
+from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.ext_proc.messages import MessagePart, ProcessingRequest, ProcessingResponse
@@ -125,6 +125,7 @@ class Processed(FilterHarness):
         self.call = FakeCall(script)
         spec = ExtensionIR(
             "test", TYPE, phase, fail_open=fail_open, timeout_s=timeout_s, config=json.dumps(config),
+            level=BACKEND_LEVEL if phase == "backend-request" else 0,
             scope="Gateway test/gateway", source="EgressPolicy test/policy",
             calls=(("Backend processor", Callee()),),
         )  # fmt: skip

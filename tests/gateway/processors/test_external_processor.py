@@ -451,6 +451,17 @@ def test_a_processor_that_fails_is_closed_or_open(said: tuple[Said, ...], part: 
         assert (done.status, done.error.reason) == (502, Reason.FILTER_FAILED)
 
 
+@pytest.mark.parametrize("part", [REQUEST_HEADERS, REQUEST_BODY, RESPONSE_HEADERS, RESPONSE_BODY])
+@pytest.mark.parametrize("fail_open", [False, True])
+def test_a_processor_for_which_the_filter_has_no_more_time_is_given_up(part: MessagePart, fail_open: bool):
+    buffered = mode(requestBodyMode="BUFFERED", responseBodyMode="BUFFERED")
+    talk = Processed(at(part), processingMode=buffered, fail_open=fail_open, timeout_s=0.02)
+    done = talk.run(post(), request_body=b"in", response_body=b"out")
+    assert talk.stream.is_closed
+    assert talk.stream.asked[-1].part is part  # it is asked nothing more
+    assert (done.status, len(done.failures)) == (200 if fail_open else 502, 1)
+
+
 def test_an_answer_too_many_is_a_failure_of_what_comes_next():
     talk = Processed(at(REQUEST_HEADERS, answer(REQUEST_HEADERS), answer(REQUEST_HEADERS)))
     done = talk.run(get())

@@ -19,7 +19,7 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchange, response
 from egressproxy.gateway.processors.webhook import signature_fields
 from egressproxy.gateway.processors.webhook_messages import InvalidAnswer, read_answer
-from egressproxy.ir.policy import Callee, ExtensionIR
+from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
@@ -72,6 +72,7 @@ class Hooked(FilterHarness):
         secrets = (("hook/key", SecretBytes(key)),) if key is not None else ()
         spec = ExtensionIR(
             "test", TYPE, phase, fail_open=fail_open, timeout_s=5.0, config=json.dumps(config), secrets=secrets,
+            level=BACKEND_LEVEL if phase == "backend-request" else 0,
             scope="Gateway test/gateway", source="EgressPolicy test/policy", calls=(("Backend hook", Callee()),),
         )  # fmt: skip
         self._notices = Notices()
