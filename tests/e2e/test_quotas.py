@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import Origin, client, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, client, read_message
 from tests.support import manifests as m
+from tests.support.name_server import NameServer
 from tests.support.net import free_port
+from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 from tests.support.redis_server import PASSWORD, redis_server
 from tests.support.waiting import WAIT_S, wait_until
@@ -139,3 +141,31 @@ def test_two_gateways_with_a_redis_pass_exactly_the_limit(tmp_path: Path):
         assert 0 < passed <= 200
         for gateway in gateways:
             assert PASSWORD not in gateway.stderr + gateway.admin("/metrics")[1] + gateway.access_log_path.read_text()
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_a_redis_is_reached_over_tls_and_only_with_a_certificate_of_its_own(tmp_path: Path, is_trusted: bool):
+    pki, port = Pki(), free_port()
+    leaf = pki.issue("redis.test")
+    certificate = chain(leaf), leaf.private_key_pem.bytes().decode()
+    with Origin() as origin, redis_server(certificate) as redis, NameServer({"*": ["127.0.0.1"]}) as dns:
+        store = {
+            "type": "Redis",
+            "backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "redis"},
+            "secretRef": {"name": "redis-password"},
+            "timeout": "5s",
+            "onFailure": "Deny",
+        }
+        limits = {"requests": [{**PER_TEAM, "limit": 10, "unit": "Day"}], "store": store}
+        written = [
+            *objects(port, origin)[:-1],
+            m.policy(limits=limits, dns=dns.address, cidrs=ALLOW_LOOPBACK),
+            m.backend("redis", "redis.test", redis.tls_port, tls=True, ca="ca", protocol="TCP"),
+            m.config_map("ca", {"ca.crt": (pki if is_trusted else Pki()).ca_pem}),
+            m.secret("redis-password", {"token": PASSWORD}),
+        ]
+        with GatewayProcess(tmp_path / "gw", written) as gateway:
+            seen = statuses([port], clients=4, each=5)
+            assert seen == ({200: 10, 429: 10} if is_trusted else {503: 20})
+            told = gateway.admin("/metrics")[1]
+            assert ('egress_limit_store_up{filter="limits"} 1' in told) is is_trusted

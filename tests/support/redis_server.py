@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,24 @@ PASSWORD = "the-password-of-the-redis"
 class RedisServer:
     """Its process, and commands to it over a connection of the test's own."""
 
-    def __init__(self, port: int, folder: str) -> None:
+    def __init__(self, port: int, folder: str, certificate: tuple[str, str] | None = None) -> None:
+        """`certificate`: chain and key in PEM, for connections to `tls_port`."""
         self.port = port
+        self.tls_port = free_port() if certificate is not None else 0
+        self._tls: list[str] = []
+        if certificate is not None:
+            files = [Path(folder, name) for name in ("chain.pem", "key.pem")]
+            for file, text in zip(files, certificate, strict=True):
+                file.write_text(text)
+            self._tls = ["--tls-port", str(self.tls_port), "--tls-cert-file", str(files[0])]
+            self._tls += [
+                "--tls-key-file",
+                str(files[1]),
+                "--tls-auth-clients",
+                "no",
+                "--tls-ca-cert-file",
+                str(files[0]),
+            ]
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -36,7 +53,7 @@ class RedisServer:
         self._process = subprocess.Popen(
             [
                 program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-                "--requirepass", PASSWORD, "--dir", self._folder, "--loglevel", "warning",
+                "--requirepass", PASSWORD, "--dir", self._folder, "--loglevel", "warning", *self._tls,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -85,7 +102,7 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server() -> Iterator[RedisServer]:
+def redis_server(certificate: tuple[str, str] | None = None) -> Iterator[RedisServer]:
     """A Redis that runs. Skips without `redis-server`, and fails in a pipeline (EGRESSPROXY_CLIENTS=required)."""
     if shutil.which("redis-server") is None:
         why = "redis-server is not installed: apt-get install redis-server"
@@ -93,7 +110,7 @@ def redis_server() -> Iterator[RedisServer]:
             pytest.fail(why)
         pytest.skip(why)
     with tempfile.TemporaryDirectory() as folder:
-        server = RedisServer(free_port(), folder)
+        server = RedisServer(free_port(), folder, certificate)
         try:
             server.start()
             yield server
