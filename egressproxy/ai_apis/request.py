@@ -76,8 +76,10 @@ class OfferedTool(NamedTuple):
 def estimated_tokens(text: str) -> int:
     """About how many tokens a text has: a quarter of its ASCII characters, and a third of the bytes of all others.
 
-    English prose and code have 5 to 25 percent fewer; Chinese, Japanese and Cyrillic up to 50 percent fewer with the
-    vocabularies of today; long numbers and minified data have up to 60 percent more. It is no tokenizer's number.
+    Beside the o200k vocabulary (gpt-tokenizer 4) that is 21 percent too many for English prose, 3 too few to 4 too many
+    for technical text and code, 16 too many for JSON with blanks and 20 too few without; 18 to 23 too many for Chinese
+    and Japanese, 43 for German, 62 for Arabic, 133 for Russian (29 in cl100k), 223 for Hindi. Strings without meaning
+    have more tokens than it says: numbers 45 percent, hexadecimal 55, base64 63. It is no tokenizer's number.
     """
     if text.isascii():
         return (len(text) + 3) // 4

@@ -105,6 +105,10 @@ _TEXT_OF_TYPE: Final = {
     "custom_tool_call": "response.custom_tool_call_input",
     "code_interpreter_call": "response.code_interpreter_call_code",
 }
+#: Where models of Amazon, Meta, Mistral and Cohere have their text in the events of InvokeModelWithResponseStream, and
+#: what says there that it has ended.
+_PLAIN_TEXTS: Final[tuple[Path, ...]] = (("outputText",), ("generation",), ("outputs", 0, "text"), ("text",))
+_PLAIN_ENDS: Final = ("completionReason", "stop_reason", "finish_reason")
 _RESPONSE_ENDS: Final = frozenset(
     ("response.completed", "response.incomplete", "response.failed", "response.cancelled", "error")
 )
@@ -127,7 +131,7 @@ def read_event(value: Any) -> StreamEvent:
             _responses(value, type_, event)
         elif "contentBlockIndex" in value or value.keys() <= _CONVERSE_EVENT:
             _converse(value, event)
-        else:
+        elif not _plain(value, event):
             _others(value, event)
             if type_ in _RESPONSE_ENDS:
                 event.ends.append(EVERY)
@@ -166,7 +170,7 @@ def delta_event(event: StreamEvent, delta: TextDelta, text: str) -> tuple[str, d
         copy["logprobs"] = []
     holder = copy
     for step in path[:-1]:
-        holder[step] = dict(holder[step])
+        holder[step] = list(holder[step]) if type(holder[step]) is list else dict(holder[step])
         holder = holder[step]
     holder[path[-1]] = text
     type_ = value.get("type")
@@ -375,6 +379,31 @@ def _number(step: str | int) -> int:
 def _index(value: dict[str, Any], name: str, otherwise: int = -1) -> int:
     found = value.get(name)
     return found if type(found) is int else otherwise
+
+
+def _plain(value: dict[str, Any], event: StreamEvent) -> bool:
+    """An event of a model whose own form is not one of those above."""
+    if "type" in value:
+        return False
+    for path in _PLAIN_TEXTS:
+        text: Any = value
+        for step in path:
+            if isinstance(step, int):
+                text = text[step] if type(text) is list and len(text) > step else None
+            else:
+                text = in_object(text, step)
+        if type(text) is str:
+            channel = Channel(("plain",), path[-1], TextKind.TEXT)
+            if text:
+                event.deltas.append(TextDelta(channel, path, text))
+            for found in _found(value, ()):
+                if found.path != path and found.path[-1] not in _PLAIN_ENDS:
+                    event.wholes.append(WholeText(found))
+            holder, _ = _holder(value, path)
+            if any(holder.get(name) or value.get(name) for name in _PLAIN_ENDS):
+                event.ends.append(("plain",))
+            return True
+    return False
 
 
 def _unknown(value: dict[str, Any], known: frozenset[str], path: Path, event: StreamEvent) -> None:

@@ -38,6 +38,11 @@ def usage_of(value: Any) -> TokenUsage | None:
     """The usage that an answer, or an event of a stream, tells; None where it tells none. Reads any of the APIs."""
     if type(value) is not dict:
         return None
+    metrics = value.get(
+        "amazon-bedrock-invocationMetrics"
+    )  # in the last event of a stream, whatever the model's own form
+    if type(metrics) is dict:
+        return TokenUsage(_count(metrics, "inputTokenCount"), _count(metrics, "outputTokenCount"))
     for holder in (value, value.get("response"), value.get("message")):
         if type(holder) is dict:
             told = holder.get("usage")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +18,8 @@ from egressproxy.ai_apis.stream_events import Channel
 from egressproxy.ai_apis.streams import StreamEditor, StreamReader, TextFunction, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
-from egressproxy.ai_apis.usage import merged, usage_of
-from tests.ai_apis.streams import STREAMS, framing, told
+from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
+from tests.ai_apis.streams import STREAMS, aws, framing, told
 from tests.translation.examples import chat_chunk, junk, named, places, unnamed
 
 EACH = pytest.mark.parametrize("name", list(STREAMS))
@@ -230,6 +231,30 @@ def test_nothing_passes_because_nobody_knows_it(event: dict[str, Any]):
     written = edited("sse", [unnamed(event)], Upper)
     assert b"A SECRET" in written
     assert b"a secret" not in written
+
+
+@pytest.mark.parametrize(
+    ("events", "last"),
+    [
+        ([{"outputText": "Hello "}, {"outputText": "there", "completionReason": "FINISH"}], b"FINISH"),
+        ([{"generation": "Hello "}, {"generation": "there"}, {"generation": "", "stop_reason": "stop"}], b"stop"),
+        ([{"outputs": [{"text": "Hello "}]}, {"outputs": [{"text": "there", "stop_reason": "stop"}]}], b"stop"),
+        ([{"text": "Hello ", "is_finished": False}, {"text": "there", "is_finished": True}], b"true"),
+    ],
+)
+def test_models_of_amazon_with_a_form_of_their_own_have_one_channel(events: list[dict[str, Any]], last: bytes):
+    metrics = {"amazon-bedrock-invocationMetrics": {"inputTokenCount": 3, "outputTokenCount": 4}}
+    stream = b"".join(
+        aws("chunk", {"bytes": b64encode(json.dumps(each).encode()).decode()}) for each in [*events, metrics]
+    )
+    assert edited("Bedrock", [stream], Same) == stream
+    for function, text in ((Redactor, "Hel<x>ere"), (AtTheEnd, "HELLO THERE")):
+        written = edited("Bedrock", [stream[:77], stream[77:]], function)
+        channels, _ = told("Bedrock", written)
+        assert list(channels.values()) == [text]
+    usage = [usage_of(event.value) for event in StreamReader(framing("Bedrock")).feed(stream)]
+    assert usage[-1] == TokenUsage(3, 4)
+    assert last in b"".join(frame.payload for frame in framing("Bedrock").feed(written))
 
 
 def test_what_is_no_json_is_a_text_as_it_stands():

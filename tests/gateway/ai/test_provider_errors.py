@@ -10,6 +10,7 @@ import pytest
 
 from egressproxy.filters import Exchange, Filter, Rejected
 from tests.gateway.conftest import Start
+from tests.gateway.h2 import speak_http2
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 
@@ -157,4 +158,22 @@ def test_a_denial_of_the_first_piece_is_an_event_too(converse: Start):
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     talk.origin >> head + b"8\r\nsecret\n\n\r\n0\r\n\r\n"
     talk.client.take(rb"(?s)HTTP/1.1 200 OK\r\n.*?\r\n\r\n[0-9a-f]+\r\ndata: \{\"error\":.*?\}\n\n\r\n0\r\n\r\n")
+    assert talk.record()["reason"] == "filter_rejected"
+
+
+def test_over_http2_a_denial_inside_of_a_stream_is_its_last_event(converse: Start):
+    talk = start(converse)
+    client = speak_http2(talk)
+    stream = client.ask(b"POST", b"/v1/chat/completions", b"x", (b"content-type", b"application/json"), body=b"{}")
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"(?s)POST .*?\r\n\r\n2\r\n\{\}\r\n0\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    talk.origin >> b"a\r\ndata: {}\n\n\r\n"
+    client.settle()
+    talk.origin >> b"8\r\nsecret\n\n\r\n"
+    answer = client.answer(stream)
+    assert (answer.is_whole, answer.reset) == (True, None)
+    first, last = bytes(answer.data).split(b"\n\n", 1)
+    assert first == b"data: {}"
+    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "the answer is not for you"
     assert talk.record()["reason"] == "filter_rejected"
