@@ -52,7 +52,8 @@ _CORE: Final = frozenset({f"{_OURS}CredentialInjector:v1", f"{_OURS}QoSControlle
 _EXTENDED: Final = frozenset({
     f"{_OURS}{kind}:v1"
     for kind in (
-        "Cors", "HeaderPolicy", "ModelPolicy", "PIIDetector", "PromptGuard", "RequestRedirect", "UrlRewrite",
+        "Cors", "ExternalProcessor", "HeaderPolicy", "ModelPolicy", "PIIDetector", "PromptGuard",
+        "RequestRedirect", "UrlRewrite",
     )
 })  # fmt: skip
 
