@@ -20,7 +20,7 @@ from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.spans import Scanner
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["Redactor", "SeenBody"]
+__all__ = ["LateText", "Redactor", "SeenBody"]
 
 #: Of a body that is read as a whole, in bytes: longer ones tell no models and tools.
 MAX_JSON: Final = 4 * 1024 * 1024
@@ -48,6 +48,22 @@ class Redactor:
         """The text with `[ENTITY]` for each, and `[SECRET]` for values whose name says it."""
         named = _NAMED.sub(lambda found: f'{found.group(1)}"[SECRET]"', text)
         return self._scanner.replaced(named, lambda entity, _value: f"[{entity}]")
+
+
+class LateText:
+    """The redacted text of a body, made when the record is written: in the writer's thread, not on the event loop."""
+
+    __slots__ = ("_content", "_redactor")
+
+    def __init__(self, redactor: Redactor, content: bytes) -> None:
+        self._redactor = redactor
+        self._content = content
+
+    def __str__(self) -> str:
+        return self._redactor(self._content.decode("utf-8", "replace"))
+
+    def __repr__(self) -> str:
+        return f"LateText({len(self._content)} bytes)"
 
 
 class SeenBody:
@@ -135,7 +151,7 @@ class SeenBody:
         if self._digest is not None:
             made["sha256"] = self._digest.hexdigest()
         if self._keeps and redactor is not None:
-            made["content"] = redactor(self._kept.decode("utf-8", "replace"))
+            made["content"] = LateText(redactor, bytes(self._kept))
             if self.size > len(self._kept):
                 made["is_cut"] = True
         return made

@@ -189,7 +189,13 @@ class ChainWriter:
     def _append(self, values: Mapping[str, Any]) -> None:
         """Raises OSError, and then nothing of the record is in the file."""
         assert self._file is not None
-        line, link = made_line(self.chain, self._link, values, self._settings.key)
+        try:
+            line, link = made_line(self.chain, self._link, values, self._settings.key)
+        except Exception as error:  # a text that cannot be redacted ends neither the chain nor its thread
+            log.exception("internal error: an audit record cannot be made as it is")
+            told = {name: values[name] for name in ("time", "kind", "request_id") if name in values}
+            told["error"] = type(error).__name__
+            line, link = made_line(self.chain, self._link, told, self._settings.key)
         try:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

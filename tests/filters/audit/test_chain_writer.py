@@ -337,6 +337,24 @@ def test_a_folder_that_is_not_there_is_an_error_each_time_until_it_is(tmp_path: 
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+class Unwritable:
+    def __str__(self) -> str:
+        raise RecursionError
+
+
+def test_a_record_that_cannot_be_made_is_told_and_the_next_is_written(tmp_path: Path):
+    writer = ChainWriter(tmp_path)
+    writer.start(PLAIN)
+    writer.put(PLAIN, {"kind": "exchange", "request_id": "7", "text": Unwritable()})
+    writer.put(PLAIN, {"kind": "exchange", "request_id": "8"})
+    writer.close()
+    assert found(tmp_path) == []
+    told = [
+        (record["request_id"], record.get("error")) for record in records_in(tmp_path) if record["kind"] == "exchange"
+    ]
+    assert told == [("7", "RecursionError"), ("8", None)]
+
+
 def test_a_record_is_one_line_whatever_it_says(tmp_path: Path):
     writer = ChainWriter(tmp_path)
     writer.start(PLAIN)
