@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import mmap
 import secrets
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from struct import Struct
@@ -147,11 +146,6 @@ class OwnCounters:
         if found is None or found.keys != keys:
             found = self._made[key] = KeyedCounters(keys, secret=self._secret)
         return found
-
-    @property
-    def made(self) -> Mapping[bytes, KeyedCounters]:
-        """Those that were asked for."""
-        return self._made
 
     def __repr__(self) -> str:
         return f"OwnCounters({len(self._made)} limits)"
