@@ -108,18 +108,20 @@ def kind_of(fields: Fields) -> BodyKind:
 
 
 def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> BodyTexts:
-    """The texts of a whole body of this kind; one of UNKNOWN is JSON, or text. Raises Unreadable."""
-    if kind is BodyKind.FORM:
-        return FormDocument(body)
+    """The texts of a whole body of this kind. Raises Unreadable.
+
+    What looks like JSON is JSON to many servers, whatever its type says: it is read as JSON if it can be.
+    """
     if kind is BodyKind.LINES:
         return _LinesDocument(body)
-    if kind in (BodyKind.JSON, BodyKind.UNKNOWN):
+    looks_like_json = body.lstrip()[:1] in (b"{", b"[")
+    if kind is BodyKind.JSON or looks_like_json:
         try:
             return _json_document(x, body, is_request)
         except Unreadable:
-            if kind is BodyKind.JSON or body.lstrip()[:1] in (b"{", b"["):
+            if kind in (BodyKind.JSON, BodyKind.UNKNOWN) or b"\\u" in body:
                 raise
-    return _TextDocument(body)
+    return FormDocument(body) if kind is BodyKind.FORM else _TextDocument(body)
 
 
 def _json_document(x: Exchange, body: bytes, is_request: bool) -> BodyTexts:

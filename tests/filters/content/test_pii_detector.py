@@ -171,6 +171,17 @@ def test_what_cannot_be_looked_at_is_refused_unless_that_is_allowed(content_type
     assert run(detector(unreadable="Allow"), body, fields).request_body == body
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "text/json"])
+def test_json_is_read_as_json_whatever_its_type_says(content_type):
+    body = b' {"to": "alice\\u0040example.com"}'
+    assert run(detector(), body, {"content-type": content_type}).request_body == b' {"to": "<EMAIL_1>"}'
+    assert run(detector(), b"{{ name }} " + ALICE.encode(), {"content-type": "text/plain"}).request_body == (
+        b"{{ name }} <EMAIL_1>"
+    )
+    twice = b'{"a": 1, "a": "alice\\u0040example.com"}'
+    assert run(detector(), twice, {"content-type": content_type}).error.status == 400
+
+
 def test_two_content_types_are_none():
     fields = [("content-type", "application/json"), ("content-type", "image/png")]
     assert run(detector(), b"{}", fields).error.status == 415
