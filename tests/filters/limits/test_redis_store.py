@@ -138,9 +138,9 @@ def test_a_bucket_refills_on_the_clock_of_the_redis(redis):
         began = time.monotonic()
         assert await machine.passed(20) == 20
         passed = 0
-        while time.monotonic() < began + 1.0:
+        while passed < 20:
             passed += await machine.passed(1)
-        assert 15 <= passed <= 21
+        assert time.monotonic() - began > 0.9, "twenty more take a second"
 
     run([machine], test())
 
@@ -221,10 +221,10 @@ def test_a_redis_that_hangs_is_waited_for_once(redis):
     async def test():
         assert await machine.passed(10) == 10
         redis.hang()
-        began = time.monotonic()
         assert await machine.passed(50) == 50
-        assert await machine.passed(10) == 10
-        assert time.monotonic() - began < 2.0
+        waiting = [machine.filter.request_headers(exchange("GET", "https://a.example/", identity="a/a")) for _ in "ab"]
+        assert waiting == [None, None], "nobody waits a second time"
+        assert await machine.passed(8) == 8
         assert machine.told()[-1] == "LimitStoreAway"
         redis.go_on()
         await machine.is_connected()
