@@ -24,6 +24,9 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.notices import Notices
+from tests.gateway.conftest import Start
+from tests.gateway.kit import reverse
+from tests.support import manifests as m
 
 TYPE = "egressproxy.io/Webhook:v1"
 REF = {"group": "egressproxy.io", "kind": "Backend", "name": "hook"}
@@ -258,3 +261,29 @@ def test_on_a_backend_the_body_of_an_attempt_is_sent():
 def test_a_secret_that_is_no_key_is_refused():
     with pytest.raises(FilterBuildError, match="not base64"):
         Hooked(says(ALLOW), key=b"whsec_%%%", secretRef={"name": "hook", "key": "key"})
+
+
+def test_a_webhook_is_asked_over_the_pools_and_its_denial_reaches_the_client(converse: Start):
+    extension = {
+        "name": "hook", "type": TYPE, "phase": "request-headers",
+        "config": {"backendRefs": [REF], "path": "/check", "send": ["request-body"]},
+    }  # fmt: skip
+    talk = converse(reverse(objects=(m.backend("hook", "hook.example", 9000),), extensions=[extension]))
+    post = b"POST /x HTTP/1.1\r\nHost: app.example\r\nContent-Length: 2\r\n\r\nhi"
+    talk.client >> post
+    talk.dialled("hook.example", 9000)
+    hook = talk.origin
+    hook.take(rb"POST /check HTTP/1.1\r\nHost: hook.example:9000\r\n.*\"phase\":\"request-body\".*\"text\":\"hi\".*")
+    allowed = json.dumps({"action": "allow", "headers": {"set": [{"name": "X-A", "value": "1"}]}, "body": text("ho!")})
+    hook >> b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(allowed), allowed.encode())
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST /x HTTP/1.1\r\n.*x-a: 1\r\n.*\r\n\r\nho!")
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*\r\n\r\nok")
+    talk.client >> post  # on the connections of before
+    hook.take(rb"POST /check .*\"text\":\"hi\".*")
+    denied = b'{"action": "deny", "status": 451, "message": "not this"}'
+    hook >> b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(denied), denied)
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"], error["message"]) == (451, "filter_rejected", "not this")
+    assert talk.metrics.filter_calls.asked == {("hook", "agents/hook", "ok"): 2}
