@@ -129,7 +129,7 @@ class MutationChecker:
                 return False
             if name == b"host" and is_response:
                 return False
-        elif is_protected(name.decode("latin-1")) or name.replace(b"_", b"-").startswith(b"x-egress-"):
+        elif is_protected(name.decode("latin-1")) or name.replace(b"_", b"-").lstrip(b"-").startswith(b"x-egress-"):
             return False  # the gateway itself writes it, or believes it
         if self._disallowed is not None and self._disallowed.fullmatch(name):
             return False
