@@ -223,7 +223,11 @@ async def wait(step: Step, awaitable: Awaitable[R]) -> R:
         if _is_cancelled_from_outside():
             raise
         raise FilterCancelled from None  # the filter cancelled itself: a failure, not a client that left
-    except (Exception, GeneratorExit):  # the latter closes a coroutine
+    except GeneratorExit as error:
+        if error.args:  # one that closes a coroutine has none: the filter has raised it, and its text is for nobody
+            raise FilterExited(type(error).__name__) from None
+        raise
+    except Exception:
         raise
     except BaseException as error:
         raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it

@@ -242,9 +242,14 @@ class Conductor:
         resources, collector = client.resources, Collector(client)
         body_filter = resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
         upstream.send_response_body_to(body_filter)
-        await upstream.response_end()
-        while not collector.is_whole:
-            await pause()
+        try:
+            await upstream.response_end()
+            while not collector.is_whole:
+                await pause()
+        except GatewayError as error:
+            if not isinstance(error, UpstreamFault) and upstream.is_reusable:
+                resources.release(reusable=True)  # a filter has refused what the backend has said to its end
+            raise
         response, body, trailers = x.response, collector.body, collector.trailers
         if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
             body = trailers = b""

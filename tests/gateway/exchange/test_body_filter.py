@@ -593,6 +593,8 @@ def test_a_filter_of_a_whole_response_refuses_with_a_status_that_the_client_gets
     status, _, _, error = talk.client.answer()
     assert (status, error["reason"], error["message"]) == (451, "filter_rejected", "not this")
     talk.client.is_open()
+    talk.until(lambda: talk.idle == 1)
+    assert (talk.idle, talk.open) == (1, 1)  # the backend has done nothing wrong
 
 
 @pytest.mark.parametrize("is_async", [False, True])
