@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.json_size import has_too_many_parts
-from egressproxy.ai_apis.splice import Path, spliced
+from egressproxy.ai_apis.splice import Path, spliced, spliced_text
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 
@@ -81,7 +81,7 @@ class JsonMessage:
     def __init__(self, source: bytes, value: Any) -> None:
         self.source = source
         self.value = value
-        self._changed: set[Path] = set()
+        self._changed: dict[Path, str | None] = {}  # what stood there, where that was a text
         self._inner: dict[Path, Any] = {}  # what strings of JSON say that were changed
 
     @classmethod
@@ -126,11 +126,15 @@ class JsonMessage:
             except (LookupError, TypeError):
                 raise Unreadable(f"`{where(path)}` leads nowhere") from None
         step = path[-1]
-        if not isinstance(holder, dict if type(step) is str else list):
+        if type(step) is str and isinstance(holder, dict):
+            before = holder.get(step)
+        elif type(step) is int and isinstance(holder, list):
+            before = holder[step]
+        else:
             raise Unreadable(f"`{where(path)}` leads nowhere")
-        holder[step] = value  # type: ignore[index]  # a name for an object, an index for an array
+        holder[step] = value  # a name for an object, an index for an array
         self._inner.pop(path, None)
-        self._changed.add(path)
+        self._changed.setdefault(path, before if type(before) is str else None)
 
     def replace_text(self, found: Found, text: str) -> None:
         """Replace a text that was found here."""
@@ -150,10 +154,30 @@ class JsonMessage:
     def body(self) -> bytes:
         """The body with what was changed; the very object that came where nothing was."""
         if self._changed:
+            made = self._with_texts()
+            if made is not None:
+                self.source = made
+                self._changed.clear()
+                return made
             changes = {path: self._at(path) for path in self._changed if not self._is_inside_another(path)}
             self.source = spliced(self.source.decode(), changes).encode("utf-8", "surrogatepass")
             self._changed.clear()
         return self.source
+
+    def _with_texts(self) -> bytes | None:
+        """The body where texts alone have become others; None where that cannot be told at a glance."""
+        made = self.source
+        if len(self._changed) > 1 and any(map(self._is_inside_another, self._changed)):
+            return None
+        for path, before in self._changed.items():
+            after = self._at(path)
+            if before is None or type(after) is not str:
+                return None
+            found = spliced_text(made, before, after)
+            if found is None:
+                return None
+            made = found
+        return made
 
     def _is_inside_another(self, path: Path) -> bool:
         return any(path[:length] in self._changed for length in range(len(path)))
