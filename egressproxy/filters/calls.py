@@ -7,13 +7,15 @@ through the backend's own extensions: its credential is sent, and no filter sees
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+
+if TYPE_CHECKING:  # for an annotation: `egressproxy check` loads no event loop
+    import asyncio
 
 __all__ = ["CallAnswer", "CallFailed", "FilterCall", "MessageStream", "StreamReceiver"]
 
