@@ -54,7 +54,7 @@ class AiAnswer(JsonMessage):
                 places += [(*path, name) for name in _PIECES if holder.get(name)]
             holder, path = holder[step], (*path, step)  # type: ignore[assignment]
         for place in places:
-            self.put(place, [] if type(self._at(place)) is list else None)
+            self.put(place, [] if type(self.at(place)) is list else None)
 
 
 def model_of(value: Any) -> str:

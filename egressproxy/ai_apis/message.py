@@ -18,6 +18,9 @@ __all__ = ["CalledTool", "JsonMessage", "TextPart", "in_object"]
 MAX_PARTS: Final = 50_000
 MAX_COMMAS: Final = 200_000
 
+#: Texts that are searched for in the whole body, each of them. Of more of them the body is read once.
+_AT_A_GLANCE: Final = 8
+
 _CALL_TYPES: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 _CALL_KEYS: Final = frozenset(("functionCall", "function_call", "toolUse"))
 
@@ -107,7 +110,7 @@ class JsonMessage:
 
     def set_arguments(self, call: CalledTool, arguments: Any) -> None:
         """Have a call carry these arguments."""
-        holder = self._at(call.path)
+        holder = self.at(call.path)
         for key in ("arguments", "input", "args"):
             if key in holder:
                 is_text = type(holder[key]) is str and type(arguments) is not str
@@ -143,34 +146,44 @@ class JsonMessage:
             return
         inner = self._inner.get(found.path)
         if inner is None:
-            inner = inner_json(self._at(found.path))
+            inner = inner_json(self.at(found.path))
         holder = inner
         for step in found.inner[:-1]:
             holder = holder[step]
         holder[found.inner[-1]] = text
-        self.put(found.path, dumps(inner).decode())
         self._inner[found.path] = inner
+        if found.path not in self._changed:
+            self._changed[found.path] = self.at(found.path)  # what it is now is written when all is known
 
     def body(self) -> bytes:
         """The body with what was changed; the very object that came where nothing was."""
         if self._changed:
+            self._write_inner()
             made = self._with_texts()
             if made is not None:
                 self.source = made
                 self._changed.clear()
                 return made
-            changes = {path: self._at(path) for path in self._changed if not self._is_inside_another(path)}
+            changes = {path: self.at(path) for path in self._changed if not self._is_inside_another(path)}
             self.source = spliced(self.source.decode(), changes).encode("utf-8", "surrogatepass")
             self._changed.clear()
         return self.source
 
+    def _write_inner(self) -> None:
+        """Put strings of JSON back whose texts have been replaced: each once, however many of its texts were."""
+        for path, inner in self._inner.items():
+            if path in self._changed and not self._is_inside_another(path):
+                self.at(path[:-1])[path[-1]] = dumps(inner).decode()
+
     def _with_texts(self) -> bytes | None:
-        """The body where texts alone have become others; None where that cannot be told at a glance."""
+        """The body where few texts alone have become others; None where that cannot be told at a glance."""
+        if len(self._changed) > _AT_A_GLANCE:
+            return None
         made = self.source
         if len(self._changed) > 1 and any(map(self._is_inside_another, self._changed)):
             return None
         for path, before in self._changed.items():
-            after = self._at(path)
+            after = self.at(path)
             if before is None or type(after) is not str:
                 return None
             found = spliced_text(made, before, after)
@@ -182,7 +195,8 @@ class JsonMessage:
     def _is_inside_another(self, path: Path) -> bool:
         return any(path[:length] in self._changed for length in range(len(path)))
 
-    def _at(self, path: Path) -> Any:
+    def at(self, path: Path) -> Any:
+        """The value at a path that is there."""
         value = self.value
         for step in path:
             value = value[step]

@@ -218,7 +218,7 @@ class AiRequest(JsonMessage):
     def withhold_tools(self, names: frozenset[str]) -> None:
         """Offer the model none of the tools with these names."""
         for root in {tool.path[:-1] for tool in self.tools if tool.name in names}:
-            kept = [each for each in self._at(root) if type(each) is not dict or _name_of(each) not in names]
+            kept = [each for each in self.at(root) if type(each) is not dict or _name_of(each) not in names]
             self.put(root, kept)
 
     @property

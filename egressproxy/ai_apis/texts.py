@@ -121,7 +121,7 @@ def found_texts(value: Any) -> Iterator[Found]:
 
 def inner_json(text: str) -> Any:
     """What a string of JSON says, such as the arguments of a call; None where it is none."""
-    if text[:1] not in ("{", "["):
+    if text[:1] not in ("{", "[") and text.lstrip(" \t\r\n")[:1] not in ("{", "["):
         return None
     try:
         return loads(text)

@@ -8,11 +8,12 @@ from enum import Enum
 from typing import Any, Final, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
-from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.json_size import has_too_many_parts
+from egressproxy.ai_apis.message import MAX_COMMAS, MAX_PARTS, JsonMessage, TextPart
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.splice import Path
-from egressproxy.ai_apis.strict_json import Unreadable
-from egressproxy.ai_apis.texts import TextKind, TextRole, where
+from egressproxy.ai_apis.strict_json import Unreadable, loads_strictly
+from egressproxy.ai_apis.texts import Found, TextKind, TextRole, where
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 
@@ -146,7 +147,10 @@ _BINARY: Final = frozenset(
         "thought_signature",
     )
 )
-_BASE64 = re.compile(r"[0-9A-Za-z+/_=\s-]{64,}")
+#: In the alphabets of RFC 4648 sections 4 and 5, and without blanks or long numbers: words and cards are not base64.
+_BASE64 = re.compile(r"(?:[0-9A-Za-z+/\r\n]+|[0-9A-Za-z_\r\n-]+)={0,2}[\r\n]*")
+_LONG_NUMBER = re.compile(r"[0-9-]{13}")
+_MIN_BINARY: Final = 64
 
 
 class _String:
@@ -184,11 +188,29 @@ class _JsonDocument:
 
     def texts(self) -> Iterator[BodyText]:
         told: set[Path] = set()
+        outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
         if self._is_ai:
             for part in self._message.texts():
-                told.add(part.found.path)
+                found = part.found
+                told.add(found.path)
+                if found.inner:
+                    outer.setdefault(found.path, "")
+                elif found.path[-1] in ("arguments", "input") and "\\u" in found.text and _looks_like_json(found.text):
+                    raise Unreadable(f"`{where(found.path)}` is no JSON that can be read here")
                 yield part
+        for path in outer:
+            yield from self._inner_names(path)
         yield from self._strings(self._message.value, (), told)
+
+    def _inner_names(self, path: Path) -> Iterator[BodyText]:
+        """What a string of JSON says beside its texts: names, and long numbers. Raises Unreadable."""
+        text = self._message.at(path)
+        value = loads_strictly(text)
+        for inner, said, is_name in _names_and_numbers(value, ()):
+            if is_name:
+                yield _String(self._message, path, said, is_name=True)
+            else:
+                yield TextPart(self._message, Found(path, inner, TextRole.ASSISTANT, TextKind.ARGUMENTS, said))
 
     def _strings(self, value: Any, path: Path, told: set[Path]) -> Iterator[BodyText]:
         if type(value) is dict:
@@ -204,8 +226,8 @@ class _JsonDocument:
                 yield _String(self._message, path, value, is_name=False)
             else:
                 raise Unreadable("it is a string alone")
-        elif type(value) is int and not -(10**8) < value < 10**8:
-            yield _Digits(self._message, path, str(value), is_name=False)
+        elif (digits := _digits(value)) and path not in told:
+            yield _Digits(self._message, path, digits, is_name=False)
 
     def body(self) -> bytes:
         return self._message.body()
@@ -217,10 +239,41 @@ class _Digits(_String):
     __slots__ = ()
 
 
+def _digits(value: Any) -> str:
+    """A long whole number, however it is written; "" for another value."""
+    if type(value) is float and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
+    return str(value) if type(value) is int and not -(10**8) < value < 10**8 else ""
+
+
+def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
+    """Names of members and long numbers of a value, with the way to them, and whether it is a name."""
+    if type(value) is dict:
+        for key, each in value.items():
+            yield path, key, True
+            yield from _names_and_numbers(each, (*path, key))
+    elif type(value) is list:
+        for index, each in enumerate(value):
+            yield from _names_and_numbers(each, (*path, index))
+    elif digits := _digits(value):
+        yield path, digits, False
+
+
 def _is_binary(key: str, text: str) -> bool:
-    if key in _BINARY:
-        return _BASE64.fullmatch(text) is not None
-    return text.startswith("data:") and ";base64," in text[:100]
+    if key not in _BINARY:
+        if not text.startswith("data:"):
+            return False
+        head, mark, text = text.partition(";base64,")
+        return bool(mark) and len(head) < 100 and " " not in head and _is_base64(text)
+    return len(text) >= _MIN_BINARY and _is_base64(text)
+
+
+def _is_base64(text: str) -> bool:
+    return _BASE64.fullmatch(text) is not None and _LONG_NUMBER.search(text) is None
+
+
+def _looks_like_json(text: str) -> bool:
+    return text.lstrip()[:1] in ("{", "[")
 
 
 class _TextDocument:
@@ -239,6 +292,8 @@ class _TextDocument:
             self.text = body.decode()
         except UnicodeDecodeError as error:
             raise Unreadable(f"it is not UTF-8, at byte {error.start}") from None
+        if "\0" in self.text:  # UTF-16 is UTF-8 with these, and Python's `json.loads` reads it
+            raise Unreadable("it has NUL characters: it is no text, or not UTF-8")
 
     def texts(self) -> Iterator[BodyText]:
         yield self
@@ -257,6 +312,8 @@ class _LinesDocument:
     __slots__ = ("_lines",)
 
     def __init__(self, body: bytes) -> None:
+        if body.count(b"\n") > MAX_PARTS or has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
+            raise Unreadable("it has too many parts to be read here")
         self._lines = [
             _JsonDocument(JsonMessage(line, JsonMessage.parse(line)), False) if line.strip() else line
             for line in re.split(rb"(\r?\n)", body)
@@ -278,6 +335,8 @@ class FormDocument:
 
     def __init__(self, body: bytes) -> None:
         self._body = body
+        if b"\0" in body:
+            raise Unreadable("it has NUL characters: it is no form, or not UTF-8")
         self._pieces = re.split(rb"([&;=])", body)
         self._is_changed = False
 

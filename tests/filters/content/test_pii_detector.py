@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from egressproxy.ai_apis import message
 from egressproxy.ai_apis.aws_event_stream import AwsFraming, aws_message
 from egressproxy.errors import Reason
 from egressproxy.filters import Phase
@@ -129,6 +130,83 @@ def test_names_of_members_and_long_numbers_are_looked_at(url):
     assert run(harness, b'{"card": 4111111111111111}', url=url).error.status == 403
     assert run(harness, b'{"4111111111111111": 1}', url=url).error.status == 403
     assert "cannot be changed" in run(harness, b'{"x": {"alice@example.com": 1}}', url=url).error.message
+
+
+def _call_with(arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": arguments}}
+    return ask("go on", tools=[], history=[]).replace(
+        b'"messages": [', b'"messages": [' + json.dumps({"role": "assistant", "tool_calls": [call]}).encode() + b", "
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"to": "x", "4111 1111 1111 1111": 1}',
+        '{"to": "x", "card": 4111111111111111}',
+        '{"to": "x", "card": [{"n": 4111111111111111.0}]}',
+        '{"to": "x", "card": "4111 1111 1111 1111", "card": "none"}',
+        ' {"to": "x", "card": "\\u0034111 1111 1111 1111"}',
+        "[" + "[]," * 60_000 + '"\\u0034111 1111 1111 1111"]',
+    ],
+)
+def test_all_that_arguments_in_a_string_say_is_looked_at(arguments):
+    result = run(detector(), _call_with(arguments))
+    assert result.error.status in (400, 403)
+    assert not result.request_body
+
+
+def test_a_long_number_in_arguments_is_redacted_there():
+    harness = detector(entities=[{"name": "CARD", "action": "Redact"}])
+    said = json.loads(run(harness, _call_with('{"to": "x", "card": 4111111111111111}')).request_body)
+    arguments = said["messages"][0]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == {"to": "x", "card": "[CARD]"}
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"metadata": {"data": "My card number is 4111 1111 1111 1111 and it expires soon please note this"}},
+        {"metadata": {"bytes": "4111-1111-1111-1111 " * 8}},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:;base64,{CARD}"}}]}
+            ]
+        },
+        {"id": f"data:text/plain;base64,, {CARD}"},
+        {"amount": 4111111111111111.0},
+    ],
+)
+def test_text_that_calls_itself_base64_is_text(member):
+    assert run(detector(), ask("look", **member)).error.status == 403
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_utf_16_is_no_utf_8_with_nul_characters(content_type):
+    body = ask(f"pay with {CARD}").decode().encode("utf-16-le")
+    assert run(detector(), body, {"content-type": content_type} if content_type else {}).error.status == 400
+
+
+def test_lines_of_json_have_a_bound():
+    result = run(detector(), b"1\n" * 300_000, {"content-type": "application/x-ndjson"})
+    assert result.error.status == 400
+    assert "too many parts" in result.error.message
+
+
+def test_many_values_in_arguments_take_time_that_grows_with_their_number(monkeypatch):
+    written = []
+    dumps = message.dumps
+    monkeypatch.setattr(message, "dumps", lambda value: written.append(1) or dumps(value))
+    arguments = json.dumps({"to": [f"a{number}@example.com" for number in range(2000)]})
+    said = json.loads(run(detector(), _call_with(arguments)).request_body)
+    assert "@" not in said["messages"][0]["tool_calls"][0]["function"]["arguments"]
+    assert len(written) < 10
+    searched = []
+    spliced_text = message.spliced_text
+    monkeypatch.setattr(message, "spliced_text", lambda *how: searched.append(1) or spliced_text(*how))
+    said = run(detector(), ask("", to=[f"a{number}@example.com" for number in range(2000)])).request_body
+    assert b"@" not in said
+    assert len(searched) < 10
 
 
 def test_images_of_a_conversation_are_not_text():
