@@ -15,7 +15,9 @@ from click.testing import CliRunner
 
 from egressproxy.cli import main
 from egressproxy.errors import Reason
-from egressproxy.filters import Exchange, Filter, FilterContext
+from egressproxy.filters import Exchange, Filter, FilterContext, Phase
+from egressproxy.filters.builtin import support_level
+from egressproxy.filters.catalog import Catalog
 from egressproxy.model.message import RequestHead, ResponseHead
 from tests.support.pki import Pki, chain
 
@@ -39,11 +41,12 @@ def test_every_example_is_good(path: Path):
     assert "listener" in check(path)
 
 
-def test_all_four_examples_are_there():
+def test_all_five_examples_are_there():
     assert {path.name for path in EXAMPLES} >= {
         "minimal.yaml",
         "sidecar.yaml",
         "ai-providers.yaml",
+        "ai-gateway.yaml",
         "reverse-proxy.yaml",
     }
 
@@ -199,6 +202,23 @@ def pages() -> list[Path]:
 def test_every_link_between_pages_leads_somewhere(page: Path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("type_name", Catalog().names())
+def test_every_built_in_filter_has_a_page_and_a_row_in_the_index(type_name: str):
+    """The row has what the catalogue says; the page has the name of the type, and a manifest with it."""
+    kind = type_name.removeprefix("egressproxy.io/").removesuffix(":v1")
+    words = re.findall(r"[A-Z]+(?=[A-Z][a-z]{2})|QoS|[A-Z][a-z]+", kind)
+    page = f"filters/{'-'.join(words).lower()}.md"
+    assert f"type: {type_name}" in (ROOT / "docs" / page).read_text(encoding="utf-8")
+    rows = (ROOT / "docs" / "filters.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [row for row in rows if row.startswith(f"| [`{kind}`]({page})")]
+    declared = Catalog().get(type_name)
+    assert declared is not None
+    phases, support, does = [cell.strip() for cell in row.split("|")[2:5]]
+    in_order = ", ".join(f"`{phase.value}`" for phase in Phase if phase in declared.phases)
+    assert phases == ("every phase" if declared.phases == set(Phase) else in_order)
+    assert (support, does) == (support_level(type_name), declared.summary)
 
 
 FILTER_API = {
