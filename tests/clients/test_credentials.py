@@ -274,6 +274,7 @@ def signed_by(seen: Any, key_id: str, secret: str) -> bool:
         ("basic", "authorization", None),
         ("query", "", None),
     ],
+    ids=["oauth", "file", "command", "basic", "query"],
 )
 def test_the_other_sources_and_places(world: World, name: str, field: str, expected: str | None):
     status, _ = world.get(f"/{name}/hello?for={name}", Authorization="Bearer theirs")
