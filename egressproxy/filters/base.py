@@ -148,6 +148,8 @@ class Filter:
             as it came, in `request_body` (without content coding, where filters see it so).
         ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
+        sends_credential: what `backend_request` adds is for the backend alone. Filters that other objects declare run
+            before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
     """
 
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
@@ -159,6 +161,7 @@ class Filter:
     asks_for_plain: bool = False
     needs_original: bool = False
     ignores_trailers: bool = False
+    sends_credential: bool = False
     runs_in: frozenset[Phase] | None = None
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:

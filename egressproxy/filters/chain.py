@@ -5,8 +5,9 @@ waits turns the rest of the phase into a task with a deadline per step, so the c
 task cancels the filter.
 
 Order: `turn` (request-headers of a Backend before its backend-request), `preAuth` first, priority, level (Gateway,
-Route, Backend), then the order in which the specs are given (age, name). If a filter fails, the exchange ends with 502
-and the filter's name. The text of its exception is not repeated, because it may contain a secret; the log has the type.
+Route, Backend), then the order in which the specs are given (age, name); around what sends credentials, see
+`sent_credentials`. If a filter fails, the exchange ends with 502 and the filter's name. The text of its exception is
+not repeated, because it may contain a secret; the log has the type.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from egressproxy.filters.filter_step import (
     start,
     wait,
 )
+from egressproxy.filters.sent_credentials import arranged, keeper
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 
@@ -48,6 +50,7 @@ _ASKING = ExtensionIR("content-coding", "egressproxy.io/ContentCoding:v1", Phase
 #: Before every filter of the client's head.
 _KEEPING = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+_OF_A_BACKEND = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
 
 
 class DecodableAnswers(Filter):
@@ -127,18 +130,22 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
             filters[index] = _at_place(placed, behind)
             is_of_one_place = True
     phases: dict[str, Any] = {"skipped": skipped, "is_of_one_place": is_of_one_place}
+    in_phase = {phase: [placed for placed in filters if phase in placed.phases()] for phase in Phase}
+    around = keeper(in_phase)
     for phase in Phase:
-        running = [placed for placed in filters if phase in placed.phases()]
+        running: Sequence[PlacedFilter] = in_phase[phase]
         if phase in _BODY_PHASES:
             # The leg of a Backend is behind the rule for a request, and before it for a response.
             leg = [placed for placed in running if placed.spec.level >= BACKEND_LEVEL]
             rest = [placed for placed in running if placed.spec.level < BACKEND_LEVEL]
             if leg and phase is Phase.REQUEST_BODY:
-                phases["leg_request_body"] = BodyPlan(_steps(leg, phase), phase)
+                phases["leg_request_body"] = BodyPlan(_steps(arranged(leg, phase), phase), phase)
                 phases.setdefault("backend_request", ())  # where it runs
                 running = rest
             else:
-                running = [*leg, *rest]
+                running = arranged([*leg, *rest], phase)
+        elif phase in _OF_A_BACKEND:
+            running = arranged(running, phase, around)
         if running:
             steps = _steps(running, phase)
             phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps

@@ -332,3 +332,73 @@ def dechunked(data: bytes) -> bytes:
         parts.append(data[: int(size, 16)])
         data = data[int(size, 16) + 2 :]
     return b"".join(parts)
+
+
+HOOK = m.backend("hook", "hook.example", 9000)
+
+
+def webhook(phase: str, sent: str, priority: int = 100) -> Manifest:
+    ref = {"group": m.OURS, "kind": "Backend", "name": "hook"}
+    config = {"backendRefs": [ref], "send": [sent]}
+    kind = "egressproxy.io/Webhook:v1"
+    return {"name": "hook", "type": kind, "phase": phase, "priority": priority, "config": config}
+
+
+def shown(talk: Conversation) -> bytes:
+    """What the webhook of another object is shown; it agrees."""
+    asked = talk.dialled("hook.example", 9000).take(rb"POST .*\}")[0]
+    talk.origin >> b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"action":"allow"}'
+    return asked
+
+
+@pytest.mark.parametrize("config", [{}, {"query": "key"}], ids=["header", "query"])
+def test_a_filter_of_responses_is_not_shown_what_was_injected(converse_on: Start, config: Manifest):
+    extension = webhook("request-headers", "response-headers")
+    objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, keyed("a", **config), m.policy(extensions=[extension])]
+    talk = converse_on([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
+    talk.client >> get(b"of-the-client")
+    origin = talk.dialled("a.example", 80)
+    assert KEYS["a"] in origin.take(rb"GET .*?\r\n\r\n")[0]
+    origin >> OK
+    asked = shown(talk)
+    assert KEYS["a"] not in asked
+    assert b"of-the-client" in asked  # the request as it was before
+    talk.client << OK_PASSED
+
+
+def test_a_filter_of_another_object_runs_before_a_credential_is_injected_whatever_its_priority(converse_on: Start):
+    extension = webhook("backend-request", "request-headers", priority=1_000_000)
+    objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, keyed("a"), m.policy(extensions=[extension])]
+    talk = converse_on([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
+    talk.client >> get(b"of-the-client")
+    origin = talk.dialled("a.example", 80)
+    assert KEYS["a"] not in shown(talk)
+    assert KEYS["a"] in origin.take(rb"GET .*?\r\n\r\n")[0]
+    origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_filter_of_another_object_sees_responses_when_the_credential_is_masked(converse_on: Start):
+    extension = webhook("backend-request", "response-body", priority=-1_000_000)
+    objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, keyed("a", scrubResponses=True)]
+    talk = converse_on([*objects, m.policy(extensions=[extension]), m.http_route("r", m.prefix_rule("/", "a"))])
+    talk.client >> get(b"of-the-client")
+    origin = talk.dialled("a.example", 80)
+    origin.take(rb"GET .*?\r\n\r\n")
+    origin >> b"HTTP/1.1 200 OK\r\nX-Echo: %b\r\nContent-Length: 13\r\n\r\n%b" % (KEYS["a"], KEYS["a"])
+    assert KEYS["a"] not in shown(talk)
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*\r\n\r\n\*{13}")
+
+
+def test_a_filter_of_the_same_object_runs_where_its_priority_says(converse_on: Start):
+    own = m.backend(
+        "a", "a.example", 80, extensions=[injector("a"), webhook("backend-request", "request-headers", 200)]
+    )
+    objects = [m.gateway(m.http_listener(8080)), *SECRETS, HOOK, own]
+    talk = converse_on([*objects, m.http_route("r", m.prefix_rule("/", "a"))])
+    talk.client >> get(b"of-the-client")
+    origin = talk.dialled("a.example", 80)
+    assert KEYS["a"] in shown(talk)
+    origin.take(rb"GET .*?\r\n\r\n")
+    origin >> OK
+    talk.client << OK_PASSED

@@ -24,6 +24,8 @@ class BoundCredential(Filter):
     `_unready` says. `_keep` takes a value, or None. `remedy` says what to do where there is none.
     """
 
+    sends_credential = True
+
     def __init__(self, context: FilterContext, remedy: str) -> None:
         config: CredentialInjectorConfig = context.config
         self._name = context.name

@@ -1,0 +1,69 @@
+"""Credentials that filters send are for the backend: of those who share a request, only their own object's filters see
+them.
+
+A filter that another object declares (the policy of a route, say, whose backend is of another namespace) runs before a
+credential is put into a request and behind what masks it in a response, whatever its priority. Filters of responses
+see the request as it was before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from egressproxy.filters.base import Filter, Phase
+from egressproxy.filters.filter_step import PlacedFilter
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import Exchange
+
+__all__ = ["arranged", "keeper"]
+
+_SPEC: Final = ExtensionIR("sent-credentials", "egressproxy.io/SentCredentials:v1", Phase.BACKEND_REQUEST.value)
+_HEAD: Final = "head before credentials"
+_REQUESTS: Final = frozenset((Phase.BACKEND_REQUEST, Phase.REQUEST_BODY))
+_RESPONSES: Final = (Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
+
+
+class HeadBeforeCredentials(Filter):
+    """The gateway's own, around the filters that send credentials: what comes behind the request sees none."""
+
+    runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+
+    def backend_request(self, x: Exchange) -> None:
+        """Keep the head."""
+        x.note(_HEAD, (x.request.fields.block, x.request.path))
+
+    def backend_response(self, x: Exchange) -> None:
+        """Put it back: the request was sent."""
+        kept = x.notes.pop(_HEAD, None) if x.notes is not None else None
+        if kept is not None:
+            x.request.fields.block, x.request.path = kept
+
+
+def keeper(phases: Mapping[Phase, Sequence[PlacedFilter]]) -> PlacedFilter | None:
+    """What runs around filters that send credentials; None where no other filter could see them in a response."""
+    if not any(placed.filter.sends_credential for placed in phases[Phase.BACKEND_REQUEST]):
+        return None
+    sees = (placed for phase in _RESPONSES for placed in phases[phase] if not placed.filter.sends_credential)
+    return PlacedFilter(_SPEC, HeadBeforeCredentials()) if any(sees) else None
+
+
+def arranged(
+    running: Sequence[PlacedFilter], phase: Phase, around: PlacedFilter | None = None
+) -> Sequence[PlacedFilter]:
+    """The filters of a phase that is run for one backend, in their order; `around` is the `keeper`."""
+    sending = [at for at, placed in enumerate(running) if placed.filter.sends_credential]
+    if not sending:
+        made = list(running)
+        at = 0
+    else:
+        owners = {running[at].spec.source for at in sending}
+        first, end = (sending[0], len(running)) if phase in _REQUESTS else (0, sending[-1] + 1)
+        own = [placed for placed in running[first:end] if placed.spec.source in owners]
+        others = [placed for placed in running[first:end] if placed.spec.source not in owners]
+        moved = [*others, *own] if phase in _REQUESTS else [*own, *others]
+        made = [*running[:first], *moved, *running[end:]]
+        at = first + len(others) if phase in _REQUESTS else 0
+    if around is not None and phase in (Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE):
+        made.insert(at, around)
+    return made
