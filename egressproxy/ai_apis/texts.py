@@ -7,7 +7,6 @@ and binary data (images, audio, files in base64), which no reader of text can lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -114,9 +113,11 @@ def where(path: Path) -> str:
     return said.removeprefix(".")
 
 
-def found_texts(value: Any) -> Iterator[Found]:
+def found_texts(value: Any) -> list[Found]:
     """Each text of a request or an answer, in the order of its JSON."""
-    return _walk(value, (), TextRole.NONE, TextKind.TEXT)
+    found: list[Found] = []
+    _walk(value, (), TextRole.NONE, TextKind.TEXT, found)
+    return found
 
 
 def inner_json(text: str) -> Any:
@@ -129,18 +130,17 @@ def inner_json(text: str) -> Any:
         return None
 
 
-def _walk(value: Any, path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
-    if type(value) is str:
-        if value:
-            yield Found(path, (), role, kind, value)
+def _walk(value: Any, path: Path, role: TextRole, kind: TextKind, found: list[Found]) -> None:
+    if type(value) is dict:
+        _members(value, path, role, kind, found)
     elif type(value) is list:
         for index, each in enumerate(value):
-            yield from _walk(each, (*path, index), role, kind)
-    elif type(value) is dict:
-        yield from _members(value, path, role, kind)
+            _walk(each, (*path, index), role, kind, found)
+    elif type(value) is str and value:
+        found.append(Found(path, (), role, kind, value))
 
 
-def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
+def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind, found: list[Found]) -> None:
     said, type_ = value.get("role"), value.get("type")
     if type(type_) is not str:
         type_ = ""
@@ -154,35 +154,36 @@ def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind) 
         kind = TextKind.REASONING
     is_signed = type_ == "thinking" or (bool(path) and path[-1] == "reasoningText" and "signature" in value)
     for key, each in value.items():
-        here = (*path, key)
         if type(each) is str:
+            if not each:
+                continue
             if is_signed:
-                if key in ("thinking", "text") and each:
-                    yield Found(here, (), role, TextKind.REASONING, each, is_signed=True)
+                if key in ("thinking", "text"):
+                    found.append(Found((*path, key), (), role, TextKind.REASONING, each, is_signed=True))
             elif key == "arguments" or (key == "input" and type_ in _CALL_TYPES):
-                yield from _arguments(each, here)
-            elif _is_text(key, each, value) and each:
-                yield Found(
-                    here, (), _ROLE_OF_KEY.get(key, role) if not path else role, _KIND_OF_KEY.get(key, kind), each
-                )
+                _arguments(each, (*path, key), found)
+            elif _is_text(key, each, value):
+                said_by = role if path else _ROLE_OF_KEY.get(key, role)
+                found.append(Found((*path, key), (), said_by, _KIND_OF_KEY.get(key, kind), each))
         elif type(each) is dict or type(each) is list:
             if key in _REPEATED:
                 continue
+            here = (*path, key)
             if key in _DEFINITIONS or (key == "text" and not path):
-                yield from _definitions(each, here)
+                _definitions(each, here, found)
             elif key in ("arguments", "args") or (key == "input" and (type_ in _CALL_TYPES or "toolUseId" in value)):
-                yield from _all(each, here, TextRole.ASSISTANT, TextKind.ARGUMENTS)
+                _all(each, here, TextRole.ASSISTANT, TextKind.ARGUMENTS, found)
             elif key in ("response", "json", "structuredContent"):
                 is_result = key != "response" or "name" in value or role is TextRole.TOOL
-                walk = _all if is_result else _walk
-                yield from walk(
-                    each, here, TextRole.TOOL if is_result else role, TextKind.RESULT if is_result else kind
-                )
+                if is_result:
+                    _all(each, here, TextRole.TOOL, TextKind.RESULT, found)
+                else:
+                    _walk(each, here, role, kind, found)
             elif key in ("toolResult", "functionResponse"):
-                yield from _walk(each, here, TextRole.TOOL, TextKind.RESULT)
+                _walk(each, here, TextRole.TOOL, TextKind.RESULT, found)
             else:
                 inner = _ROLE_OF_KEY.get(key, role) if role is TextRole.NONE else role
-                yield from _walk(each, here, inner, _KIND_OF_KEY.get(key, kind))
+                _walk(each, here, inner, _KIND_OF_KEY.get(key, kind), found)
 
 
 def _is_text(key: str, value: str, siblings: dict[str, Any]) -> bool:
@@ -193,37 +194,37 @@ def _is_text(key: str, value: str, siblings: dict[str, Any]) -> bool:
     return not (value.startswith("data:") and key in ("url", "image_url", "file_url", "uri"))
 
 
-def _arguments(text: str, path: Path) -> Iterator[Found]:
+def _arguments(text: str, path: Path, found: list[Found]) -> None:
     value = inner_json(text)
     if value is None:
-        if text:
-            yield Found(path, (), TextRole.ASSISTANT, TextKind.ARGUMENTS, text)
+        found.append(Found(path, (), TextRole.ASSISTANT, TextKind.ARGUMENTS, text))
         return
-    for found in _all(value, (), TextRole.ASSISTANT, TextKind.ARGUMENTS):
-        yield found._replace(path=path, inner=found.path)
+    inside: list[Found] = []
+    _all(value, (), TextRole.ASSISTANT, TextKind.ARGUMENTS, inside)
+    found += [each._replace(path=path, inner=each.path) for each in inside]
 
 
-def _all(value: Any, path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
+def _all(value: Any, path: Path, role: TextRole, kind: TextKind, found: list[Found]) -> None:
     """Every string: what is inside of arguments and results has no names that are known."""
     if type(value) is str:
         if value:
-            yield Found(path, (), role, kind, value)
+            found.append(Found(path, (), role, kind, value))
     elif type(value) is list:
         for index, each in enumerate(value):
-            yield from _all(each, (*path, index), role, kind)
+            _all(each, (*path, index), role, kind, found)
     elif type(value) is dict:
         for key, each in value.items():
-            yield from _all(each, (*path, key), role, kind)
+            _all(each, (*path, key), role, kind, found)
 
 
-def _definitions(value: Any, path: Path) -> Iterator[Found]:
+def _definitions(value: Any, path: Path, found: list[Found]) -> None:
     if type(value) is list:
         for index, each in enumerate(value):
-            yield from _definitions(each, (*path, index))
+            _definitions(each, (*path, index), found)
     elif type(value) is dict:
         for key, each in value.items():
             if type(each) is str:
                 if key == "description" and each:
-                    yield Found((*path, key), (), TextRole.NONE, TextKind.DEFINITION, each)
+                    found.append(Found((*path, key), (), TextRole.NONE, TextKind.DEFINITION, each))
             else:
-                yield from _definitions(each, (*path, key))
+                _definitions(each, (*path, key), found)

@@ -26,6 +26,8 @@ class IPAddresses(Detector):
 
     __slots__ = ()
 
+    needs = "0-9"
+
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """As `Detector.find`."""
         match = _SECOND_COLON.search(text, start)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, Final, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
+from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.json_size import has_too_many_parts
 from egressproxy.ai_apis.message import MAX_COMMAS, MAX_PARTS, JsonMessage, TextPart
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, loads_strictly
-from egressproxy.ai_apis.texts import Found, TextKind, TextRole, where
+from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, where
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 
-__all__ = ["BodyKind", "BodyText", "BodyTexts", "FormDocument", "document_of", "kind_of", "media_type_of"]
+__all__ = ["BodyKind", "BodyText", "BodyTexts", "FormDocument", "MayHave", "document_of", "kind_of", "media_type_of"]
 
 
 class BodyKind(Enum):
@@ -37,6 +38,10 @@ _TEXTS: Final = frozenset((b"application/xml", b"application/javascript", b"appl
 _EVENTS: Final = frozenset((b"text/event-stream", b"application/vnd.amazon.eventstream"))
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
+
+
+#: Whether something that is looked for may be in a text, or in the JSON that the text is.
+MayHave = Callable[[str], bool]
 
 
 class BodyText(Protocol):
@@ -69,8 +74,8 @@ class BodyText(Protocol):
 class BodyTexts(Protocol):
     """A whole body."""
 
-    def texts(self) -> Iterator[BodyText]:
-        """Each text, which may be replaced meanwhile."""
+    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
+        """Each text, which may be replaced meanwhile. Texts that `may_have` says nothing of may be left out."""
 
     def body(self) -> bytes:
         """The body with what was replaced; the very object that came where nothing was."""
@@ -156,25 +161,25 @@ _MIN_BINARY: Final = 64
 class _String:
     """A string of JSON, or a name in it, that is no text of a conversation."""
 
-    __slots__ = ("_message", "_path", "is_signed", "text")
+    __slots__ = ("_message", "is_signed", "path", "text")
 
     kind = TextKind.TEXT
     role = TextRole.NONE
 
     def __init__(self, message: JsonMessage, path: Path, text: str, *, is_name: bool) -> None:
         self._message = message
-        self._path = path
+        self.path = path
         self.text = text
         self.is_signed = is_name
 
     @property
     def where(self) -> str:
-        return where(self._path) or "the body"
+        return where(self.path) or "the body"
 
     def replace(self, text: str) -> None:
         if self.is_signed:
             raise ValueError(f"{self.where} has a name that cannot be replaced")
-        self._message.put(self._path, text)
+        self._message.put(self.path, text)
 
 
 class _JsonDocument:
@@ -186,7 +191,12 @@ class _JsonDocument:
         self._message = message
         self._is_ai = is_ai
 
-    def texts(self) -> Iterator[BodyText]:
+    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
+        if may_have is None or (self._is_ai and _may_have_inner(self._message.source)):
+            return self._every()
+        return self._candidates(may_have)
+
+    def _every(self) -> Iterator[BodyText]:
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
         if self._is_ai:
@@ -211,6 +221,55 @@ class _JsonDocument:
                 yield _String(self._message, path, said, is_name=True)
             else:
                 yield TextPart(self._message, Found(path, inner, TextRole.ASSISTANT, TextKind.ARGUMENTS, said))
+
+    def _candidates(self, may_have: MayHave) -> Iterator[BodyText]:
+        """As `_every`, of those that may have something: most strings of a body are words of its API."""
+        message = self._message
+        found: list[_String] = []
+        places: set[Path] = set()
+        self._collect(message.value, (), may_have, found, places)
+        if not (found or places):  # every text of a conversation is a string
+            return
+        told: set[Path] = set()
+        if self._is_ai:
+            for text in found_texts(message.value):
+                if text.path in places:
+                    told.add(text.path)
+                    yield TextPart(message, text)
+            if message.is_changed and isinstance(message, AiAnswer):  # log probabilities may be gone
+                found.clear()
+                self._collect(message.value, (), may_have, found, places)
+        for each in found:
+            if each.is_signed or each.path not in told:
+                yield each
+
+    def _collect(self, value: Any, path: Path, may_have: MayHave, found: list[_String], places: set[Path]) -> None:
+        """Append what may have something. `places` are the paths of such strings, those of binary data included: of
+        them the texts of a conversation count.
+        """
+        if type(value) is dict:
+            for key, each in value.items():
+                if may_have(key):
+                    found.append(_String(self._message, path, key, is_name=True))
+                if type(each) is str:
+                    if each and may_have(each):
+                        here = (*path, key)
+                        places.add(here)
+                        if not (self._is_ai and _is_binary(key, each)):
+                            found.append(_String(self._message, here, each, is_name=False))
+                elif each is not None and each is not True and each is not False:
+                    self._collect(each, (*path, key), may_have, found, places)
+        elif type(value) is list:
+            for index, each in enumerate(value):
+                self._collect(each, (*path, index), may_have, found, places)
+        elif type(value) is str and value:
+            if not path:
+                raise Unreadable("it is a string alone")
+            if may_have(value):
+                places.add(path)
+                found.append(_String(self._message, path, value, is_name=False))
+        elif digits := _digits(value):
+            found.append(_Digits(self._message, path, digits, is_name=False))
 
     def _strings(self, value: Any, path: Path, told: set[Path]) -> Iterator[BodyText]:
         if type(value) is dict:
@@ -259,6 +318,13 @@ def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool
         yield path, digits, False
 
 
+def _may_have_inner(source: bytes) -> bool:
+    """Whether a string in a message may be JSON that is looked into, as arguments of calls are. With escapes in it a
+    name may be spelled otherwise.
+    """
+    return b"arguments" in source or (b'"input"' in source and b"tool_" in source) or b"\\u" in source
+
+
 def _is_binary(key: str, text: str) -> bool:
     if key not in _BINARY:
         if not text.startswith("data:"):
@@ -295,7 +361,7 @@ class _TextDocument:
         if "\0" in self.text:  # UTF-16 is UTF-8 with these, and Python's `json.loads` reads it
             raise Unreadable("it has NUL characters: it is no text, or not UTF-8")
 
-    def texts(self) -> Iterator[BodyText]:
+    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
         yield self
 
     def replace(self, text: str) -> None:
@@ -319,7 +385,7 @@ class _LinesDocument:
             for line in re.split(rb"(\r?\n)", body)
         ]
 
-    def texts(self) -> Iterator[BodyText]:
+    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
         for line in self._lines:
             if isinstance(line, _JsonDocument):
                 yield from line.texts()
@@ -340,7 +406,7 @@ class FormDocument:
         self._pieces = re.split(rb"([&;=])", body)
         self._is_changed = False
 
-    def texts(self) -> Iterator[BodyText]:
+    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
         """Each name and each value, decoded."""
         for index in range(0, len(self._pieces), 2):
             if self._pieces[index]:

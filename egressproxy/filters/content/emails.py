@@ -28,6 +28,8 @@ class Emails(Detector):
 
     __slots__ = ()
 
+    needs = "@"
+
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """As `Detector.find`."""
         at = text.find("@", start)

@@ -50,6 +50,8 @@ class Lettered(Detector):
 
     __slots__ = ("_kinds",)
 
+    needs = "0-9"
+
     def __init__(self, kinds: list[tuple[str, NumberKind]]) -> None:
         self._kinds = tuple(kinds)
 

@@ -24,7 +24,7 @@ _START = re.compile(r"[0-9+(](?<![0-9].)(?:[ ./()\-]{0,2}[0-9]){6}")
 _OPEN = re.compile(rf"[A-Za-z]?(?:[0-9 ./()+\-]|[ABab](?=2)){{1,{MAX_LENGTH}}}")
 _FIRST = re.compile(r"[0-9+(]")
 _CARD = re.compile(r"[2-689][0-9]{0,18}(?:[ .-][0-9]{1,18}){0,6}(?![0-9])")
-_NOT_DIGITS = re.compile(r"[^0-9]+")
+_SEPARATORS: Final = dict.fromkeys(map(ord, "+ ./()-"))
 
 #: From a text and the index of a first character to the end of what begins there; 0: nothing does.
 NumberKind = Callable[[str, int], int]
@@ -34,6 +34,8 @@ class Numbers(Detector):
     """`kinds` are pairs of an entity and what finds its end."""
 
     __slots__ = ("_kinds",)
+
+    needs = "0-9"
 
     def __init__(self, kinds: Sequence[tuple[str, NumberKind]]) -> None:
         self._kinds = tuple(kinds)
@@ -60,8 +62,8 @@ class Numbers(Detector):
 
 
 def digits_of(text: str) -> str:
-    """The digits of a text alone."""
-    return _NOT_DIGITS.sub("", text)
+    """The digits of a number, without what parts them."""
+    return text.translate(_SEPARATORS)
 
 
 def card_at(text: str, at: int) -> int:

@@ -35,13 +35,18 @@ class Phones:
 
     def __call__(self, text: str, at: int) -> int:
         """The end of a number that begins here; 0: none does. Of groups too many the last ones are left out."""
+        if not (self._national or text[at] in "+0("):
+            return 0  # no country's code
         match = _CANDIDATE.match(text, at)
         if match is None or not _may_begin(text, at):
             return 0
         candidate = match[0]
         if candidate[0] == "(" and ")" not in candidate:
             return 0
-        while len(digits := digits_of(candidate)) >= _MIN_DIGITS:
+        while len(candidate) >= _MIN_DIGITS:
+            digits = digits_of(candidate)
+            if len(digits) < _MIN_DIGITS:
+                return 0
             end = at + len(candidate)
             if self._is_number(candidate, digits) and not text[end : end + 1].isalnum():
                 return end

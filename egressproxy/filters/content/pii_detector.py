@@ -206,12 +206,13 @@ class PIIDetector(Filter):
         if self._is_on_leg:
             x.note(self._note, None)  # what an earlier attempt has kept is no longer good
         state = self._state(x)
-        state.placeholders.avoid(data, self._replaced)
+        if self._replaced:
+            state.placeholders.avoid(data, self._replaced)
         if self._presidio is not None or len(data) > _STEP:
             return self._in_steps(x, data, scanner, state)
         try:
             document = document_of(x, data, kind_of(x.request.fields), is_request=True)
-            for part in document.texts():
+            for part in document.texts(scanner.may_have):
                 found = scanner.spans(part.text)
                 if found:
                     self._replace(part, found, state.replace)
@@ -270,7 +271,8 @@ class PIIDetector(Filter):
             return data
         try:
             document = document_of(x, data, kind_of(x.response.fields), is_request=False)
-            for part in document.texts():
+            may_have = None if self.answers is None or state.placeholders.values else self.answers.may_have
+            for part in document.texts(may_have):
                 self._edit_answer(part, [] if self.answers is None else self.answers.spans(part.text), state)
             return document.body()
         except Unreadable as error:

@@ -41,6 +41,9 @@ class Detector:
 
     __slots__ = ()
 
+    #: Characters of which at least one is in whatever it finds, as the inside of a class of `re`; "": it cannot tell.
+    needs: str = ""
+
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """Append what begins at `start` or later, as if the text ended where it ends. Characters before are context."""
         raise NotImplementedError
@@ -58,10 +61,13 @@ class Scanner:
     place the longest, then that of the first detector. What is left of another one stays a span.
     """
 
-    __slots__ = ("_detectors", "escaped", "plain")
+    __slots__ = ("_detectors", "_needed", "escaped", "plain")
 
     def __init__(self, detectors: Sequence[Detector]) -> None:
         self._detectors = tuple(detectors)
+        needs = [detector.needs for detector in detectors]
+        #: Finds a character that something may be found at; None: nothing is known of some detector.
+        self._needed = re.compile(f"[{''.join(needs)}]").search if needs and all(needs) else None
         self.plain = Folder()
         self.escaped = Folder(has_escapes=True)
 
@@ -82,8 +88,15 @@ class Scanner:
         """For a text that comes in pieces; `has_escapes`: it is JSON as it is written."""
         return EscapedTextStream(self, self.escaped, replace) if has_escapes else TextStream(self, self.plain, replace)
 
+    def may_have(self, text: str) -> bool:
+        """Whether a text, or the JSON that it is, may have a span: False at a small part of the price of `spans`."""
+        needed = self._needed
+        return needed is None or needed(text) is not None or "\\" in text or not text.isascii()
+
     def scan(self, folded: str, start: int, kept: list[Span]) -> list[Span]:
         """The spans of folded text from `start`; what came before is context, and `kept` began there."""
+        if self._needed is not None and self._needed(folded, start) is None:
+            return kept  # detectors look at folded text, and each asks for one of these characters
         found: list[Span] = []
         for detector in self._detectors:
             detector.find(folded, start, found)

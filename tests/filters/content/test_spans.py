@@ -46,6 +46,27 @@ def streamed(scanner: Scanner, pieces: list[str], has_escapes: bool = False) -> 
     return "".join([stream.feed(piece, n == len(pieces)) for n, piece in enumerate(pieces, 1)])
 
 
+class Unhurried(Scanner):
+    """Asks every detector about every text."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        super().__init__(scanner._detectors)
+        self._needed = None
+
+
+@pytest.mark.parametrize("entity", [*ENTITIES, "all"])
+@given(TEXTS, st.data())
+@settings(deadline=None, max_examples=100)
+def test_no_text_is_passed_over_that_a_detector_finds_something_in(entity, text, data):
+    scanner = scanner_of(ENTITIES if entity == "all" else (entity,), regions=("DE", "US"))
+    found = Unhurried(scanner).spans(text)
+    assert scanner.spans(text) == found
+    assert scanner.may_have(text) or not found
+    assert scanner.may_have(json.dumps(text)) or not found
+    cut = data.draw(st.integers(0, len(text)))
+    assert streamed(scanner, [text[:cut], text[cut:]]) == streamed(Unhurried(scanner), [text[:cut], text[cut:]])
+
+
 @given(TEXTS, st.data())
 @settings(deadline=None, max_examples=400)
 @pytest.mark.parametrize("scanner", [EVERYTHING, ORDINARY], ids=["everything", "ordinary"])
