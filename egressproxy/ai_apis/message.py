@@ -21,6 +21,9 @@ MAX_COMMAS: Final = 200_000
 #: Texts that are searched for in the whole body, each of them. Of more of them the body is read once.
 _AT_A_GLANCE: Final = 8
 
+#: Members without calls: definitions of tools; in calls what these are made with.
+_PASSED: Final = frozenset(("tools", "functions", "toolConfig"))
+_PASSED_IN_CALLS: Final = _PASSED | {"arguments", "input", "args"}
 _CALL_TYPES: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 _CALL_KEYS: Final = frozenset(("functionCall", "function_call", "toolUse"))
 
@@ -220,7 +223,7 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
         for index, each in enumerate(value):
             yield from _calls(each, (*path, index), key)
     elif type(value) is dict:
-        name = value.get("name")
+        name, passed = value.get("name"), _PASSED
         if type(name) is str:
             said: Any = None
             if "arguments" in value:
@@ -229,9 +232,9 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
                 said = value.get("input", value.get("args", {}))
             if said is not None:
                 yield CalledTool(name, _id_of(value), _parsed(said), path)
-                return
+                passed = _PASSED_IN_CALLS  # another call may be beside its arguments: a client takes which it likes
         for each_key, each in value.items():
-            if (type(each) is dict or type(each) is list) and each_key not in ("tools", "functions", "toolConfig"):
+            if (type(each) is dict or type(each) is list) and each_key not in passed:
                 outer = value if each_key in ("function", "custom") else None
                 for call in _calls(each, (*path, each_key), each_key):
                     yield call if call.id or outer is None else call._replace(id=_id_of(outer))

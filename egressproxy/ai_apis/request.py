@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.message import JsonMessage, in_object
 from egressproxy.ai_apis.splice import Path
-from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.strict_json import Unreadable, dumps
 
 __all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens"]
 
 #: Members that decide what is asked for: written in another case, some servers read them and others do not.
 _DECIDING: Final = {
-    name.lower(): name
+    name.casefold(): name
     for name in (
-        "model", "stream", "messages", "input", "contents", "prompt", "system", "instructions", "tools", "temperature",
-        "max_tokens", "max_completion_tokens", "max_output_tokens", "generationConfig", "inferenceConfig",
+        "model", "models", "fallbacks", "stream", "messages", "input", "contents", "prompt", "system", "instructions",
+        "tools", "functions", "toolConfig", "mcp_servers", "temperature", "max_tokens", "max_completion_tokens",
+        "max_output_tokens", "generationConfig", "inferenceConfig",
     )
 }  # fmt: skip
 #: Where the limit of the answer may stand.
@@ -29,7 +32,9 @@ _LIMITS: Final[tuple[Path, ...]] = (
     ("generation_config", "max_output_tokens"),
     ("generation_config", "maxOutputTokens"),
     ("inferenceConfig", "maxTokens"),
+    ("inferenceConfig", "max_new_tokens"),
     ("max_gen_len",),
+    ("max_tokens_to_sample",),
     ("textGenerationConfig", "maxTokenCount"),
 )
 _TEMPERATURES: Final[tuple[Path, ...]] = (
@@ -39,6 +44,28 @@ _TEMPERATURES: Final[tuple[Path, ...]] = (
     ("inferenceConfig", "temperature"),
     ("textGenerationConfig", "temperature"),
 )
+#: How many answers are asked for.
+_CHOICES: Final = (("n",), ("best_of",), ("generationConfig", "candidateCount"))
+#: Other models than the one that is asked for.
+_OTHER_MODELS: Final = ("models", "fallbacks")
+#: Strings that lenient readers take for false.
+_FALSE: Final = frozenset(("false", "f", "no", "n", "off", "0"))
+#: More tokens, and answers, than any server gives.
+_UNBOUNDED: Final = 2**40
+#: Where tools are offered. In the last place Bedrock hands on what is the model's own.
+_OFFERS: Final[tuple[tuple[str, ...], ...]] = (
+    ("tools",),
+    ("functions",),
+    ("toolConfig", "tools"),
+    ("additionalModelRequestFields", "tools"),
+)
+#: Types of tools that have no name in the API of OpenAI: one that is written there as well says nothing.
+_NAMELESS: Final = frozenset(
+    (
+        "mcp", "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
+        "computer", "image_generation", "local_shell", "shell", "apply_patch",
+    )
+)  # fmt: skip
 #: Where an API has them, for requests that have none.
 _LIMIT_OF: Final[dict[Api, Path]] = {
     Api.OPENAI_CHAT: ("max_completion_tokens",),
@@ -107,8 +134,8 @@ class AiRequest(JsonMessage):
         if type(value) is not dict:
             raise Unreadable("it is not an object of JSON")
         for key in value:
-            if _DECIDING.get(key.lower(), key) != key:
-                raise Unreadable(f"it has `{key[:80]}`, which some servers take for `{_DECIDING[key.lower()]}`")
+            if _DECIDING.get(key.casefold(), key) != key:
+                raise Unreadable(f"it has `{key[:80]}`, which some servers take for `{_DECIDING[key.casefold()]}`")
         return cls(body, value, operation)
 
     @property
@@ -137,11 +164,15 @@ class AiRequest(JsonMessage):
     @property
     def models(self) -> tuple[str, ...]:
         """Every name for a model that the request has: a server may read the path, and another one the body, or what it
-        may ask instead (`models` of OpenRouter). `models/`, with which Gemini's bodies begin a name, is left out.
+        may ask instead (`models` of OpenRouter, `fallbacks` of LiteLLM). `models/`, with which Gemini's bodies begin a
+        name, is left out.
         """
-        others = self.value.get("models")
         in_path = self.operation.model if self.operation is not None else ""
-        names = (in_path, self.value.get("model"), *(others if type(others) is list else ()))
+        names: list[Any] = [in_path, self.value.get("model")]
+        for key in _OTHER_MODELS:
+            others = self.value.get(key)
+            if others is not None:
+                names += map(_name_of_model, others if type(others) is list else (others,))
         is_gemini = self.api is Api.GEMINI
         said = (name.removeprefix("models/") if is_gemini else name for name in names if type(name) is str and name)
         return tuple(dict.fromkeys(said))
@@ -155,21 +186,26 @@ class AiRequest(JsonMessage):
         """Name another model in the body, unless only the path names one. The path: see `shared.ask_for_model`."""
         if not self.has_model_in_path or "model" in self.value:
             self.put(("model",), model)
-        if "models" in self.value:
-            self.put(("models",), [model])
+        for key in _OTHER_MODELS:
+            if key in self.value:
+                self.put((key,), [model])
 
     @property
     def is_stream(self) -> bool:
         """Whether the answer is asked for as a stream."""
         if self.operation is not None and self.operation.is_stream is not None:
             return self.operation.is_stream
-        return self.value.get("stream") is True
+        said = self.value.get("stream")
+        return bool(said) and not (type(said) is str and said.lower() in _FALSE)
 
     @property
     def max_output_tokens(self) -> int | None:
-        """The limit of the answer, in tokens; the largest where several are written. None where none is."""
-        found = [value for path in _LIMITS if type(value := in_object(self.value, *map(str, path))) is int]
-        return max(found, default=None)
+        """The limit of the answer, in tokens; the largest where several are written. None where none is.
+
+        What is no whole number, and what some servers read as one all the same (`"9000"`), is a limit without bound.
+        """
+        found = [value for path in _LIMITS if (value := in_object(self.value, *map(str, path))) is not None]
+        return max(map(_whole, found), default=None)
 
     def set_max_output_tokens(self, limit: int) -> None:
         """Limit the answer: every limit that is written, or else the one that this API has."""
@@ -177,9 +213,9 @@ class AiRequest(JsonMessage):
 
     @property
     def temperature(self) -> float | None:
-        """The temperature; the largest where several are written. None where none is."""
-        found = [value for path in _TEMPERATURES if _is_number(value := in_object(self.value, *map(str, path)))]
-        return max(found, default=None)
+        """The temperature; the largest where several are written. None where none is. What is no number is infinite."""
+        found = [value for path in _TEMPERATURES if (value := in_object(self.value, *map(str, path))) is not None]
+        return max((value if _is_number(value) else math.inf for value in found), default=None)
 
     def set_temperature(self, temperature: float) -> None:
         """Set every temperature that is written, or else the one that this API has."""
@@ -188,11 +224,8 @@ class AiRequest(JsonMessage):
     @property
     def choices(self) -> int:
         """How many answers are asked for at once; each takes tokens."""
-        for path in (("n",), ("generationConfig", "candidateCount")):
-            found = in_object(self.value, *path)
-            if type(found) is int and found > 0:
-                return found
-        return 1
+        said = [value for path in _CHOICES if (value := in_object(self.value, *path)) is not None]
+        return max((1, *map(_whole, said)))
 
     def _set(self, paths: tuple[Path, ...], value: float, otherwise: Path) -> None:
         written = [path for path in paths if in_object(self.value, *map(str, path)) is not None]
@@ -204,22 +237,25 @@ class AiRequest(JsonMessage):
     def tools(self) -> list[OfferedTool]:
         """The tools that the model may call."""
         found: list[OfferedTool] = []
-        for root in (("tools",), ("functions",), ("toolConfig", "tools")):
+        for root in _OFFERS:
             for index, tool in enumerate(_array(in_object(self.value, *root))):
                 path: Path = (*root, index)
                 inner = tool.get("functionDeclarations", tool.get("function_declarations"))
                 if type(inner) is list:
                     key = "functionDeclarations" if "functionDeclarations" in tool else "function_declarations"
-                    found += [OfferedTool(_name_of(each), (*path, key, at)) for at, each in enumerate(_array(inner))]
+                    for at, each in enumerate(_array(inner)):
+                        found += [OfferedTool(name, (*path, key, at)) for name in _names_of(each)]
                 else:
-                    found.append(OfferedTool(_name_of(tool), path))
+                    found += [OfferedTool(name, path) for name in _names_of(tool)]
+        for index, _ in enumerate(_array(self.value.get("mcp_servers"))):  # Anthropic: all the tools of a server
+            found.append(OfferedTool("mcp_servers", ("mcp_servers", index)))
         return found
 
-    def withhold_tools(self, names: frozenset[str]) -> None:
-        """Offer the model none of the tools with these names."""
-        for root in {tool.path[:-1] for tool in self.tools if tool.name in names}:
-            kept = [each for each in self.at(root) if type(each) is not dict or _name_of(each) not in names]
-            self.put(root, kept)
+    def withhold_tools(self, tools: Iterable[OfferedTool]) -> None:
+        """Offer the model none of these tools, by any of their names."""
+        gone = {tool.path for tool in tools}
+        for root in {path[:-1] for path in gone}:
+            self.put(root, [each for index, each in enumerate(self.at(root)) if (*root, index) not in gone])
 
     @property
     def images(self) -> list[ImagePart]:
@@ -269,13 +305,31 @@ def _array(value: object) -> list[dict[str, Any]]:
     return [each if type(each) is dict else {} for each in value] if type(value) is list else []
 
 
-def _name_of(tool: dict[str, Any]) -> str:
+def _names_of(tool: dict[str, Any]) -> list[str]:
+    """Every name for a tool: two servers may read two of them."""
+    said = tool.get("type")
+    names = [said] if type(said) is str and said in _NAMELESS else []
     for holder in (tool, tool.get("function"), tool.get("custom"), tool.get("toolSpec")):
         name = in_object(holder, "name")
-        if type(name) is str:
-            return name
-    said = tool.get("type") or next(iter(tool), "")
-    return said if type(said) is str else ""
+        if type(name) is str and name not in names:
+            names.append(name)
+    if not names:
+        said = said or next(iter(tool), "")
+        names.append(said if type(said) is str else "")
+    return names
+
+
+def _whole(value: object) -> int:
+    """This number; no bound for what is no whole number."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else _UNBOUNDED
+
+
+def _name_of_model(said: Any) -> str:
+    if type(said) is dict and type(said.get("model")) is str:
+        said = said["model"]
+    return said if type(said) is str else dumps(said).decode()
 
 
 def _find_images(value: Any, found: list[ImagePart]) -> None:

@@ -27,7 +27,7 @@ from egressproxy.ai_apis.stream_events import (
     delta_event,
     read_event,
 )
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, looks_like_json
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 
 __all__ = ["StreamEditor", "StreamReader", "TextFunction", "framing_of"]
@@ -63,7 +63,10 @@ def framing_of(media_type: bytes, operation: Operation | None = None) -> Framing
 
 
 class StreamReader:
-    """Tells the events of a stream. Raises Unreadable where the framing is broken or an event is too long."""
+    """Tells the events of a stream.
+
+    Raises Unreadable where the framing is broken, an event is too long, or looks like JSON that cannot be read here.
+    """
 
     __slots__ = ("_framing",)
 
@@ -71,14 +74,15 @@ class StreamReader:
         self._framing = framing
 
     def feed(self, data: bytes) -> list[StreamEvent]:
-        """The events that end in these bytes. One whose data is no JSON says nothing."""
+        """The events that end in these bytes. One whose data is text says nothing."""
         events: list[StreamEvent] = []
         for frame in self._framing.feed(data):
             if frame.payload and frame.payload != _DONE:
                 try:
                     events.append(read_event(loads(frame.payload)))
                 except Unreadable:
-                    continue
+                    if looks_like_json(frame.payload):
+                        raise
         return events
 
 
@@ -166,6 +170,8 @@ class StreamEditor:
         try:
             value = loads(payload)
         except Unreadable:
+            if b"\\u" in payload and looks_like_json(payload):
+                raise  # others may read it (NaN, many levels), and what it says is not what it looks like
             text = payload.decode("utf-8", "replace")
             made = self._whole(Channel(("event",), frame.name, TextKind.TEXT), text)
             return self._framing.write(frame, None if made == text else made.encode("utf-8", "replace"), ())

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.json_size import has_too_many_parts
 
-__all__ = ["MAX_DEPTH", "Unreadable", "dumps", "dumps_text", "loads", "loads_strictly"]
+__all__ = ["MAX_DEPTH", "Unreadable", "dumps", "dumps_text", "loads", "loads_strictly", "looks_like_json"]
 
 #: Levels of arrays and objects in a request. Schemas of tools, the deepest that conversations have, stay far below.
 MAX_DEPTH: Final = 100
@@ -75,6 +75,11 @@ def loads(text: bytes | str) -> Any:
         raise Unreadable("it is nested too deeply") from None
     except ValueError as error:  # the message of JSONDecodeError quotes nothing of the text
         raise Unreadable(f"it is not JSON: {error}") from None
+
+
+def looks_like_json(text: bytes) -> bool:
+    """Whether this begins like an object or array. What `loads` does not read of it, others may: NaN, many levels."""
+    return text.lstrip()[:1] in (b"{", b"[")
 
 
 def loads_strictly(text: bytes | str) -> Any:

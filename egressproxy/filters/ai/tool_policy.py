@@ -20,6 +20,7 @@ from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.model.exchange import Exchange, LocalResponse
 
@@ -33,7 +34,16 @@ _LISTS: Final = (("tools", "name"), ("resources", "uri"), ("resourceTemplates", 
 _OF_RESOURCES: Final = frozenset(("resources/read", "resources/subscribe", "resources/unsubscribe"))
 #: Members of a request to a chat API that mean nothing without tools.
 _OF_TOOLS: Final = frozenset(
-    ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "toolConfig", "tool_config")
+    (
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "functions",
+        "function_call",
+        "toolConfig",
+        "tool_config",
+        "mcp_servers",
+    )
 )
 #: Longer names are cut where they are told.
 _SHOWN: Final = 100
@@ -89,14 +99,23 @@ class ToolPolicy(Filter):
             raise self._refusal(f"what is said in {what} cannot be looked at")
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """Requests whole, whatever their type says: a server may read them as JSON all the same."""
+        """Requests whole, whatever their type says: a server may read them as JSON all the same. Raises Rejected (502)
+        for an answer of an AI provider whose type is not read here.
+        """
         if phase is Phase.REQUEST_BODY:
             return BodyMode.BUFFER
-        media_type = _media_type(x)
+        media_type = media_type_of(x.response.fields)
         if framing_of(media_type, operation(x)) is not None:
             return BodyMode.STREAM
-        is_json = not media_type or media_type.endswith((b"/json", b"+json"))
-        return BodyMode.BUFFER if is_json and 200 <= x.response.status < 300 else None
+        if not 200 <= x.response.status < 300:
+            return None
+        if not media_type or media_type.endswith((b"/json", b"+json")):
+            return BodyMode.BUFFER
+        # SDKs of AI providers read what they have asked for, whatever its type says.
+        if operation(x) is not None and x.response.body and self._denies_unreadable:
+            shown = (x.response.fields.get(b"content-type") or b"").decode("latin-1")[:80]
+            raise self._refusal(f"the answer cannot be read: its Content-Type is {shown}", 502)
+        return None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
         """Raises Rejected; returns an error of JSON-RPC for what a client of MCP must not do."""
@@ -181,23 +200,23 @@ class ToolPolicy(Filter):
     def _chat(self, x: Exchange, data: bytes) -> bytes:
         request = request_view(x, data)
         offered = request.tools
-        kept = [tool for tool in offered if self._tools.may_be_offered(tool.name)]
-        if len(kept) == len(offered):
+        denied = [tool for tool in offered if not self._tools.may_be_offered(tool.name)]
+        if not denied:
             return data
-        self._denied.add(len(offered) - len(kept), "tool", "withheld")
-        names = frozenset(tool.name for tool in offered) - frozenset(tool.name for tool in kept)
+        gone = {tool.path for tool in denied}
+        self._denied.add(len(gone), "tool", "withheld")
         forced = _forced_tool(request)
-        if forced in names:
+        if any(tool.name == forced for tool in denied):
             raise self._refusal(f"the request makes the model call tool {_shown(forced)}, which is not allowed")
-        if not kept:  # no API takes an empty list of tools
+        request.withhold_tools(denied)
+        if all(tool.path in gone for tool in offered):  # no API takes an empty list of tools
             return dumps({key: each for key, each in request.value.items() if key not in _OF_TOOLS})
-        request.withhold_tools(names)
         return request.body()
 
     # --- answers -----------------------------------------------------------------------------------------------------
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Rejected for a call of a tool that is not allowed."""
-        framing = framing_of(_media_type(x), operation(x))
+        framing = framing_of(media_type_of(x.response.fields), operation(x))
         try:
             if framing is not None:
                 stream: ToolStream | None = x.notes.get(self._note) if x.notes is not None else None
@@ -273,10 +292,6 @@ def _forced_tool(request: AiRequest) -> str:
         if type(found) is str:
             return found
     return ""
-
-
-def _media_type(x: Exchange) -> bytes:
-    return (x.response.fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
 
 
 def _shown(name: object) -> str:

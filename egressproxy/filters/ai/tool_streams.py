@@ -12,7 +12,7 @@ from typing import Any, Final
 from egressproxy.ai_apis.framing import Frame, Framing
 from egressproxy.ai_apis.message import JsonMessage, in_object
 from egressproxy.ai_apis.stream_events import EVERY, StreamEvent, read_event
-from egressproxy.ai_apis.strict_json import Unreadable, loads
+from egressproxy.ai_apis.strict_json import Unreadable, loads, looks_like_json
 from egressproxy.ai_apis.texts import TextKind, inner_json
 from egressproxy.errors import GatewayError
 
@@ -81,7 +81,7 @@ class ToolStream:
             self._fault = fault  # with the next piece: what came before is sent first
         if is_last:
             rest = self._framing.rest()
-            if rest is not None:
+            if rest is not None and not _is_cut(rest):
                 self._take(rest)
             self._end(None)
         if self._is_holding:
@@ -97,6 +97,8 @@ class ToolStream:
             try:
                 value = loads(frame.payload)
             except Unreadable:
+                if looks_like_json(frame.payload):  # others may read it: NaN, many levels, many parts
+                    raise
                 value = None  # text, which calls nothing
             messages = value if type(value) is list else [value]
             if any(type(each) is dict and "jsonrpc" in each for each in messages):
@@ -187,6 +189,16 @@ def _begun(value: dict[str, Any]) -> list[tuple[_Key, str]]:
         if type(name) is str:
             found.append((("item", _number(value, "output_index", -1)), name))
     return found
+
+
+def _is_cut(frame: Frame) -> bool:
+    """Whether this last event of a stream is not whole: it is left out, as clients do."""
+    try:
+        if looks_like_json(frame.payload):
+            loads(frame.payload)
+    except Unreadable:
+        return True
+    return False
 
 
 def _number(value: Any, name: str, otherwise: int) -> int:

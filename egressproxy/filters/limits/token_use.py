@@ -14,6 +14,7 @@ from egressproxy.ai_apis.stream_events import read_event
 from egressproxy.ai_apis.streams import framing_of
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, usage_of
+from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["TokenUse", "told_in_head"]
@@ -164,12 +165,15 @@ class TokenUse:
     def taken(self, x: Exchange) -> TokenUsage | None:
         """What it took in the end; None where nothing tells, so that the estimate stays.
 
-        What failed before an answer took nothing, nor did what another filter has answered in a provider's place. A
+        What failed before an answer took nothing, nor did what another filter has answered in a provider's place. Whose
+        client has left before the answer, its provider may have answered in full: the estimate stays. A
         stream that was cut took its input, and what was seen of its text.
         """
         if not x.attempts:
             return TokenUsage()
         told = usage_told(x) or told_in_head(x)
+        if told is None and self.is_call and x.reason is Reason.CLIENT_GONE and not x.status:
+            return None
         if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
             if told is None:
                 is_counted = self.seen_tokens or (self.is_call and 200 <= x.status < 300)

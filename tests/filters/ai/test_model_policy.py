@@ -215,3 +215,31 @@ def test_results_are_counted():
 def test_a_config_that_says_nothing_is_refused(config: dict[str, Any]):
     with pytest.raises(FilterBuildError):
         policy(**config)
+
+
+@pytest.mark.parametrize("key", ["modelſ", "Models", "FALLBACKS", "meſſages", "toolſ"])
+def test_a_name_that_some_servers_fold_to_a_known_one_is_refused(key: str):
+    assert "some servers take for" in refused(ask(policy(allow=["m"]), chat("m", **{key: ["other"]})))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"fallbacks": ["other"]}, {"fallbacks": [{"model": "other"}]}, {"models": "other"}, {"models": [["other"]]}],
+)
+def test_every_model_that_may_be_asked_instead_is_judged(more: dict[str, Any]):
+    refused(ask(policy(allow=["m"]), chat("m", **more)))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 10, "max_completion_tokens": "9000"},
+        {"max_tokens": 10, "max_completion_tokens": 9000.0},
+        {"temperature": "1.9"},
+    ],
+)
+def test_a_bound_holds_for_numbers_in_another_form(more: dict[str, Any]):
+    bounds = {"max_output_tokens": 100, "max_temperature": 1.0}
+    refused(ask(policy(**bounds, out_of_bounds="Deny"), chat(**{"max_tokens": 10, **more})), 400)
+    sent = json.loads(ask(policy(**bounds), chat(**more)).request_body)
+    assert all(sent[name] in (100, 1.0) for name in more)

@@ -423,3 +423,77 @@ def test_text_is_not_held_back_and_a_call_is(api: str):
 def test_a_stream_that_ends_within_a_call_is_judged_by_what_came():
     body = b"".join(event + b"\n\n" for event in chat_stream("pay", GOOD).split(b"\n\n")[:5])
     assert ask(PAY, offering("pay"), body, "/v1/chat/completions", EVENTS).error is not None
+
+
+# --- what others read -------------------------------------------------------------------------------------------------
+HIDDEN_CALL = json.dumps({"choices": [{"delta": {"tool_calls": [
+    {"index": 0, "id": "c", "function": {"name": "delete", "arguments": "{}"}}]}}]}).encode()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"x": NaN, ' + HIDDEN_CALL[1:],
+        b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b", " + HIDDEN_CALL[1:],
+        b'{"x": [' + b"[]," * 60_000 + b"0], " + HIDDEN_CALL[1:],
+    ],
+)
+def test_an_event_that_looks_like_json_and_cannot_be_read_does_not_pass(event: bytes):
+    result = ask(ALLOWED, offering("search"), b"data: " + event + b"\n\n", "/v1/chat/completions", EVENTS)
+    assert result.error is not None
+    assert b"delete" not in result.response_body
+
+
+def test_text_in_events_passes_and_an_event_that_is_cut_is_left_out():
+    told = b"data: hello [1]\n\n" + b"data: " + HIDDEN_CALL[:60]
+    result = ask(ALLOWED, offering("search"), told, "/v1/chat/completions", EVENTS)
+    assert (result.error, result.response_body) == (None, b"data: hello [1]\n\n")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "text/event-streams"])
+def test_an_answer_of_a_provider_has_a_type_that_is_read(kind: str):
+    told = b"data: " + HIDDEN_CALL + b"\n\n"
+    refused = ask(ALLOWED, offering("search"), told, "/v1/chat/completions", {"Content-Type": kind})
+    assert refused.error is not None
+    assert refused.error.status == 502
+    allowed = {**ALLOWED, "unreadable": "Allow"}
+    assert ask(allowed, offering("search"), told, "/v1/chat/completions", {"Content-Type": kind}).error is None
+    assert ask(ALLOWED, rpc("ping"), b"hello", kind={"Content-Type": kind}).response_body == b"hello"
+
+
+def test_two_content_types_of_an_answer_are_none():
+    x = exchange("POST", "https://api.example.com/v1/chat/completions", JSON)
+    told = response(200, {"Content-Type": "text/event-stream"})
+    told.fields.add(b"content-type", b"application/json")
+    body = json.dumps(chat_answer("delete", {})).encode()
+    result = harness(ALLOWED).run(
+        x, request_body=json.dumps(offering("search")).encode(), response=told, response_body=body
+    )
+    assert result.error is not None
+
+
+def test_a_call_beside_the_arguments_of_another_one_is_judged():
+    answer = chat_answer("delete", "{}")
+    answer["choices"][0]["message"]["tool_calls"][0] |= {"name": "search", "arguments": "{}"}
+    assert ask(ALLOWED, offering("search"), answer, "/v1/chat/completions").error is not None
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {"tools": [{"type": "function", "name": "search", "function": {"name": "delete"}}]},
+        {"tools": [{"type": "mcp", "name": "search", "server_url": "https://evil.test"}]},
+        {"mcp_servers": [{"type": "url", "name": "search", "url": "https://evil.test"}]},
+        {"additionalModelRequestFields": {"tools": [{"name": "delete", "input_schema": {}}]}},
+    ],
+)
+def test_a_tool_is_offered_by_none_of_its_names_and_at_no_other_place(offered: dict[str, Any]):
+    body = {"model": "m", "messages": [], **offered}
+    sent = ask(ALLOWED, body, path="/v1/chat/completions").request_body
+    assert b"delete" not in sent
+    assert b"evil" not in sent
+    tools = [{"name": "search", "input_schema": {}}, *offered.get("tools", ())]
+    sent = ask(ALLOWED, {**body, "tools": tools}, path="/v1/chat/completions").request_body
+    assert b"delete" not in sent
+    assert b"evil" not in sent
+    assert b"input_schema" in sent

@@ -209,6 +209,45 @@ def test_a_stream_that_breaks_off_takes_its_question_and_what_was_seen():
     assert made.rules[0].settled == 104 + 20
 
 
+def reserving(asked):
+    """A quota of 100,000 tokens, and an exchange whose request has reserved its own."""
+    entry = LimitEntry("Tokens", 100_000.0, "Day", name="t")
+    made = quota(
+        FilterContext(QoSControllerConfig(limits=(entry,)), {}, "q", "s", "s", keyed=OwnCounters().keyed, meter=METER)
+    )
+    x = exchange("POST", CHAT, JSON)
+    x.request.body = 10
+    made.request_headers(x)
+    made.request_body(x, json.dumps(asked).encode(), True)
+    return made, x
+
+
+def test_a_client_that_leaves_before_the_answer_gets_no_tokens_back():
+    made, x = reserving(ASKED)
+    x.attempts, x.reason = 1, Reason.CLIENT_GONE
+    table = made.rules[0].table
+    key = table.key(b"" + b"\0" + made.rules[0].window.period(1e9))
+    before = table.peek(key, 0.0)
+    made.complete(x)
+    assert made.rules[0].reserved == 204
+    assert table.peek(key, 0.0) == before
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"n": "3"}, {"n": 3.0}, {"best_of": 3}, {"max_tokens": "9000"}, {"max_tokens": 9000.0}, {"max_tokens": True}],
+)
+def test_numbers_in_another_form_reserve_no_less(more):
+    made, _ = reserving({**ASKED, **more})
+    assert made.rules[0].reserved >= 404
+
+
+@pytest.mark.parametrize("said", [1, "true", "on"])
+def test_a_stream_is_one_however_that_is_said(said):
+    sent = json.loads(ask(tokens(1000), asked={**ASKED, "stream": said}).request_body)
+    assert sent["stream_options"] == {"include_usage": True}
+
+
 def test_tokens_of_the_answer_alone_may_be_limited():
     made = tokens(1000, count="Output")
     ask(made, answer=json.dumps(ANSWERS[0][1]).encode())
