@@ -18,6 +18,7 @@ from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
@@ -41,6 +42,8 @@ __all__ = [
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]
 #: What a body method returns: the bytes that go on, a LocalResponse, or (`async def`) an awaitable of one of these.
 BodyResult = bytes | LocalResponse | Awaitable[bytes | LocalResponse]
+#: What trailer methods return: the fields have been changed, or not.
+TrailerResult = None | Awaitable[None]
 
 
 class Phase(str, Enum):
@@ -63,6 +66,9 @@ class Phase(str, Enum):
 #: Notes for filters that need what the client has sent beside what others have made of it.
 ORIGINAL_HEAD: Final = "original head"
 ORIGINAL_BODY: Final = "original body"
+#: Notes of the exchange: there are trailers behind the body that ends, and a filter that sees them.
+REQUEST_TRAILERS: Final = "request trailers"
+RESPONSE_TRAILERS: Final = "response trailers"
 
 #: Where most filters of a request may be placed: on the client's head, or on the head for one backend.
 REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
@@ -150,6 +156,7 @@ class Filter:
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
         sends_credential: what `backend_request` adds is for the backend alone. Filters that other objects declare run
             before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
+        sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
 
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
@@ -162,6 +169,7 @@ class Filter:
     needs_original: bool = False
     ignores_trailers: bool = False
     sends_credential: bool = False
+    sees_trailers: bool = True
     runs_in: frozenset[Phase] | None = None
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
@@ -186,6 +194,14 @@ class Filter:
         before a backend is chosen; it may change `x.request`. Returns a LocalResponse to respond with that.
         """
         return data
+
+    def request_trailers(self, x: Exchange, fields: Fields) -> TrailerResult:
+        """The fields behind the client's body, which may be changed: RFC 9110 section 6.5. Raises Rejected to refuse.
+
+        Runs behind the last piece of the body, where there are trailers. What must not come late (framing, routing,
+        authentication: section 6.5.1) is left out of what goes on, and so is all of it where a filter that looks at the
+        request has no such method, or the body is collected before a backend is chosen.
+        """
 
     def connect(self, x: Exchange) -> HeaderResult:
         """Before a socket is opened, with `x.authority`, `x.addresses` (all of them allowed) and `x.identity`.
@@ -219,6 +235,11 @@ class Filter:
         refusal breaks the response off, and a LocalResponse is a failure.
         """
         return data
+
+    def response_trailers(self, x: Exchange, fields: Fields) -> TrailerResult:
+        """As `request_trailers`, for the fields behind the body to the client. Where the head has gone, a refusal
+        breaks the response off. The `grpc-status` of a call may change, and always goes on.
+        """
 
     def at_place(self, behind: Sequence[tuple[str, frozenset[Phase]]]) -> Filter:
         """The filter as it stands in one chain: itself, or one that shares what it needs with the others.
@@ -327,3 +348,11 @@ class FilterType:
 def overrides(cls: type[Filter], phase: Phase) -> bool:
     """Whether this class has a method of its own for the phase."""
     return getattr(cls, phase.method) is not getattr(Filter, phase.method)
+
+
+def sees_trailers(each: Filter, phase: Phase) -> bool:
+    """Whether this filter has a method of its own for the trailers behind the body of REQUEST_BODY or RESPONSE_BODY."""
+    cls = type(each)
+    if phase is Phase.REQUEST_BODY:
+        return each.sees_trailers and cls.request_trailers is not Filter.request_trailers
+    return each.sees_trailers and cls.response_trailers is not Filter.response_trailers

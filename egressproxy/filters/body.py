@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.base import ORIGINAL_BODY, BodyMode, Phase
+from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, BodyMode, Phase, sees_trailers
 from egressproxy.filters.coded_body import CodedBody, head_of, undecodable
 from egressproxy.filters.content_coding import CODINGS, coding_of, note_change
 from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
+from egressproxy.filters.trailers import run_trailers
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.message import ResponseHead
 
@@ -31,17 +32,23 @@ class ResultTooLarge(Exception):
 
 
 class BodyPlan:
-    """The body filters of one place and direction. `decodes`: one of them wants content codings undone."""
+    """The body filters of one place and direction. `decodes`: one of them wants content codings undone.
 
-    __slots__ = ("decodes", "phase", "steps")
+    `trailers` are the steps that see the trailers behind the body; those whose filters look at the head, too, are in
+    `heads`, and see them whatever becomes of the body.
+    """
 
-    def __init__(self, steps: Steps, phase: Phase) -> None:
+    __slots__ = ("decodes", "heads", "phase", "steps", "trailers")
+
+    def __init__(self, steps: Steps, phase: Phase, trailers: Steps = (), heads: frozenset[Step] = frozenset()) -> None:
         self.steps = steps
         self.phase = phase
+        self.trailers = trailers
+        self.heads = heads
         self.decodes = any(step.decodes for step in steps)
 
     def begin(self, x: Exchange) -> BodyChain | None:
-        """A chain for the body of one exchange; None if every filter lets it pass unread.
+        """A chain for the body of one exchange; None if every filter lets it pass unread, and sees no trailers.
 
         Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
@@ -53,12 +60,15 @@ class BodyPlan:
             if step.mark:
                 x.note(step.mark, True)
             flows.append(_StepState(step, bytearray() if mode is BodyMode.BUFFER else None, step.call))
-        if not flows:
+        if not flows and not self.heads:
             return None
         coding = b""
         if self.decodes:
             flows, coding = self._undoing(x, flows)
         chain = BodyChain(flows, self.phase, coding)
+        if self.trailers:
+            behind = {id(flow.step.filter) for flow in flows}
+            chain.trailers = tuple([step for step in self.trailers if step in self.heads or id(step.filter) in behind])
         if not (chain.keeps_length or chain.holds):
             note_change(head_of(x, self.phase).fields)
         return chain
@@ -141,9 +151,12 @@ class BodyChain:
         keeps_length: what goes on is as long as what has come.
         holds: one of its filters gets the body whole: nothing goes on before the last piece has come.
         held: the bytes that they hold.
+        trailers: the steps that see the trailers behind this body.
     """
 
-    __slots__ = ("_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "held", "holds", "keeps_length")
+    __slots__ = (
+        "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "held", "holds", "keeps_length", "trailers",
+    )  # fmt: skip
 
     def __init__(self, flows: Sequence[_StepState], phase: Phase, coding: bytes = b"") -> None:
         """`coding` is undone for the filters, and done again behind them."""
@@ -155,6 +168,7 @@ class BodyChain:
         self.holds = any(flow.buffer is not None for flow in flows)
         self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=only_reads) if coding else None
         self.held = 0
+        self.trailers: Steps = ()
         # The first filter sees the body as it came.
         wants = phase is Phase.REQUEST_BODY and any(flow.step.filter.needs_original for flow in flows[1:])
         self._original = bytearray() if wants and self.holds else None
@@ -185,6 +199,36 @@ class BodyChain:
             if last:
                 x.note(ORIGINAL_BODY, bytes(self._original))
         return self._feed_from(0, x, data, last)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody looks at the body itself."""
+        return not self._flows
+
+    @property
+    def lets_trailers(self) -> bool:
+        """Every filter that looks at the body sees its trailers, too: they go on as `run_trailers` leaves them."""
+        return all(sees_trailers(flow.step.filter, self._phase) for flow in self._flows)
+
+    @property
+    def lets_status_text(self) -> bool:
+        """What gRPC says in trailers goes on with its text: every filter sees it, or says that it may pass."""
+        return all(
+            flow.step.filter.ignores_trailers or sees_trailers(flow.step.filter, self._phase) for flow in self._flows
+        )
+
+    def expect_trailers(self, x: Exchange) -> None:
+        """The next piece is the last, and trailers follow: filters that see them are told by a note."""
+        if self.trailers:
+            x.note(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, True)
+
+    def run_trailers(self, x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
+        """What filters leave of the trailers behind the body, or a task that says it. Not those which have failed open.
+
+        Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
+        """
+        off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
+        return run_trailers([step for step in self.trailers if id(step.filter) not in off], x, block)
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """As `feed`, and waits for the task."""

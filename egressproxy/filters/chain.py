@@ -31,6 +31,7 @@ from egressproxy.filters.filter_step import (
     wait,
 )
 from egressproxy.filters.sent_credentials import arranged, keeper
+from egressproxy.filters.trailers import let_trailers, trailer_steps
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange, LocalResponse
 
@@ -98,6 +99,11 @@ class Chain:
     skipped: tuple[ExtensionIR, ...] = ()
     #: Every filter that looks at heads of responses lets the text pass with which a call of gRPC ends.
     ignores_trailers: bool = True
+    #: Filters look at the head of the request, of it on the leg of a backend, or of the response; and all of these see
+    #: trailers, too.
+    lets_request_trailers: bool = False
+    lets_leg_trailers: bool = False
+    lets_response_trailers: bool = False
     #: Some filter of backend_request needs the body whole, of so many bytes at most; -1: none does.
     needs_body: int = -1
     #: Either of these two.
@@ -132,23 +138,28 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     phases: dict[str, Any] = {"skipped": skipped, "is_of_one_place": is_of_one_place}
     in_phase = {phase: [placed for placed in filters if phase in placed.phases()] for phase in Phase}
     around = keeper(in_phase)
+    trailers = _TrailerPlaces(filters)
     for phase in Phase:
         running: Sequence[PlacedFilter] = in_phase[phase]
         if phase in _BODY_PHASES:
             # The leg of a Backend is behind the rule for a request, and before it for a response.
             leg = [placed for placed in running if placed.spec.level >= BACKEND_LEVEL]
             rest = [placed for placed in running if placed.spec.level < BACKEND_LEVEL]
-            if leg and phase is Phase.REQUEST_BODY:
-                phases["leg_request_body"] = BodyPlan(_steps(arranged(leg, phase), phase), phase)
-                phases.setdefault("backend_request", ())  # where it runs
-                running = rest
+            if phase is Phase.REQUEST_BODY:
+                own = trailers.plan(arranged(leg, phase), phase, trailers.leg)
+                if own is not None:
+                    phases["leg_request_body"] = own
+                    phases.setdefault("backend_request", ())  # where it runs
+                plan = trailers.plan(rest, phase, trailers.request)
             else:
-                running = arranged([*leg, *rest], phase)
-        elif phase in _OF_A_BACKEND:
+                plan = trailers.plan(arranged([*leg, *rest], phase), phase, trailers.response)
+            if plan is not None:
+                phases[phase.method] = plan
+            continue
+        if phase in _OF_A_BACKEND:
             running = arranged(running, phase, around)
         if running:
-            steps = _steps(running, phase)
-            phases[phase.method] = BodyPlan(steps, phase) if phase in _BODY_PHASES else steps
+            phases[phase.method] = _steps(running, phase)
     body: BodyPlan | None = phases.get("response_body")
     if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
         asking = PlacedFilter(_ASKING, DecodableAnswers())
@@ -159,6 +170,9 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         keeping = PlacedFilter(_KEEPING, OriginalHead())
         phases["request_headers"] = (Step(keeping, Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
+    phases["lets_request_trailers"] = let_trailers(trailers.request, Phase.REQUEST_BODY)
+    phases["lets_leg_trailers"] = let_trailers(trailers.looking_at_leg, Phase.REQUEST_BODY)
+    phases["lets_response_trailers"] = let_trailers(trailers.response, Phase.RESPONSE_BODY)
     phases["ignores_trailers"] = all(step.filter.ignores_trailers for step in looking)
     phases["needs_body"] = min(
         (step.filter.max_buffer_bytes for step in phases.get("backend_request", ()) if step.filter.needs_body),
@@ -176,6 +190,35 @@ def _steps(running: Sequence[PlacedFilter], phase: Phase) -> Steps:
     for placed in reversed(running):
         steps = (Step(placed, phase, steps), *steps)
     return steps
+
+
+class _TrailerPlaces:
+    """Which filters of one place look at heads, and where they see trailers: each of them once in each direction."""
+
+    def __init__(self, filters: Sequence[PlacedFilter]) -> None:
+        asking, sending = frozenset((Phase.REQUEST_HEADERS,)), frozenset((Phase.BACKEND_REQUEST,))
+        answering = frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS))
+        self._all = filters
+        self.request = [placed for placed in filters if placed.phases() & asking]
+        self.looking_at_leg = [placed for placed in filters if placed.phases() & sending]
+        self.leg = [placed for placed in self.looking_at_leg if placed not in self.request]
+        self.response = [placed for placed in filters if placed.phases() & answering]
+
+    def plan(self, running: Sequence[PlacedFilter], phase: Phase, looking: Sequence[PlacedFilter]) -> BodyPlan | None:
+        """The plan for the body and its trailers; `running` look at the body, `looking` at the head. None: nobody."""
+        ordered = [*running, *(placed for placed in looking if placed not in running)]
+        if looking is self.request:
+            ordered = [placed for placed in ordered if placed not in self.leg]
+        if phase is Phase.RESPONSE_BODY:  # the leg of a Backend is before the rule
+            ordered.sort(key=lambda placed: placed.spec.level < BACKEND_LEVEL)
+        else:
+            ordered.sort(key=self._all.index)
+        steps = trailer_steps(arranged(ordered, phase), phase)
+        if not running and not steps:
+            return None
+        of_heads = {id(placed.filter) for placed in looking}
+        heads = frozenset(step for step in steps if id(step.filter) in of_heads)
+        return BodyPlan(_steps(running, phase), phase, steps, heads)
 
 
 def _at_place(placed: PlacedFilter, behind: Sequence[PlacedFilter]) -> PlacedFilter:

@@ -79,9 +79,9 @@ class PlacedFilter:
 
 
 class Step:
-    """One filter in one phase. `call`: its method, or what is called in its place while it is measured or out of
-    service; `own`: its method. `mode_for`: its `body_mode_for`; None: its `body_mode` holds for every body. `rest`: the
-    steps of the phase after it.
+    """One filter in one phase, or with the trailers behind a body (`method_name`). `call`: its method, or what is
+    called in its place while it is measured or out of service; `own`: its method. `mode_for`: its `body_mode_for`;
+    None: its `body_mode` holds for every body. `rest`: the steps of the phase after it.
     """
 
     __slots__ = (
@@ -89,8 +89,8 @@ class Step:
         "own", "own_mark", "rest", "spec", "stats",
     )  # fmt: skip
 
-    def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps = ()) -> None:
-        method: Callable[..., object] = getattr(placed.filter, phase.method)
+    def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps = (), method_name: str = "") -> None:
+        method: Callable[..., object] = getattr(placed.filter, method_name or phase.method)
         self.file: str | None = getattr(getattr(method, "__code__", None), "co_filename", None)
         self.own = self.call = traced(placed.spec.name, phase.value, method) if is_traced() else method
         self.filter = placed.filter

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from os import PathLike
 from typing import Any
@@ -120,6 +120,9 @@ class FilterResult:
         events: what the filter told with `context.notices`, each as "Reason: message".
         request_pieces: what goes to the backend for each piece of the request's body; b"" where nothing goes yet.
         response_pieces: what goes to the client for each piece of the response's body.
+        request_trailers: what the filter leaves of them; empty where it does not see them. The gateway leaves out what
+            must not come late (RFC 9110 section 6.5.1), too.
+        response_trailers: the same of the response.
     """
 
     exchange: Exchange
@@ -129,6 +132,8 @@ class FilterResult:
     events: tuple[str, ...] = ()
     request_pieces: tuple[bytes, ...] = ()
     response_pieces: tuple[bytes, ...] = ()
+    request_trailers: Fields = field(default_factory=Fields)
+    response_trailers: Fields = field(default_factory=Fields)
 
     @property
     def excluded_backends(self) -> frozenset[str]:
@@ -232,8 +237,10 @@ class FilterHarness:
         x: Exchange,
         *,
         request_body: Body = (),
+        request_trailers: Headers = (),
         response: ResponseHead | None = None,
         response_body: Body = (),
+        response_trailers: Headers = (),
         phases: Iterable[Phase] | None = None,
     ) -> FilterResult:
         """Run the phases of one exchange, in the order of Phase, and then `complete`; of a tunnel, its two phases.
@@ -245,7 +252,15 @@ class FilterHarness:
         if asyncio.events._get_running_loop() is not None:
             raise RuntimeError("`run` starts an event loop, and one is running: write `await harness.run_async(…)`")
         return asyncio.run(
-            self.run_async(x, request_body=request_body, response=response, response_body=response_body, phases=phases)
+            self.run_async(
+                x,
+                request_body=request_body,
+                request_trailers=request_trailers,
+                response=response,
+                response_body=response_body,
+                response_trailers=response_trailers,
+                phases=phases,
+            )
         )
 
     async def run_async(
@@ -253,15 +268,19 @@ class FilterHarness:
         x: Exchange,
         *,
         request_body: Body = (),
+        request_trailers: Headers = (),
         response: ResponseHead | None = None,
         response_body: Body = (),
+        response_trailers: Headers = (),
         phases: Iterable[Phase] | None = None,
     ) -> FilterResult:
         """As `run`, in the running event loop."""
         wanted = frozenset(phases) if phases is not None else _TUNNEL_PHASES if x.is_tunnel else frozenset(Phase)
         left_out: dict[str, Any] = {phase.method: None for phase in Phase if phase not in wanted}
         chain = replace(self._chain, **left_out)
-        result = FilterResult(x)
+        result = FilterResult(
+            x, request_trailers=_fields(request_trailers), response_trailers=_fields(response_trailers)
+        )
         sent, received = _pieces(request_body), _pieces(response_body)
         x.request.body = sum(map(len, sent))
         response = response or ResponseHead(200, b"OK", Fields())
@@ -289,15 +308,19 @@ async def _run_phases(
         return
     x.upstream_host = x.upstream_host or x.request.host
     try:
-        result.request_pieces = await _through(chain.request_body, x, sent)
+        result.request_pieces = await _through(chain.request_body, x, sent, result.request_trailers)
     except FilterAnswered as answered:
         await _respond(answered.answer, chain, result, chain.response_headers)
         return
     if await run_to_end(chain.connect, x) is not None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
     x.attempts += 1
+    _stop(result.request_trailers, chain.request_headers is None or chain.lets_request_trailers)
+    _stop(result.request_trailers, chain.backend_request is None or chain.lets_leg_trailers)
     try:
-        result.request_pieces = await _through(chain.leg_request_body, x, result.request_pieces)
+        result.request_pieces = await _through(
+            chain.leg_request_body, x, result.request_pieces, result.request_trailers
+        )
     except FilterAnswered as answered:
         await _respond(answered.answer, chain, result, chain.response_headers)
         return
@@ -312,11 +335,18 @@ async def _run_phases(
         if await _responds(steps, chain, result):
             return
     try:
-        result.response_pieces = await _through(chain.response_body, x, received)
+        result.response_pieces = await _through(chain.response_body, x, received, result.response_trailers)
     except FilterAnswered as answered:
         await _respond(answered.answer, chain, result, chain.response_headers)
         return
+    _stop(result.response_trailers, not chain.response_phases or chain.lets_response_trailers)
     x.status = x.response.status
+
+
+def _stop(trailers: Fields, lets: bool) -> None:
+    """Drop them where the filter looks at the head and does not see them."""
+    if not lets:
+        trailers.block = b""
 
 
 async def _responds(steps: Steps | None, chain: Chain, result: FilterResult) -> bool:
@@ -340,14 +370,24 @@ async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dr
         await _responds(dressing, chain, result)
 
 
-async def _through(plan: BodyPlan | None, x: Exchange, pieces: Pieces) -> Pieces:
-    """The pieces of a body as its filters let them go on."""
+async def _through(plan: BodyPlan | None, x: Exchange, pieces: Pieces, trailers: Fields) -> Pieces:
+    """The pieces of a body as its filters let them go on. The trailers are changed."""
     chain = plan.begin(x) if plan is not None and pieces else None
     if chain is None:
         return pieces
     if plan is not None and plan.phase is Phase.RESPONSE_BODY and not chain.holds:
         x.status = x.response.status  # the head goes before the body
-    return tuple([await chain.feed_to_end(x, piece, n == len(pieces)) for n, piece in enumerate(pieces, 1)])
+    made = []
+    for number, piece in enumerate(pieces, 1):
+        is_last = number == len(pieces)
+        if is_last and len(trailers):
+            chain.expect_trailers(x)
+        made.append(await chain.feed_to_end(x, piece, is_last))
+    if len(trailers):
+        outcome = chain.run_trailers(x, trailers.block)
+        left = outcome if isinstance(outcome, bytes) else await outcome
+        trailers.block = left if chain.lets_trailers else b""
+    return tuple(made)
 
 
 def _pieces(body: Body) -> Pieces:

@@ -254,3 +254,16 @@ def test_the_harness_shows_the_choice_of_backends_the_body_of_an_attempt_and_the
     assert (result.excluded_backends, result.preferred_backend) == ({"a/b"}, "a/c")
     assert result.request.fields.get(b"x-length") == b"3"
     assert (type(result.error).__name__, result.status) == ("NextAttempt", 502)
+
+
+def test_trailers_are_what_the_filter_leaves_of_them(harness):
+    looks = "def response_headers(self, x):\n    pass\n"
+    sees = looks + "async def response_trailers(self, x, fields):\n    fields.set(b'x-b', b'2')"
+    more = {"response_body": b"hi", "response_trailers": {"X-A": "1"}}
+    assert list(harness(sees, phase="response-headers").run(get(), **more).response_trailers) == [
+        (b"x-a", b"1"), (b"x-b", b"2")
+    ]  # fmt: skip
+    assert list(harness(looks, phase="response-headers").run(get(), **more).response_trailers) == []
+    body = "def request_body(self, x, data, last):\n    return data\n"
+    done = harness(body, phase="request-body").run(get(), request_body=b"hi", request_trailers={"X-A": "1"})
+    assert list(done.request_trailers) == []

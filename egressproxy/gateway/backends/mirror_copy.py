@@ -175,8 +175,8 @@ class Copy(UpstreamCaller):
             self.driver.throw(_Dropped())
 
     def end_body(self, trailers: bytes) -> None:
-        """BodySink: the body is whole."""
-        self._trailers = trailers
+        """BodySink: the body is whole. Where filters of the mirror look at the head, they have not seen trailers."""
+        self._trailers = trailers if self._mirror.chain.backend_request is None else b""
         self.resume_reading()
 
     def end(self) -> None:

@@ -70,6 +70,7 @@ class ReplayableBody:
         "_client",
         "_collecting",
         "_collecting_limit",
+        "_drops_trailers",
         "_kept",
         "_limit",
         "_source",
@@ -101,6 +102,7 @@ class ReplayableBody:
         self._kept = Pieces()
         self._bytes = 0
         self._trailers: bytes | None = None  # None: more may come
+        self._drops_trailers = False
 
     @classmethod
     def whole(cls, body: bytes) -> ReplayableBody:
@@ -141,6 +143,12 @@ class ReplayableBody:
             self.pause_reading()
         else:
             self.resume_reading()
+
+    def drop_trailers(self) -> None:
+        """A filter looks at the head for this attempt, and not at trailers: none go on, from now on."""
+        self._drops_trailers = True
+        if self._trailers is not None:
+            self._trailers = b""
 
     def detach(self) -> None:
         """End an attempt that has failed. The source is held back; what still comes is kept for the next attempt."""
@@ -202,7 +210,7 @@ class ReplayableBody:
         """BodySink: the body is whole. `trailers` are kept for further attempts."""
         self.has_begun = True
         self.whole_at = monotonic()
-        self._trailers = trailers
+        self._trailers = trailers = b"" if self._drops_trailers else trailers
         if self._target is not None:
             self._target.end_body(trailers)
         elif self._collecting is not None:

@@ -12,6 +12,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.grpc.statuses import grpc_trailers
+from egressproxy.protocols.http1.chunked import late_fields
 
 __all__ = ["BodyFilter", "Collector"]
 
@@ -97,6 +98,8 @@ class BodyFilter:
             self._waiting.append((data, trailers))
             return
         try:
+            if trailers:
+                self._chain.expect_trailers(self._x)
             outcome = self._chain.feed(self._x, data, trailers is not None)
         except GatewayError as error:
             self._fail(error)
@@ -111,20 +114,27 @@ class BodyFilter:
         self._source.pause_reading()
         outcome.add_done_callback(lambda task: self._done(task, trailers))
 
-    def _done(self, task: asyncio.Task[bytes], trailers: bytes | None) -> None:
+    def _result(self, task: asyncio.Task[bytes]) -> bytes | None:
+        """What the filters have returned; None where the exchange does not go on with it."""
         if self._task is not task:
             if not task.cancelled():
                 task.exception()  # seen, and too late to matter
-            return
+            return None
         self._task = None
         if task.cancelled():
             self._fail(GatewayFault(Reason.FILTER_FAILED, "a body filter was cancelled", status=502))
-            return
+            return None
         error = task.exception()
         if error is not None:
             self._fail(error)
+            return None
+        return task.result()
+
+    def _done(self, task: asyncio.Task[bytes], trailers: bytes | None) -> None:
+        data = self._result(task)
+        if data is None:
             return
-        self._hand_on(task.result(), trailers)
+        self._hand_on(data, trailers)
         while self._waiting and self._task is None and not self.is_over:
             self._take(*self._waiting.pop(0))
         if self._task is None and not self._is_sink_full:
@@ -134,10 +144,42 @@ class BodyFilter:
         if data:
             self.tail = data[-4:]
             self._sink.send_body(data)
-        if trailers is not None:
-            self.is_over = True
-            self._sink.end_body(grpc_trailers(trailers, with_text=False))  # the rest went past no filter
-            self._client.driver.resume()
+        if trailers:
+            self._show(trailers)
+        elif trailers is not None:
+            self._end(b"")
+
+    def _show(self, trailers: bytes) -> None:
+        """Let filters see the trailers."""
+        try:
+            outcome = self._chain.run_trailers(self._x, trailers)
+        except GatewayError as error:
+            self._fail(error)
+            return
+        if isinstance(outcome, bytes):
+            self._end(self._passing(trailers, outcome))
+            return
+        self._task = outcome
+        self._source.pause_reading()
+        outcome.add_done_callback(lambda task: self._shown(task, trailers))
+
+    def _shown(self, task: asyncio.Task[bytes], trailers: bytes) -> None:
+        left = self._result(task)
+        if left is not None:
+            self._end(self._passing(trailers, left))
+
+    def _passing(self, came: bytes, left: bytes) -> bytes:
+        """What goes on of the trailers that came, and of which filters have left this."""
+        chain = self._chain
+        passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
+        if not grpc_trailers(passing, with_text=False):
+            passing += grpc_trailers(came, with_text=False)  # without a status no call ends
+        return passing
+
+    def _end(self, trailers: bytes) -> None:
+        self.is_over = True
+        self._sink.end_body(trailers)
+        self._client.driver.resume()
 
     def _fail(self, error: BaseException) -> None:
         self.cancel()

@@ -96,19 +96,21 @@ class Client(UpstreamCaller):
         return self.state.port.first
 
     def may_pass_trailers(self) -> bool:
-        """Of a request: not where a filter looks at the head. It has not seen them, and some origins read them as
-        fields that a filter, or the server that it asks, alone may set.
+        """Of a request: not where a filter looks at the head and not at them, too. It has not seen them, and some
+        origins read them as fields that a filter, or the server that it asks, alone may set.
         """
         route, backend = self.resources.route, self.resources.backend
-        return (route is None or route.chain.request_headers is None) and (
-            backend is None or backend.chain.backend_request is None
+        return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
+            backend is None or backend.chain.backend_request is None or backend.chain.lets_leg_trailers
         )
 
     def passable_trailers(self, trailers: bytes) -> bytes:
-        """Those of an answer: none where a filter looks at its head, as with those of requests."""
+        """Those of an answer: none where a filter looks at its head and not at them, as with those of requests."""
         backend = self.resources.backend
         if backend is None or (backend.chain.backend_response is None and backend.chain.response_headers is None):
             return trailers
+        if backend.chain.lets_response_trailers and self.resources.response_filter is not None:
+            return trailers  # filters have let them pass
         return grpc_trailers(trailers, with_text=backend.chain.ignores_trailers)  # without a status no call ends
 
     def serving(self) -> tuple[HeldResources, ...]:
@@ -179,6 +181,9 @@ class Client(UpstreamCaller):
                     self._send_through_leg(x, upstream, leg, None, body)
                     return
                 head.body = body.length
+                of_backend = resources.backend.chain
+                if of_backend.backend_request is not None and not of_backend.lets_leg_trailers:
+                    body.drop_trailers()
         elif head.body != 0 and resources.route is not None and resources.route.filters_request:
             assert resources.backend is not None
             chain = resources.request_chain if resources.route.chain.request_body is not None else None
