@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase, overrides
+from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.error_budget import ErrorBudget, OutOfService
 from egressproxy.filters.filter_trace import Sampled, is_traced, traced
 from egressproxy.ir.policy import ExtensionIR
@@ -186,7 +187,8 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
         detail = f"{name} has failed too often, and is tried again in {left_s:.0f} s"
         raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
     timed_out = isinstance(error, DeadlinePassed)
-    step.stats.fail(type(error).__name__, is_open=may_fail_open)
+    kind = _kind(error)
+    step.stats.fail(kind, is_open=may_fail_open)
     if timed_out:
         step.stats.timed_out += 1
     if step.budget is not None:
@@ -194,8 +196,16 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     if may_fail_open:
         return
     message = f"{name} did not answer in time" if timed_out else f"{name} failed"
-    detail = f"{name}: {type(error).__name__}{_place(step, error)}"
+    detail = f"{name}: {kind}{_place(step, error)}"
     raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
+
+
+def _kind(error: BaseException) -> str:
+    """The type of the exception; of a call that has failed also the reason, a word of our own. Never what it said."""
+    kind = type(error).__name__
+    if isinstance(error, CallFailed) and isinstance(error.reason, Reason):
+        return f"{kind} ({error.reason.value})"
+    return kind
 
 
 def _place(step: Step, error: BaseException) -> str:

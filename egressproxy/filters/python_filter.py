@@ -78,6 +78,11 @@ def _expect_method(cls: type[Filter], phase: Phase, path: Path, why: str) -> Non
         return
     near = get_close_matches(phase.method, _own_names(cls), n=1)
     hint = f" (did you mean this by `{near[0]}`?)" if near and near[0] not in vars(Filter) else ""
+    others = [each for each in Phase if overrides(cls, each)]
+    if not hint and others:
+        methods = ", ".join(f"`{each.method}`" for each in others)
+        phases = others[0].value if len(others) == 1 else f"one of {', '.join(each.value for each in others)}"
+        hint = f" (it has {methods}: place it in phase {phases}, or write the phases that it needs into `runs_in`)"
     raise ValueError(f"{path}: class {cls.__name__} {why} but has no `{phase.method}`{hint}")
 
 

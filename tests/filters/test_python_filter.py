@@ -214,7 +214,8 @@ def test_exactly_one_filter_class_is_expected(tmp_path):
 
 
 def test_a_filter_placed_in_a_phase_that_it_does_not_have_is_refused(tmp_path):
-    assert "has no `connect`" in problem(tmp_path, SIMPLE.format(value=1), phase="connect")
+    told = problem(tmp_path, SIMPLE.format(value=1), phase="connect")
+    assert "has no `connect` (it has `request_headers`: place it in phase request-headers, or write " in told
 
 
 def test_a_filter_that_names_a_phase_without_its_method_is_refused(tmp_path):

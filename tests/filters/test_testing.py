@@ -267,3 +267,16 @@ def test_trailers_are_what_the_filter_leaves_of_them(harness):
     body = "def request_body(self, x, data, last):\n    return data\n"
     done = harness(body, phase="request-body").run(get(), request_body=b"hi", request_trailers={"X-A": "1"})
     assert list(done.request_trailers) == []
+
+
+def test_of_a_call_that_has_failed_the_log_has_the_reason_and_not_the_text(tmp_path: Path):
+    (tmp_path / "f.py").write_text(
+        "from egressproxy.filters import *\n"
+        "class F(Filter):\n"
+        "    async def request_headers(self, x):\n"
+        "        raise CallFailed(Reason.CONNECT_REFUSED, 'the text')\n"
+    )
+    harness = FilterHarness({"path": "f.py"}, phase="request-headers", folder=str(tmp_path), name="judge")
+    result = harness.run(exchange("GET", "http://a.example/"))
+    assert result.error is not None
+    assert result.error.detail == "filter judge: CallFailed (upstream_refused) at f.py:4"

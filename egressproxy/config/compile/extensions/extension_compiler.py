@@ -373,7 +373,7 @@ class ExtensionCompiler:
         where = " for a backend" if place.level == BACKEND_LEVEL else ""
         message, remedy = f"{name} cannot run in phase {phase}{where}", f"possible are: {listed}"
         if phase is None:
-            message, remedy = f"{name} runs in more than one phase", f"choose of: {listed}"
+            message, remedy = f"{name} runs in more than one phase", f"set phase to one of: {listed}"
         self.load_errors[problem_at(owner, f"{path}.phase", message, remedy)] = None
         return "", 0
 
