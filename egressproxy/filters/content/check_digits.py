@@ -5,6 +5,7 @@ capitals) without separators.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Final
 
 __all__ = [
@@ -135,23 +136,37 @@ def is_pesel(digits: str) -> bool:
 
 
 #: The dihedral group D5, and the permutations of its positions (Verhoeff 1969).
-_PRODUCTS: Final = (
+_PRODUCTS: Final = [bytes(map(int, row)) for row in (
     "0123456789", "1234067895", "2340178956", "3401289567", "4012395678",
     "5987604321", "6598710432", "7659821043", "8765932104", "9876543210",
-)  # fmt: skip
+)]  # fmt: skip
 _PLACES: Final = (
     "0123456789", "1576283094", "5803796142", "8916043527", "9453126870", "4286573901", "2793806415", "7046913258",
 )  # fmt: skip
+
+
+@cache
+def _verhoeff() -> tuple[bytes, bytes]:
+    """What four digits come to, by their number: at the places 0 to 3 from the right, and at 4 to 7. The places 8 to 11
+    are as the first ones, and D5 is associative: three numbers are a checksum. Made once, in 10 ms.
+    """
+    made = []
+    for first in (0, 4):
+        come_to = bytes([0])
+        for place in range(first, first + 4):
+            permuted = [int(_PLACES[place][digit]) for digit in range(10)]
+            come_to = bytes([_PRODUCTS[before][each] for each in permuted for before in come_to])
+        made.append(come_to)
+    return made[0], made[1]
 
 
 def is_aadhaar(digits: str) -> bool:
     """An Indian Aadhaar number: 12 digits, the first 2 to 9, Verhoeff's checksum."""
     if len(digits) != 12 or digits[0] in "01":
         return False
-    check = 0
-    for place, digit in enumerate(reversed(digits)):
-        check = int(_PRODUCTS[check][int(_PLACES[place % 8][int(digit)])])
-    return check == 0
+    last, middle = _verhoeff()
+    check = _PRODUCTS[last[int(digits[8:])]][middle[int(digits[4:8])]]
+    return _PRODUCTS[check][last[int(digits[:4])]] == 0
 
 
 def is_resident_id_of_china(text: str) -> bool:

@@ -9,7 +9,7 @@ from egressproxy.filters.content.addresses import IPAddresses
 from egressproxy.filters.content.emails import Emails
 from egressproxy.filters.content.lettered import Lettered, iban_at
 from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of
-from egressproxy.filters.content.numbers import NumberKind, Numbers, card_at
+from egressproxy.filters.content.numbers import CARD_FORM, NumberKind, Numbers, card_at
 from egressproxy.filters.content.own_patterns import OwnPattern
 from egressproxy.filters.content.secret_keys import SecretKeys
 from egressproxy.filters.content.spans import Detector, Scanner
@@ -54,21 +54,22 @@ def scanner_of(
         detectors.append(SecretKeys(wanted & KEYS))
     if "EMAIL" in wanted:
         detectors.append(Emails())
-    numbers: list[tuple[str, NumberKind]] = []
+    numbers: list[tuple[str, NumberKind, str]] = []
     letters: list[tuple[str, NumberKind]] = []
     if "CARD" in wanted:
-        numbers.append(("CARD", card_at))
+        numbers.append(("CARD", card_at, CARD_FORM))
     if "IBAN" in wanted:
         letters.append(("IBAN", iban_at))
     if "NATIONAL_ID" in wanted:
-        numbers += [("NATIONAL_ID", kind) for kind in numbers_of(countries)]
+        numbers += [("NATIONAL_ID", *form) for form in numbers_of(countries)]
         letters += [("NATIONAL_ID", kind) for kind in lettered_of(countries)]
     if "IP_ADDRESS" in wanted:
         detectors.append(IPAddresses())
     if "PHONE" in wanted:
         from egressproxy.filters.content.phones import Phones
 
-        numbers.append(("PHONE", Phones(regions)))
+        phones = Phones(regions)
+        numbers.append(("PHONE", phones, phones.form))
     if letters:
         detectors.append(Lettered(letters))
     if numbers:

@@ -9,28 +9,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressproxy.filters.content import check_digits
 from egressproxy.filters.content.numbers import NumberKind, stands_alone
 
 __all__ = ["COUNTRIES", "lettered_of", "numbers_of"]
 
-_SEPARATORS = re.compile(r"[ .+-]")
+_SEPARATORS: Final = dict.fromkeys(map(ord, " .+-"))
 _END: Final = r"(?![0-9A-Za-z])"
 
 
-def _number(pattern: str, check: Callable[[str], bool] | None = None) -> NumberKind:
-    """What finds the end of a number of this form; `check` gets it without separators, in capitals."""
+class _Form(NamedTuple):
+    """What finds the end of a number, and what stands behind its first digit, which `Numbers` looks at."""
+
+    end_of: NumberKind
+    rest: str
+
+
+def _number(pattern: str, rest: str, check: Callable[[str], bool] | None = None) -> _Form:
+    """A number of this form; `check` gets it without separators, in capitals."""
     compiled = re.compile(pattern + _END)
 
     def end_of(text: str, at: int) -> int:
         match = compiled.match(text, at)
         if match is None or not stands_alone(text, at):
             return 0
-        return match.end() if check is None or check(_SEPARATORS.sub("", match[0]).upper()) else 0
+        return match.end() if check is None or check(match[0].translate(_SEPARATORS).upper()) else 0
 
-    return end_of
+    return _Form(end_of, rest)
 
 
 def _is_ahv(digits: str) -> bool:
@@ -42,17 +49,38 @@ def _is_personnummer(digits: str) -> bool:
     return check_digits.is_luhn(digits[-10:])
 
 
-_NUMBERS: Final[dict[str, NumberKind]] = {
-    "US": _number(r"(?!000|666|9)[0-9]{3}([- ])(?!00)[0-9]{2}\1(?!0000)[0-9]{4}"),
-    "DE": _number(r"[0-9]{2} ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}", check_digits.is_steuer_id),
-    "FR": _number(r"[1-478] ?[0-9]{2} ?[0-9]{2} ?[0-9][0-9ABab] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}", check_digits.is_nir),
-    "ES": _number(r"[0-9]{8}[ -]?[A-Za-z]", check_digits.is_dni),
-    "CH": _number(r"756\.?[0-9]{4}\.?[0-9]{4}\.?[0-9]{2}", _is_ahv),
-    "SE": _number(r"(?:19|20)?[0-9]{2}(?:0[1-9]|1[0-2])(?:[0-8][0-9]|9[01])[-+][0-9]{4}", _is_personnummer),
-    "PL": _number(r"[0-9]{11}", check_digits.is_pesel),
-    "BR": _number(r"[0-9]{3}\.?[0-9]{3}\.?[0-9]{3}-?[0-9]{2}", check_digits.is_cpf),
-    "IN": _number(r"[2-9][0-9]{3}([ -]?)[0-9]{4}\1[0-9]{4}", check_digits.is_aadhaar),
-    "CN": _number(r"[1-8][0-9]{16}[0-9Xx]", check_digits.is_resident_id_of_china),
+_NUMBERS: Final[dict[str, _Form]] = {
+    "US": _number(
+        r"(?!000|666|9)[0-9]{3}([- ])(?!00)[0-9]{2}\1(?!0000)[0-9]{4}",
+        r"(?<!9)[0-9]{2}(?:-[0-9]{2}-|[ ][0-9]{2}[ ])[0-9]{4}",
+    ),
+    "DE": _number(
+        r"[0-9]{2} ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}",
+        r"(?<=[1-9])[0-9] ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}",
+        check_digits.is_steuer_id,
+    ),
+    "FR": _number(
+        r"[1-478] ?[0-9]{2} ?[0-9]{2} ?[0-9][0-9ABab] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}",
+        r"(?<=[1-478]) ?[0-9]{2} ?[0-9]{2} ?[0-9][0-9ABab] ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}",
+        check_digits.is_nir,
+    ),
+    "ES": _number(r"[0-9]{8}[ -]?[A-Za-z]", r"[0-9]{7}[ -]?[A-Za-z]", check_digits.is_dni),
+    "CH": _number(r"756\.?[0-9]{4}\.?[0-9]{4}\.?[0-9]{2}", r"56\.?[0-9]{4}\.?[0-9]{4}\.?[0-9]{2}", _is_ahv),
+    "SE": _number(
+        r"(?:19|20)?[0-9]{2}(?:0[1-9]|1[0-2])(?:[0-8][0-9]|9[01])[-+][0-9]{4}",
+        r"[0-9]{5}(?:[0-9]{2})?[-+][0-9]{4}",
+        _is_personnummer,
+    ),
+    "PL": _number(r"[0-9]{11}", r"[0-9]{10}(?![0-9])", check_digits.is_pesel),
+    "BR": _number(
+        r"[0-9]{3}\.?[0-9]{3}\.?[0-9]{3}-?[0-9]{2}", r"[0-9]{2}\.?[0-9]{3}\.?[0-9]{3}-?[0-9]{2}", check_digits.is_cpf
+    ),
+    "IN": _number(
+        r"[2-9][0-9]{3}([ -]?)[0-9]{4}\1[0-9]{4}",
+        r"(?<=[2-9])[0-9]{3}(?:[0-9]{8}|[ ][0-9]{4}[ ][0-9]{4}|-[0-9]{4}-[0-9]{4})(?![0-9A-Za-z])",
+        check_digits.is_aadhaar,
+    ),
+    "CN": _number(r"[1-8][0-9]{16}[0-9Xx]", r"[0-9]{16}[0-9Xx]", check_digits.is_resident_id_of_china),
 }
 #: Those that begin with letters.
 _LETTERED: Final[dict[str, tuple[str, Callable[[str], bool] | None]]] = {
@@ -66,8 +94,8 @@ _LETTERED: Final[dict[str, tuple[str, Callable[[str], bool] | None]]] = {
 COUNTRIES: Final = tuple(sorted({*_NUMBERS, *_LETTERED}))
 
 
-def numbers_of(countries: tuple[str, ...]) -> list[NumberKind]:
-    """What finds the numbers of these countries that begin with a digit."""
+def numbers_of(countries: tuple[str, ...]) -> list[_Form]:
+    """What finds the numbers of these countries that begin with a digit, with their forms."""
     return [_NUMBERS[country] for country in countries if country in _NUMBERS]
 
 
@@ -83,6 +111,6 @@ def _lettered(pattern: str, check: Callable[[str], bool] | None) -> NumberKind:
         match = compiled.match(text, at)
         if match is None:
             return 0
-        return match.end() if check is None or check(_SEPARATORS.sub("", match[0]).upper()) else 0
+        return match.end() if check is None or check(match[0].translate(_SEPARATORS).upper()) else 0
 
     return end_of

@@ -1,7 +1,8 @@
 """Numbers: what is written in digits with separators: cards; others hand in what finds their kinds.
 
-Every digit that no digit stands before is where a number may begin, and each kind looks from there. Blanks, hyphens,
-dots and the like may part the digits of those kinds that people write so.
+Every digit that no digit stands before is where a number may begin. One expression tells of each such place which
+kinds have a form that begins there, and only these look closer. Blanks, hyphens, dots and the like may part the digits
+of those kinds that people write so.
 """
 
 from __future__ import annotations
@@ -13,43 +14,61 @@ from typing import Final
 from egressproxy.filters.content.check_digits import is_card
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["NumberKind", "Numbers", "card_at", "digits_of", "stands_alone"]
+__all__ = ["CARD_FORM", "NumberKind", "Numbers", "card_at", "digits_of", "stands_alone"]
 
 #: Characters, with separators.
 MAX_LENGTH: Final = 64
 
 #: Seven digits, or six behind a sign.
-_START = re.compile(r"[0-9+(](?<![0-9].)(?:[ ./()\-]{0,2}[0-9]){6}")
+_START: Final = r"[0-9+(](?<![0-9].)(?=(?:[ ./()\-]{0,2}[0-9]){6})"
 #: Backwards. A letter at the end may be that of a DNI; 2A and 2B are in numbers of Corsicans.
 _OPEN = re.compile(rf"[A-Za-z]?(?:[0-9 ./()+\-]|[ABab](?=2)){{1,{MAX_LENGTH}}}")
 _FIRST = re.compile(r"[0-9+(]")
 _CARD = re.compile(r"[2-689][0-9]{0,18}(?:[ .-][0-9]{1,18}){0,6}(?![0-9])")
+_CARD_SEPARATORS = re.compile("[ .-]")
 _SEPARATORS: Final = dict.fromkeys(map(ord, "+ ./()-"))
+#: Behind the first character of a card: at least 13 digits, the first ones as those of a network.
+CARD_FORM: Final = (
+    r"(?:(?<=[468])[ .-]?[0-9]|(?<=2)[ .-]?[2-7]|(?<=3)[ .-]?[04-9]|(?<=5)[ .-]?[0-8])(?:[ .-]?[0-9]){11}"
+)
+#: Digits of cards.
+_SHORTEST: Final = 13
+_LONGEST: Final = 19
 
 #: From a text and the index of a first character to the end of what begins there; 0: nothing does.
 NumberKind = Callable[[str, int], int]
 
 
 class Numbers(Detector):
-    """`kinds` are pairs of an entity and what finds its end."""
+    """`kinds` are an entity, what finds its end, and its form: an expression without groups that holds behind the first
+    character of all that the former finds.
+    """
 
-    __slots__ = ("_kinds",)
+    __slots__ = ("_formed", "_kinds", "_starts")
 
     needs = "0-9"
 
-    def __init__(self, kinds: Sequence[tuple[str, NumberKind]]) -> None:
-        self._kinds = tuple(kinds)
+    def __init__(self, kinds: Sequence[tuple[str, NumberKind, str]]) -> None:
+        self._kinds = tuple((entity, end_of) for entity, end_of, _ in kinds)
+        #: The kinds by the groups that have matched: few of their combinations are possible.
+        self._formed: dict[tuple[str | None, ...], list[tuple[str, NumberKind]]] = {}
+        forms = "".join(f"(?=(?:{form})()|)" for _, _, form in kinds)  # a group has matched where its form holds
+        of_any = "|".join(f"(?:{form})" for _, _, form in kinds)
+        self._starts = re.compile(f"{_START}(?={of_any}){forms}")
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """As `Detector.find`."""
-        match = _START.search(text, start)
-        while match is not None:
+        for match in self._starts.finditer(text, start):
             at = match.start()
-            for entity, end_of in self._kinds:
+            formed = match.groups()
+            kinds = self._formed.get(formed)
+            if kinds is None:
+                each = zip(self._kinds, formed, strict=True)
+                kinds = self._formed[formed] = [kind for kind, is_formed in each if is_formed is not None]
+            for entity, end_of in kinds:
                 end = end_of(text, at)
                 if end:
                     found.append(Span(at, end, entity, at))
-            match = _START.search(text, at + 1)
 
     def open_end(self, text: str, tail: str) -> int:
         """As `Detector.open_end`."""
@@ -74,11 +93,15 @@ def card_at(text: str, at: int) -> int:
     match = _CARD.match(text, at)
     if match is None:
         return 0
-    candidate = match[0]
-    while len(digits := digits_of(candidate)) >= 13:
-        if is_card(digits):
-            return at + len(candidate)
-        candidate = candidate.rstrip("0123456789")[:-1]
+    groups = _CARD_SEPARATORS.split(match[0])
+    digits = "".join(groups)
+    size, end = len(digits), match.end()
+    while size >= _SHORTEST:
+        if size <= _LONGEST and is_card(digits[:size]):
+            return end
+        last = len(groups.pop())
+        size -= last
+        end -= last + 1
     return 0
 
 

@@ -24,18 +24,20 @@ _MIN_DIGITS: Final = 7
 class Phones:
     """Finds the end of a number: a NumberKind. Raises ValueError for a region that is not known."""
 
-    __slots__ = ("_national",)
+    __slots__ = ("_national", "form")
 
     def __init__(self, regions: tuple[str, ...]) -> None:
         known = known_regions()
         for region in regions:
             if region not in known:
                 raise ValueError(f"{region!r} is no region with a numbering plan: write two letters, such as DE or US")
-        self._national = tuple(_national_plan(region) for region in regions)
+        plans = "|".join(_national_plan(region) for region in regions)
+        self._national = re.compile(plans) if plans else None
+        self.form = "" if regions else r"(?<=\+)|(?<=0)[ ./()-]{0,2}0|(?<=\()0[ ./()-]{0,2}0"
 
     def __call__(self, text: str, at: int) -> int:
         """The end of a number that begins here; 0: none does. Of groups too many the last ones are left out."""
-        if not (self._national or text[at] in "+0("):
+        if self._national is None and text[at] not in "+0(":
             return 0  # no country's code
         match = _CANDIDATE.match(text, at)
         if match is None or not _may_begin(text, at):
@@ -43,24 +45,27 @@ class Phones:
         candidate = match[0]
         if candidate[0] == "(" and ")" not in candidate:
             return 0
-        while len(candidate) >= _MIN_DIGITS:
-            digits = digits_of(candidate)
-            if len(digits) < _MIN_DIGITS:
-                return 0
+        digits = digits_of(candidate)
+        size = len(digits)
+        while size >= _MIN_DIGITS:
             end = at + len(candidate)
-            if self._is_number(candidate, digits) and not text[end : end + 1].isalnum():
+            if (
+                size <= _MAX_DIGITS + 2
+                and self._is_number(candidate, digits[:size])
+                and not text[end : end + 1].isalnum()
+            ):
                 return end
-            candidate = candidate.rstrip("0123456789").rstrip(" ./()-")
+            shorter = candidate.rstrip("0123456789")
+            size -= len(candidate) - len(shorter)
+            candidate = shorter.rstrip(" ./()-")
         return 0
 
     def _is_number(self, candidate: str, digits: str) -> bool:
-        if len(digits) > _MAX_DIGITS + 2:
-            return False
         if candidate[0] == "+":
             return _is_international(digits.replace("0", "", 1) if "(0)" in candidate else digits)
         if digits.startswith("00") and _is_international(digits[2:]):
             return True
-        return any(plan.fullmatch(digits) is not None for plan in self._national)
+        return self._national is not None and self._national.fullmatch(digits) is not None
 
 
 @cache
@@ -92,12 +97,12 @@ def _plans_of(country_code: str) -> tuple[re.Pattern[str], ...]:
 
 
 @cache
-def _national_plan(region: str) -> re.Pattern[str]:
+def _national_plan(region: str) -> str:
     """The form of numbers as they are dialled inside a region: with its national prefix, where it has one but "1"."""
     metadata = _metadata(region, "")
     prefix = metadata.national_prefix or ""
     begin = re.escape(prefix) if prefix not in ("", "1") else f"(?:{re.escape(prefix)})?" if prefix else ""
-    return re.compile(f"{begin}(?:{_forms(metadata)})")
+    return f"{begin}(?:{_forms(metadata)})"
 
 
 def _metadata(region: str, country_code: str) -> Any:

@@ -1,10 +1,18 @@
 # ruff: noqa: E501
 """What each entity is, and what only looks like it."""
 
-import pytest
+import re
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egressproxy.filters.content.check_digits import is_aadhaar
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
-from egressproxy.filters.content.national_ids import COUNTRIES
+from egressproxy.filters.content.national_ids import COUNTRIES, numbers_of
+from egressproxy.filters.content.numbers import CARD_FORM, Numbers, card_at
+from egressproxy.filters.content.phones import Phones
+from egressproxy.filters.content.spans import Span
 
 #: Values that their issuers publish as examples, and test numbers.
 FOUND = {
@@ -154,3 +162,46 @@ def test_every_country_has_an_identifier_that_is_found_only_with_it():
 
 def test_every_entity_is_tested():
     assert set(FOUND) == set(NOT_FOUND) == set(ENTITIES)
+
+
+# --- what adversarial numbers cost, and that nothing is passed over for it
+_START = re.compile(r"[0-9+(](?<![0-9].)(?=(?:[ ./()-]{0,2}[0-9]){6})")
+_WORDS = (
+    "536-90-4399", "9434 7654 3210", "86095742719", "2 84 05 88 888 888 47", "12345678Z", "756.9217.0769.85",
+    "811228-9874", "44051401359", "111.444.777-35", "2341-2341-2346", "11010519491231002X", "+49 30 901820",
+    "0049 30 901820", "(212) 555-0123", "4111 1111 1111 1111", "5105 1051 0510 5100", "3782-822463-10005", "2221 0000 0000 0009",
+    " ", "-", ".", "+", "(", ")", "a", "x1", "\n", "1", "0", "42", "777", "0000",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from(_WORDS), max_size=12).map("".join), st.sampled_from([(), ("US", "DE")]))
+def test_each_kind_of_number_has_the_form_that_is_said_of_it(text: str, regions: tuple[str, ...]):
+    phones = Phones(regions)
+    kinds = [
+        ("CARD", card_at, CARD_FORM),
+        *(("ID", *form) for form in numbers_of(COUNTRIES)),
+        ("P", phones, phones.form),
+    ]
+    found: list[Span] = []
+    Numbers(kinds).find(text, 0, found)
+    starts = [match.start() for match in _START.finditer(text)]
+    every = [Span(at, end, entity, at) for at in starts for entity, find, _ in kinds if (end := find(text, at))]
+    assert found == every
+
+
+@pytest.mark.parametrize("text", ["1 " * 4096, "11 12 " * 1300, "(1" * 4000, "1.1.1." * 1300, "10/10/" * 1300])
+def test_of_numbers_without_a_form_none_is_looked_at_closer(text: str):
+    looked: list[int] = []
+    kinds = [("CARD", CARD_FORM), *(("ID", form) for _, form in numbers_of(COUNTRIES)), ("PHONE", Phones(()).form)]
+    numbers = Numbers([(name, lambda _, at: looked.append(at) or 0, form) for name, form in kinds])
+    numbers.find(text, 0, [])
+    assert len(looked) <= 2
+
+
+def test_a_checksum_of_verhoeff_is_worked_out_by_four_digits_at_once():
+    right = [number for number in range(234123412300, 234123412400) if is_aadhaar(str(number))]
+    assert len(right) == 10
+    assert 234123412346 in right
+    assert not is_aadhaar("234123412347")
+    assert not is_aadhaar("324123412346")
