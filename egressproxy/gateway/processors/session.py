@@ -38,6 +38,8 @@ __all__ = [
 
 #: Bytes of streamed answers that wait to be taken, before no more are read.
 _MOST_WAITING: Final = 256 * 1024
+#: What a piece takes in memory besides its bytes: one may be empty.
+_PIECE_COST: Final = 128
 #: An answer holds a body and what is around it.
 _AROUND_A_BODY: Final = 1024 * 1024
 #: The shortest time that a processor may ask for (external_processor.proto).
@@ -114,6 +116,7 @@ class ProcessorSession:
         "_stream",
         "_streamed",
         "_streamed_bytes",
+        "_streamed_total",
         "_waiting",
         "attempt",
         "collected",
@@ -147,7 +150,8 @@ class ProcessorSession:
         self._waiting: dict[MessagePart, asyncio.Future[ProcessingResponse | None]] = {}
         self._deadlines: dict[MessagePart, asyncio.Timeout | None] = {}  # None: more time was given once
         self._streamed: dict[MessagePart, list[StreamedBody]] = {}
-        self._streamed_bytes = 0
+        self._streamed_bytes = 0  # that wait to be taken
+        self._streamed_total: dict[MessagePart, int] = {}  # of bodies that are taken whole, taken or not
         self._stream: MessageStream | None = None
         self._stream = call.open_stream(
             PROCESS, self, settings.metadata, max_message_bytes=settings.max_message_bytes, x=x
@@ -229,7 +233,7 @@ class ProcessorSession:
         """The pieces of this body that have come and were not taken. Raises as `ask`."""
         self.check()
         pieces = self._streamed.pop(part, [])
-        self._streamed_bytes -= sum(len(piece.body) for piece in pieces)
+        self._streamed_bytes -= sum(_PIECE_COST + len(piece.body) for piece in pieces)
         if pieces and self._stream is not None:
             self._stream.resume_reading()
         return pieces
@@ -330,9 +334,11 @@ class ProcessorSession:
 
     def _keep_streamed(self, part: MessagePart, piece: StreamedBody) -> None:
         self._streamed.setdefault(part, []).append(piece)
-        self._streamed_bytes += len(piece.body)
+        cost = _PIECE_COST + len(piece.body)
+        self._streamed_bytes += cost
         if part in self.collected:
-            if self._streamed_bytes > self._settings.max_message_bytes:
+            self._streamed_total[part] = total = self._streamed_total.get(part, 0) + cost
+            if total > self._settings.max_message_bytes:
                 self._break(TooMuch())
         elif self._streamed_bytes > _MOST_WAITING and self._stream is not None:
             self._stream.pause_reading()

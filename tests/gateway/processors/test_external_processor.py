@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -314,6 +315,29 @@ def test_full_duplex_sends_back_no_more_than_the_bound():
     done = Processed(at(REQUEST_BODY, *[piece] * 5), processingMode=duplex(), maxBodyBytes=1000).run(
         post(), request_body=b"a"
     )
+    assert done.status == 502
+    assert "TooMuch" in done.failures[0]
+
+
+@pytest.mark.parametrize("size", [0, 50_000])
+def test_full_duplex_sends_back_no_more_than_the_bound_however_it_comes(size: int):
+    """A piece in each turn of the loop: each is taken before the next comes, and there is no last one."""
+    talk: Processed
+
+    def go_on(left: int) -> None:
+        if left and not talk.stream.is_closed:
+            talk.stream.say(
+                *[ProcessingResponse(REQUEST_BODY, streamed=StreamedBody(b"x" * size))] * (1 if size else 50)
+            )
+            asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(go_on, left - 1))
+
+    def script(request: ProcessingRequest) -> list[Said]:
+        if request.part is REQUEST_BODY and request.end_of_stream:
+            asyncio.get_running_loop().call_soon(go_on, 1000)
+        return [] if request.part is REQUEST_BODY else agrees(request)
+
+    talk = Processed(script, processingMode=duplex(), maxBodyBytes=1000, timeout_s=2.0)
+    done = talk.run(post(), request_body=b"a")
     assert done.status == 502
     assert "TooMuch" in done.failures[0]
 
