@@ -22,6 +22,8 @@ __all__ = ["ConfigFault", "ConfigSchemaChecker", "SchemaError"]
 MAX_STEPS: Final = 100_000
 #: Characters of a schema as JSON.
 MAX_SCHEMA: Final = 262_144
+#: Levels of a schema: of objects and lists. YAML has a bound of its own, the JSON of a ConfigMap has none.
+MAX_LEVELS: Final = 100
 #: Of the faults of one config, these many are told.
 MAX_FAULTS: Final = 20
 #: Source: JSON Schema Validation 2020-12 section 6: keywords with one limit, in words.
@@ -65,6 +67,8 @@ class ConfigSchemaChecker:
 
         if not isinstance(schema, dict):
             raise SchemaError("a schema of a config is an object")
+        if _is_deeper(schema, MAX_LEVELS):
+            raise SchemaError(f"the schema is nested deeper than {MAX_LEVELS} levels")
         if len(json.dumps(schema, default=str)) > MAX_SCHEMA:
             raise SchemaError(f"the schema is longer than {MAX_SCHEMA} characters")
         # Where it knows no draft it returns the default, which is taken for that here: nobody asks for draft 3.
@@ -127,7 +131,11 @@ def _bounded(draft: Any) -> Any:
 def _counted(apply: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         # `uniqueItems` and `enum` compare entries with each other: their number counts.
-        _steps[0] -= 1 + (len(instance) ** 2 // 64 if apply.__name__ == "uniqueItems" and _is_list(instance) else 0)
+        _steps[0] -= 1
+        if apply.__name__ == "uniqueItems" and _is_list(instance):
+            _steps[0] -= len(instance) ** 2 // 64
+        elif apply.__name__ == "enum" and _is_list(value):
+            _steps[0] -= len(value) // 64
         if _steps[0] < 0:
             raise SchemaError(f"the schema takes more than {MAX_STEPS} steps for this config")
         yield from apply(validator, value, instance, schema) or ()
@@ -187,6 +195,21 @@ def _has(schema: Any, keyword: str) -> bool:
     """Whether a schema has this keyword anywhere."""
     below = schema.values() if isinstance(schema, dict) else schema if _is_list(schema) else ()
     return (isinstance(schema, dict) and keyword in schema) or any(_has(each, keyword) for each in below)
+
+
+def _is_deeper(schema: Any, levels: int) -> bool:
+    """Whether objects and lists stand in each other deeper than this. Without recursion, whose bound it keeps."""
+    level = [schema]
+    for _ in range(levels):
+        level = [
+            below
+            for each in level
+            if isinstance(each, dict | list)
+            for below in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def _patterns(schema: Any) -> Iterator[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -108,3 +109,19 @@ def test_of_very_many_faults_some_are_told():
 def test_older_drafts_are_known_by_their_names():
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"exclusiveMinimum": 1}}}
     assert faults(schema, {"a": 1}) == [(("a",), "not more than 1")]
+
+
+@pytest.mark.parametrize("keyword", ["const", "default", "x-note", "items"])
+def test_a_schema_may_not_be_nested_without_end(keyword: str):
+    """The JSON of a ConfigMap has no bound of its own."""
+    nested: Any = {}
+    for _ in range(450):
+        nested = [nested]
+    with pytest.raises(SchemaError, match="nested"):
+        ConfigSchemaChecker({keyword: nested})
+
+
+def test_a_long_enumeration_counts_for_each_value():
+    checker = ConfigSchemaChecker({"properties": {"a": {"items": {"enum": list(range(20_000))}}}})
+    with pytest.raises(SchemaError, match="steps"):
+        checker.faults({"a": [19_999] * 1000})
