@@ -5,15 +5,18 @@ The head is what shows that records at the end were removed. It has the hash (or
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from egressproxy.filters.audit.record_chain import BadLine, Link, made_line, read_line
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["chains_in", "file_name", "head_path", "read_head", "write_head"]
+__all__ = ["chains_in", "file_name", "for_its_owner", "head_path", "read_head", "write_head"]
 
 _FILE: Final = re.compile(r"audit-([0-9]{1,4})-([0-9]{6,})\.jsonl")
 
@@ -54,9 +57,20 @@ def write_head(folder: Path, chain: str, link: Link, time: str, key: SecretBytes
     line, _ = made_line(chain, link, {"time": time, "kind": "head"}, key)
     path = head_path(folder, chain)
     fresh = path.with_suffix(".head.new")
-    with open(fresh, "wb") as file:
+    with suppress(FileNotFoundError):
+        fresh.unlink()  # of a crash, or a link that somebody has put there
+    with open(fresh, "xb", opener=for_its_owner) as file:
         file.write(line)
         if sync:
             file.flush()
             os.fsync(file.fileno())
     fresh.replace(path)
+
+
+def for_its_owner(path: str, flags: int) -> int:
+    """An opener for `open`: for this user alone, and never behind a link or on what is no file. Raises OSError."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor

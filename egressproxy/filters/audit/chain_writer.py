@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from egressproxy import __version__
-from egressproxy.filters.audit.chain_files import chains_in, file_name, read_head, write_head
+from egressproxy.filters.audit.chain_files import chains_in, file_name, for_its_owner, read_head, write_head
 from egressproxy.filters.audit.record_chain import HMAC_SHA256, SHA256, BadLine, Link, made_line, read_line
 from egressproxy.model.secret import SecretBytes
 
@@ -238,7 +238,7 @@ class ChainWriter:
     def _open(self, number: int, settings: ChainSettings, more: Mapping[str, Any]) -> None:
         path = self.folder / file_name(self.chain, number)
         # Unbuffered: what `write` returns from has gone to the kernel, whole or as far as it could.
-        file = open(path, "xb", buffering=0, opener=_for_its_owner)  # noqa: SIM115 (it stays open)
+        file = open(path, "xb", buffering=0, opener=for_its_owner)  # noqa: SIM115 (it stays open)
         if self._file is not None:
             self._file.close()
         self._file, self._number, self._size, self._opened_at = file, number, 0, time.time()
@@ -257,7 +257,7 @@ class ChainWriter:
     def _take_chain(self) -> None:
         """Hold the lock of the first chain that nobody has. Raises OSError."""
         for number in range(MAX_CHAINS):
-            file = open(self.folder / f"audit-{number}.lock", "ab", opener=_for_its_owner)  # noqa: SIM115 (held)
+            file = open(self.folder / f"audit-{number}.lock", "ab", opener=for_its_owner)  # noqa: SIM115 (held)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -278,6 +278,10 @@ class ChainWriter:
         except BadLine as error:
             log.error("audit: the head of chain %s in %s: %s", self.chain, self.folder, error)
             more["head"] = "unreadable"
+        else:
+            if head is None and files:
+                log.error("audit: chain %s in %s has records, and no head", self.chain, self.folder)
+                more["head"] = "missing"
         for _, path in reversed(files):  # the last one may have nothing whole in it
             last, cut = _last_line(path)
             if cut:
@@ -317,13 +321,9 @@ def writer_of(folder: str) -> ChainWriter:
     return _writers.setdefault(path, ChainWriter(path))
 
 
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
 def _last_line(path: Path) -> tuple[bytes | None, int]:
     """The last whole line of a file (None: it has none), and how many bytes behind it were taken out."""
-    with open(path, "r+b") as file:
+    with open(path, "r+b", opener=for_its_owner) as file:
         data = file.read()
         end = data.rfind(b"\n") + 1
         cut = len(data) - end

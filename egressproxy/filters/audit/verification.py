@@ -183,6 +183,8 @@ def _look_at_told(
             found.append(Finding(*where, "the file is hashed with a key: give --key-file"))
         if values.get("missing"):
             found.append(Finding(*where, f"{values['missing']} records before this one were lost or removed"))
+        if values.get("head"):
+            found.append(Finding(*where, f"the head was {values['head']} when this file began: records may be missing"))
         if values.get("cut_bytes"):
             found.append(Finding(*where, f"a crash has cut a record off: {values['cut_bytes']} bytes"))
     elif values.get("kind") == "gap":

@@ -363,3 +363,48 @@ def test_a_record_is_one_line_whatever_it_says(tmp_path: Path):
     assert found(tmp_path) == []
     assert len(last_file(tmp_path).read_bytes().splitlines()) == 2
     assert json.loads(last_file(tmp_path).read_bytes().splitlines()[1])["text"].startswith("a\n")
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["sha256", "hmac"])
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_records_removed_with_the_head_are_found_when_a_process_has_gone_on(
+    tmp_path: Path, key: SecretBytes | None, is_removed: bool
+):
+    settings = ChainSettings(key, sync=Sync.NEVER)
+    write(tmp_path, 5, settings)
+    path, head = last_file(tmp_path), tmp_path / "audit-0.head"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    if is_removed:
+        head.unlink()
+    else:
+        head.write_bytes(b"{}\n")
+    write(tmp_path, 1, settings)
+    (finding,) = found(tmp_path, key)
+    assert "the head was" in finding
+
+
+def test_nothing_is_written_behind_a_link(tmp_path: Path):
+    folder, elsewhere = tmp_path / "audit", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.write_bytes(b"of somebody else")
+    (folder / "audit-0.head.new").symlink_to(elsewhere)
+    write(folder, 1)
+    assert elsewhere.read_bytes() == b"of somebody else"
+    assert found(folder) == []
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["audit-0-000009.jsonl", "audit-0.lock"])
+@pytest.mark.parametrize("is_link", [True, False])
+def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path, name: str, is_link: bool):
+    """A link would have what it leads to cut off; a pipe would hold the gateway up."""
+    folder, elsewhere = tmp_path / "audit", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.write_bytes(b"of somebody else")
+    if is_link:
+        (folder / name).symlink_to(elsewhere)
+    else:
+        os.mkfifo(folder / name)
+    with pytest.raises(OSError, match=r"symbolic|regular|No such device"):
+        ChainWriter(folder).start(PLAIN)
+    assert elsewhere.read_bytes() == b"of somebody else"
