@@ -35,7 +35,7 @@ class ChunkSigner:
         self._time = time
         self._before = seed
         self._has_trailers = has_trailers
-        self._buffer = b""
+        self._buffer = bytearray()  # a chunk may come in many pieces: none copies those before it
         self._trailers: list[bytes] = []
         self._state = "chunk"  # then "trailers", then "end"
 
@@ -60,7 +60,7 @@ class ChunkSigner:
             if len(self._buffer) > _MAX_LINE:
                 raise ChunkError("a line is too long")
             return None
-        line = self._buffer[:end]
+        line = bytes(self._buffer[:end])
         return self._chunk(line, end + 2) if self._state == "chunk" else self._trailer(line, end + 2)
 
     def _chunk(self, line: bytes, begins: int) -> bytes | None:
@@ -73,20 +73,20 @@ class ChunkSigner:
         ends = begins + size
         if size == 0 and self._has_trailers:
             self._state = "trailers"
-            self._buffer = self._buffer[begins:]
+            del self._buffer[:begins]
             return b"%s;chunk-signature=%s\r\n" % (header[1], self._signed(b""))
         if len(self._buffer) < ends + 2:
             return None
-        data = self._buffer[begins:ends]
+        data = bytes(self._buffer[begins:ends])
         if self._buffer[ends : ends + 2] != b"\r\n":
             raise ChunkError("a chunk does not end where it says")
-        self._buffer = self._buffer[ends + 2 :]
+        del self._buffer[: ends + 2]
         if size == 0:
             self._state = "end"
         return b"%s;chunk-signature=%s\r\n%s\r\n" % (header[1], self._signed(data), data)
 
     def _trailer(self, line: bytes, begins: int) -> bytes:
-        self._buffer = self._buffer[begins:]
+        del self._buffer[:begins]
         if not line:
             self._state = "end"
             return b"\r\n"

@@ -11,9 +11,11 @@ __all__ = ["BackendBinding"]
 
 
 class BackendBinding:
-    """`has_paths`: the path of each request has to be looked at, too. `name` and `source` are those of the filter."""
+    """`looks_at_heads`: path or Host of each request have to be looked at, too. `name` and `source` are those of the
+    filter.
+    """
 
-    __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "has_paths", "name", "source")
+    __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "looks_at_heads", "name", "source")
 
     def __init__(self, config: CredentialInjectorConfig, name: str, source: str) -> None:
         bind = config.bind
@@ -21,7 +23,7 @@ class BackendBinding:
         self._hosts = frozenset(bind.hosts)
         self._ports = frozenset(bind.ports)
         self._prefix = bind.path_prefix.rstrip("/").encode()
-        self.has_paths = bool(self._prefix)
+        self.looks_at_heads = bool(self._prefix or self._hosts)
         self.name = name
         self.source = source
 
@@ -38,6 +40,9 @@ class BackendBinding:
             )
         if self._hosts and (origin is None or not origin.names or not self._hosts.issuperset(origin.names)):
             raise self._not_bound(x, "hosts", "is not verified as a host")
+        if self._hosts and x.upstream_host and host_name(x.upstream_host) not in self._hosts:
+            # Who serves many names under one certificate goes by Host (RFC 9110 section 7.4).
+            raise self._not_bound(x, "hosts", "is asked, in Host, for another name than those")
         if self._ports and (origin is None or origin.port not in self._ports):
             raise self._not_bound(x, "ports", "is not on a port")
         if self._prefix:
@@ -52,3 +57,9 @@ class BackendBinding:
             rule=self.source,
             remedy=f"correct bind.{field} in the filter's config, or place the filter on the Backend that it is for",
         )
+
+
+def host_name(field: bytes) -> str:
+    """The name in the value of Host, in lower case, without its port and the dot of its root."""
+    name, colon, port = field.rpartition(b":")
+    return (name if colon and port.isdigit() else field).decode("latin-1").lower().removesuffix(".")

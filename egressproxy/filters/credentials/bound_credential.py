@@ -70,7 +70,7 @@ class BoundCredential(Filter):
                 return self._wait(x, self._refresher)
             raise self._missing(x)
         self._binding.check(x)
-        if x.backend_origin is not None and not self._binding.has_paths:
+        if x.backend_origin is not None and not self._binding.looks_at_heads:
             self._approved = x.backend_origin
         return None
 

@@ -24,6 +24,8 @@ MAX_RETRY_S: Final = 60.0
 #: A value is fetched again when this share of its life is over, less a random part of up to SPREAD.
 EARLY: Final = 0.9
 SPREAD: Final = 0.2
+#: Between two values at least, in seconds.
+SHORTEST_S: Final = 1.0
 #: In seconds: a life is counted as a little shorter, for the clocks and for requests on their way.
 MARGIN_S: Final = 5.0
 #: A timer of the loop takes no longer times.
@@ -158,7 +160,8 @@ class Refresher:
             self._expiry.cancel()
         self._expiry = loop.call_later(life, self._expire) if life < _LONGEST_S else None
         again = fetched.refresh_s or life * (EARLY - random.random() * SPREAD)  # noqa: S311 - it spreads load
-        self._timer = loop.call_later(min(again, _LONGEST_S), self._start)
+        # A source whose values live for milliseconds is not asked without a pause.
+        self._timer = loop.call_later(min(max(again, SHORTEST_S), _LONGEST_S), self._start)
         self._tell("", life)
 
     def _failed(self, error: str, *, is_final: bool = False) -> None:

@@ -51,6 +51,8 @@ class ReplyReader:
             self._at = begin
             try:
                 replies.append(self._reply())
+            except RecursionError:
+                raise ValueError("a reply is nested too deeply") from None
             except _Incomplete:
                 if len(self._buffer) - begin > MAX_REPLY:
                     raise ValueError("a reply is too long") from None

@@ -245,7 +245,7 @@ class RedisStore:
             is_refused, said = reply[2 * number], reply[2 * number + 1]
             if not isinstance(said, bytes):
                 raise RedisAway("it replies a reply of another form")
-            window, state = take.rule.window, float(said)
+            window, state = take.rule.window, _state(said)
             until, used = (now + state / 1e6, 0.0) if isinstance(window, TokenBucket) else (now, state)
             if not isinstance(window, TokenBucket):
                 until, used = window.with_more(until, state, 0.0, now)
@@ -350,6 +350,17 @@ class RedisStore:
 
     def __repr__(self) -> str:
         return f"RedisStore({self._link}, {self._machines} machines)"
+
+
+def _state(said: bytes) -> float:
+    """The number of a state. Raises RedisAway for what is none."""
+    try:
+        state = float(said)
+    except ValueError:
+        state = math.nan
+    if not math.isfinite(state):
+        raise RedisAway("it replies a reply of another form")
+    return state
 
 
 def _key(take: Take) -> bytes:

@@ -1,5 +1,7 @@
 """The published examples of AWS for bodies in signed chunks, and bodies that are none."""
 
+from time import process_time
+
 import pytest
 
 from egressproxy.filters.credentials.aws_chunks import ChunkError, ChunkSigner
@@ -87,3 +89,15 @@ def test_the_pieces_in_which_it_comes_change_nothing(size):
 def test_what_is_no_such_body_is_refused(text):
     with pytest.raises(ChunkError):
         ChunkSigner(SIGNER, TIME, THEIRS, has_trailers=False).feed(text, True)
+
+
+def test_a_chunk_may_come_in_many_pieces_without_copying_what_is_there():
+    """A client that sends one byte at a time makes the gateway no work that grows with the chunk."""
+    size = 4 * 1024 * 1024
+    signer = ChunkSigner(SIGNER, TIME, THEIRS, has_trailers=False)
+    assert signer.feed(b"%x;chunk-signature=%b\r\n" % (size, b"0" * 64) + bytes(size - 20_000), False) == b""
+    began = process_time()
+    for _ in range(20_000):
+        assert signer.feed(b"x", False) == b""
+    assert process_time() - began < 2.0
+    assert len(signer.feed(b"\r\n", False)) > size

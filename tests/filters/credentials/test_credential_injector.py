@@ -488,3 +488,30 @@ def test_a_path_is_looked_at_for_each_request():
     assert bound(OPENAI, made=made)
     with pytest.raises(Denied):
         bound(OPENAI, b"/v2", made=made)
+
+
+@pytest.mark.parametrize(
+    ("host", "ok"),
+    [
+        (b"api.openai.com", True),
+        (b"API.openai.com.:443", True),
+        (b"evil.example", False),
+        (b"evil.example:443", False),
+        (b"api.openai.com.evil.example", False),
+        (b"api.openai.com:443:443", False),
+    ],
+)
+def test_a_bound_host_is_the_one_that_is_asked_for_too(host, ok):
+    """One certificate may be shown for many names, and Host says whose server gets the request."""
+    made = chain({**BEARER, "bind": {"hosts": ["api.openai.com"]}})
+    assert bound(OPENAI, made=made)
+    x = exchange(target=b"/", secure=True)
+    x.backend_origin, x.upstream_host = OPENAI, host
+    if ok:
+        run(made.backend_request, x)
+        assert x.request.fields.get(b"authorization") == b"Bearer S3CR3T-INJ"
+    else:
+        with pytest.raises(Denied) as denied:
+            run(made.backend_request, x)
+        assert denied.value.reason is Reason.CREDENTIAL_NOT_BOUND
+        assert b"authorization" not in x.request.fields

@@ -65,6 +65,7 @@ async def test_all_that_wait_share_one_fetch(source):
 
 async def test_a_value_is_fetched_again_before_it_ends(source, monkeypatch):
     monkeypatch.setattr(module, "MARGIN_S", 0.0)
+    monkeypatch.setattr(module, "SHORTEST_S", 0.0)
     one = source(Fetched(b"v1", life_s=0.3), Fetched(b"v2"))
     await one.refresher.ready()
     await one.until(lambda s: len(s.kept) > 1)
@@ -75,6 +76,7 @@ async def test_a_value_is_fetched_again_before_it_ends(source, monkeypatch):
 async def test_the_last_value_serves_until_it_expires_and_not_longer(source, monkeypatch):
     monkeypatch.setattr(module, "MARGIN_S", 0.0)
     monkeypatch.setattr(module, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(module, "SHORTEST_S", 0.0)
     one = source(Fetched(b"v1", life_s=0.5, refresh_s=0.01), FetchError("the endpoint says 500"))
     await one.refresher.ready()
     await one.until(lambda s: len(s.told) > 1)
@@ -149,3 +151,11 @@ async def test_a_request_that_waits_while_a_reload_replaces_the_filter_gets_its_
     never.refresher.close()
     await never.refresher.ready()
     assert never.asked == 0
+
+
+async def test_values_that_live_for_no_time_are_not_fetched_without_a_pause(source):
+    loop = asyncio.get_running_loop()
+    made = source(Fetched(b"v", life_s=0.000_001), Fetched(b"v", life_s=0.000_001))
+    await made.refresher.ready()
+    assert made.asked == 1
+    assert made.refresher._timer.when() - loop.time() > module.SHORTEST_S / 2

@@ -22,7 +22,7 @@ def test_replies_are_the_same_wherever_they_are_cut(cuts):
 
 
 @pytest.mark.parametrize(
-    "data", [b"HTTP/1.1 400\r\n", b":x\r\n", b"$99999999\r\n", b"*99999\r\n", b"+" + b"a" * 2_000_000]
+    "data", [b"HTTP/1.1 400\r\n", b":x\r\n", b"$99999999\r\n", b"*99999\r\n", b"+" + b"a" * 2_000_000, b"*1\r\n" * 5000]
 )
 def test_what_is_no_reply_is_refused(data):
     with pytest.raises(ValueError):
