@@ -93,7 +93,7 @@ class JsonMessage:
     @classmethod
     def parse(cls, body: bytes) -> Any:
         """What a body says. Raises Unreadable: no JSON, JSON with two meanings, or of too many parts."""
-        if has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
+        if len(body) > MAX_PARTS and has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
         return loads_strictly(body)
 

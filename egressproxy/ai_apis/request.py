@@ -10,6 +10,7 @@ from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.message import JsonMessage, in_object
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
+from egressproxy.ai_apis.texts import found_texts
 
 __all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens"]
 
@@ -46,6 +47,8 @@ _TEMPERATURES: Final[tuple[Path, ...]] = (
 )
 #: How many answers are asked for.
 _CHOICES: Final = (("n",), ("best_of",), ("generationConfig", "candidateCount"))
+#: The names with which such paths begin.
+_ROOTS: Final = frozenset(str(path[0]) for paths in (_LIMITS, _TEMPERATURES, _CHOICES) for path in paths)
 #: Other models than the one that is asked for.
 _OTHER_MODELS: Final = ("models", "fallbacks")
 #: Strings that lenient readers take for false.
@@ -204,8 +207,7 @@ class AiRequest(JsonMessage):
 
         What is no whole number, and what some servers read as one all the same (`"9000"`), is a limit without bound.
         """
-        found = [value for path in _LIMITS if (value := in_object(self.value, *map(str, path))) is not None]
-        return max(map(_whole, found), default=None)
+        return max(map(_whole, self._said(_LIMITS)), default=None)
 
     def set_max_output_tokens(self, limit: int) -> None:
         """Limit the answer: every limit that is written, or else the one that this API has."""
@@ -214,7 +216,7 @@ class AiRequest(JsonMessage):
     @property
     def temperature(self) -> float | None:
         """The temperature; the largest where several are written. None where none is. What is no number is infinite."""
-        found = [value for path in _TEMPERATURES if (value := in_object(self.value, *map(str, path))) is not None]
+        found = self._said(_TEMPERATURES)
         return max((value if _is_number(value) else math.inf for value in found), default=None)
 
     def set_temperature(self, temperature: float) -> None:
@@ -224,8 +226,16 @@ class AiRequest(JsonMessage):
     @property
     def choices(self) -> int:
         """How many answers are asked for at once; each takes tokens."""
-        said = [value for path in _CHOICES if (value := in_object(self.value, *path)) is not None]
-        return max((1, *map(_whole, said)))
+        return max((1, *map(_whole, self._said(_CHOICES))))
+
+    def _said(self, paths: tuple[Path, ...]) -> list[Any]:
+        """What stands at these paths, whose first names are among _ROOTS."""
+        roots = self.value.keys() & _ROOTS
+        return [
+            value
+            for path in paths
+            if path[0] in roots and (value := in_object(self.value, *map(str, path))) is not None
+        ]
 
     def _set(self, paths: tuple[Path, ...], value: float, otherwise: Path) -> None:
         written = [path for path in paths if in_object(self.value, *map(str, path)) is not None]
@@ -270,14 +280,13 @@ class AiRequest(JsonMessage):
 
         See `estimated_tokens` for how far off that is.
         """
-        total = 0
-        for part in self.texts():
-            total += estimated_tokens(part.text)
+        total = sum([estimated_tokens(found.text) for found in found_texts(self.value)])
         for key in ("messages", "input", "contents"):
             messages = self.value.get(key)
             if type(messages) is list:
                 total += _MESSAGE_TOKENS * len(messages)
-        return total + _IMAGE_TOKENS * len(self.images)
+        may_have_images = b"mage" in self.source or b"\\u" in self.source
+        return total + _IMAGE_TOKENS * len(self.images) if may_have_images else total
 
     @property
     def tells_usage(self) -> bool:

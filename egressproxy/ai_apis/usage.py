@@ -5,8 +5,7 @@ Sources: OpenAI CompletionUsage and ResponseUsage, Anthropic Usage, Gemini Usage
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 __all__ = ["TokenUsage", "merged", "usage_of"]
 
@@ -14,8 +13,7 @@ __all__ = ["TokenUsage", "merged", "usage_of"]
 _MOST: Final = 10**12
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(NamedTuple):
     """Numbers of tokens.
 
     `input_tokens` are all of the request: `cached_tokens` (read from a cache) and `cache_write_tokens` are among them.

@@ -144,7 +144,7 @@ class Audit(Filter):
         if called:
             made["tools_called"] = list(dict.fromkeys(called))
         if (usage := usage_told(x)) is not None:
-            made["tokens"] = {name: getattr(usage, name) for name in usage.__slots__}
+            made["tokens"] = usage._asdict()
         for name, seen in (("request_body", asked), ("response_body", answered)):
             if seen is not None:
                 made[name] = seen.told(self._redactor)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
-from egressproxy.ai_apis.answer import AiAnswer, model_of
+from egressproxy.ai_apis.answer import model_of
 from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.framing import Framing
 from egressproxy.ai_apis.request import AiRequest, estimated_tokens
@@ -155,12 +154,12 @@ class TokenUse:
         whole += data
         if last:
             try:
-                answer = AiAnswer.read(bytes(whole))
+                said = loads(bytes(whole))  # as streams are read: it is the provider that has said it, to us alone
             except Unreadable:
                 return
-            self.served_model = answer.model
+            self.served_model = model_of(said)
             if usage_told(x) is None:
-                add_usage(x, answer.usage)
+                add_usage(x, usage_of(said))
 
     def taken(self, x: Exchange) -> TokenUsage | None:
         """What it took in the end; None where nothing tells, so that the estimate stays.
@@ -178,7 +177,7 @@ class TokenUse:
             if told is None:
                 is_counted = self.seen_tokens or (self.is_call and 200 <= x.status < 300)
                 return TokenUsage(self.estimate.input_tokens, self.seen_tokens) if is_counted else TokenUsage()
-            return replace(told, output_tokens=max(told.output_tokens, self.seen_tokens))
+            return told._replace(output_tokens=max(told.output_tokens, self.seen_tokens))
         if told is not None:
             return told
         return None if self.is_call and 200 <= x.status < 300 else TokenUsage()
