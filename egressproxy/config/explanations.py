@@ -45,7 +45,7 @@ _TEXTS = {
     "too_short": ("the list is empty", "write at least {min_length}, or remove the field"),
     "string_too_long": ("longer than {max_length} characters", "shorten it"),
     "string_too_short": ("the text is empty", "write a value, or remove the field"),
-    "string_pattern_mismatch": ("{shown} has not the form that is expected here", "it has to match {pattern}"),
+    "string_pattern_mismatch": ("{shown} does not have the form that is expected here", "it has to match {pattern}"),
 }
 #: The first that fits: a truth value is a number, too.
 _TYPE_NAMES = {"a truth value": bool, "a number": int | float, "a mapping": dict, "a list": list, "text": str}
@@ -137,6 +137,8 @@ def explain(
             return f"{shown} is {_type_name(value)}, not text", quoted
         case "int_type" | "int_from_float" | "int_parsing":
             return f"{shown} is not a whole number", _number_remedy(value)
+        case "float_type" | "float_parsing":
+            return f"{shown} is not a number", _number_remedy(value)
         case "model_type" | "dataclass_type" | "dict_type" | "model_attributes_type" | "mapping_type":
             if field in _OF_SECRETS:
                 shown = _type_name(value)  # a credential may be written where its reference belongs
@@ -199,11 +201,11 @@ def _number_remedy(value: Any) -> str:
         return "remove the quotes"
     if isinstance(value, str) and (":" in value or value.startswith("0")):
         return "write it in plain decimal digits; some YAML readers take this for a number in base 60 or 8"
-    return "write it in decimal digits, without quotes"
+    return "write it in decimal digits, without quotes and unit"
 
 
 def _not_one_of(shown: str, value: Any, kind: type[Any], path: tuple[str | int, ...], expected: str) -> tuple[str, str]:
-    choices = [choice for choice in _choices(kind, path) if isinstance(choice, str)]
+    choices = [choice for choice in _choices(kind, path) if isinstance(choice, str) and choice]
     by_lower = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(value.lower(), by_lower, 1, 0.6) if isinstance(value, str) else []
     if isinstance(value, bool | int | float) and choices:

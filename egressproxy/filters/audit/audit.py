@@ -44,7 +44,8 @@ class Audit(Filter):
         if config.key_ref is not None:
             key = context.secrets.get(config.key_ref.label)
             if key is None:
-                raise ValueError(f"the Secret {config.key_ref.label.rstrip('/')} with the key is not there")
+                name = config.key_ref.label.rstrip("/")
+                raise ValueError(f"the Secret {name} of keyRef is not there: create it, or say which of its keys")
         self._config = config
         self._settings = config.settings(key)
         self._writer = writer_of(config.folder)

@@ -26,7 +26,8 @@ __all__ = ["Basic", "Binding", "Command", "CredentialInjectorConfig", "backend_r
 
 def _template(text: str) -> str:
     if text.count("{}") != 1:
-        raise ValueError(f"{text!r} has to contain {{}} exactly once, where the secret goes")
+        # The text is not shown: somebody may have written the credential itself.
+        raise ValueError("the template has to contain {} exactly once, where the secret goes")
     return text
 
 

@@ -242,6 +242,8 @@ class ExtensionCompiler:
             config = settings_adapter(found.config_model).validate_python(raw)
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=True):
+                if detail["type"] == "too_short" and detail["input"]:
+                    continue  # there are entries, and what is wrong with them is said of each
                 loc, on_key = field_path(detail["loc"])
                 # Text is not shown: a credential may be written where its reference belongs.
                 value = detail["input"]

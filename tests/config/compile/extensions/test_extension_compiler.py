@@ -163,6 +163,34 @@ def test_a_problem_of_a_config_stands_at_its_own_field_with_the_nearest_name():
     assert (problem.message, problem.remedy) == ("unknown field requst", "did you mean request?")
 
 
+@pytest.mark.parametrize(
+    ("extension", "told"),
+    [
+        (
+            "type: QoSController, phase: request-headers, config: {limits: [{type: Tokens, limit: 3, unit: Week}]}",
+            "text is not possible here (possible are Second, Minute, Hour, Day, Month)",
+        ),
+        (
+            "type: TokenMeter, config: {prices: [{models: [a], input: 10ct, output: 1}]}",
+            "text is not a number (write it in decimal digits, without quotes and unit)",
+        ),
+        ("type: PromptGuard, config: {roles: [users]}", "text is not possible here (did you mean user?)"),
+        (
+            "type: CredentialInjector, config: {secretRef: {name: k}, header: x-key, template: Bearer c4n4ry}",
+            "the template has to contain {} exactly once, where the secret goes",
+        ),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_not_possible_is_told_once_with_what_is(extension, told):
+    on_backend = "Injector" in extension
+    text = backend(f"name: x, {extension}") if on_backend else policy(f"extensions: [{{name: x, {extension}}}]")
+    with pytest.raises(ConfigError) as caught:
+        compiled(text)
+    (problem,) = caught.value.problems
+    assert told in f"{problem.message} ({problem.remedy})"
+    assert "c4n4ry" not in str(caught.value)
+
+
 def test_text_in_a_config_is_not_repeated_since_it_may_be_a_credential():
     text = backend(
         "name: c, type: 'egressproxy.io/CredentialInjector:v1', phase: backend-request, config: {secretRef: c4n4ry}"
