@@ -26,6 +26,7 @@ MAX_HEAD_BYTES: Final = 60 * 1024
 
 #: What changes only with `allowAllRouting`.
 _ROUTING: Final = frozenset((b":authority", b":scheme", b":method", b"host"))
+_METHODS_OF_CLIENTS: Final = frozenset((b"HEAD", b"CONNECT", b"TRACE"))
 _PATH: Final = re.compile(rb"/[!-\"$-~]*")
 _STATUS: Final = re.compile(rb"[2-5][0-9][0-9]")
 
@@ -60,8 +61,9 @@ class MutationChecker:
                     raise InvalidMutation(":path is not the path of a request, or contains dot segments")
                 x.request.path = value
             elif name == b":method":
-                # What frames the answer (HEAD) and what opens a tunnel (CONNECT) stays what the client has asked for.
-                if not TOKEN.fullmatch(value) or value in (b"HEAD", b"CONNECT") or x.request.method == b"HEAD":
+                # What frames the answer (HEAD) and what opens a tunnel (CONNECT) stays what the client has asked for;
+                # TRACE would have the backend tell what was injected (RFC 9110 section 9.3.8).
+                if not TOKEN.fullmatch(value) or value in _METHODS_OF_CLIENTS or x.request.method == b"HEAD":
                     raise InvalidMutation(":method cannot become this one")
                 x.request.method = value
             elif name in (b":authority", b"host"):

@@ -319,6 +319,14 @@ def test_full_duplex_sends_back_no_more_than_the_bound():
     assert "TooMuch" in done.failures[0]
 
 
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "HEAD"])
+def test_a_new_message_has_no_method_that_a_backend_answers_with_what_it_was_sent(method: str):
+    said = answer(REQUEST_HEADERS, replaces=True, body=b"", headers=changes((":method", method)))
+    done = Processed(at(REQUEST_HEADERS, said)).run(get())
+    assert done.status == 502
+    assert "InvalidMutation" in done.failures[0]
+
+
 @pytest.mark.parametrize("size", [0, 50_000])
 def test_full_duplex_sends_back_no_more_than_the_bound_however_it_comes(size: int):
     """A piece in each turn of the loop: each is taken before the next comes, and there is no last one."""
