@@ -184,6 +184,37 @@ def test_a_body_with_a_placeholder_ends_the_request(converse: Start):
     denied(talk, "placeholder_misplaced")
 
 
+@pytest.mark.parametrize("coding", [b"gzip", b"br", b"zstd"])
+def test_a_coded_body_with_a_placeholder_ends_the_request(converse: Start, coding: bytes):
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.backend("c", "c.example", 80),
+        keyed("a", placeholder=MINE.decode(), placeholderBodyBytes=65536),
+        m.http_route("r", m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")),
+    ]  # fmt: skip
+    talk = converse(objects)
+    talk.expects_failures = True
+    body = new_encoder(coding).encode(b'{"key": "' + MINE + b'"}', True)
+    head = b"POST /c HTTP/1.1\r\nHost: x\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
+    talk.client >> head % (coding, len(body))
+    talk.dialled("c.example", 80)
+    talk.client >> body
+    denied(talk, "placeholder_misplaced")
+
+
+def test_a_body_in_a_coding_that_is_not_known_passes_the_watch(converse_on: Start):
+    objects = [
+        m.gateway(m.http_listener(8080)), *SECRETS, m.backend("c", "c.example", 80),
+        keyed("a", placeholder=MINE.decode(), placeholderBodyBytes=65536),
+        m.http_route("r", m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")),
+    ]  # fmt: skip
+    talk = converse_on(objects)
+    talk.client >> b"POST /c HTTP/1.1\r\nHost: x\r\nContent-Encoding: aws-chunked\r\nContent-Length: 2\r\n\r\nhi"
+    talk.dialled("c.example", 80)
+    talk.origin.take(rb"POST .*\r\n\r\nhi")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 def test_a_filter_of_a_route_that_is_bound_sends_its_key_to_what_it_is_bound_to_alone(converse: Start):
     bound = injector("a", bind={"ports": [80]})
     policy = {

@@ -57,9 +57,12 @@ class PlaceholderWatch(Filter):
 
 
 class BodyWatch(Filter):
-    """Ends requests that have a placeholder, of whichever backend, in the first `limit` bytes of their body."""
+    """Ends requests that have a placeholder, of whichever backend, in the first `limit` bytes of their body; of one in
+    a content coding that can be undone, in those of its content. Others pass.
+    """
 
     only_reads = True
+    decodes = True
 
     def __init__(self, placeholders: Iterable[str], limit: int, source: str) -> None:
         """`source` is an object that has declared a placeholder."""
@@ -116,12 +119,12 @@ class PlaceholderWatches:
         """The watch on all bodies; None where no injector asks for it."""
         if self._bodies is None and self._body_bytes:
             watch = BodyWatch(self._all, self._body_bytes, self._source)
-            self._bodies = self._placed(watch, Phase.REQUEST_BODY)
+            self._bodies = self._placed(watch, Phase.REQUEST_BODY, fail_open=True)  # of codings that are not known here
         return self._bodies
 
-    def _placed(self, watch: Filter, phase: Phase) -> PlacedFilter:
+    def _placed(self, watch: Filter, phase: Phase, *, fail_open: bool = False) -> PlacedFilter:
         spec = ExtensionIR(
-            "placeholder-watch", "egressproxy.io/PlaceholderWatch", phase.value, turn=_FIRST,
+            "placeholder-watch", "egressproxy.io/PlaceholderWatch", phase.value, turn=_FIRST, fail_open=fail_open,
             scope=f"watch {len(self._made)}", source=self._source,
         )  # fmt: skip
         return PlacedFilter(spec, watch, notices=self._notices)
