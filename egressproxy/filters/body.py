@@ -230,6 +230,15 @@ class BodyChain:
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
         return run_trailers([step for step in self.trailers if id(step.filter) not in off], x, block)
 
+    def takes_whole(self, length: int) -> bool:
+        """Whether a body of so many bytes may as well be fed in one piece: its first filter gets it whole, and none sees
+        trailers.
+        """
+        if not self._flows or self.trailers:
+            return False
+        first = self._flows[0]
+        return first.buffer is not None and self._coded is None and 0 < length <= first.step.filter.max_buffer_bytes
+
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """As `feed`, and waits for the task."""
         return await _whole(self.feed(x, data, last))
@@ -240,12 +249,13 @@ class BodyChain:
             if flow.is_off:
                 continue
             if flow.buffer is not None:
-                self._collect(flow, flow.buffer, data)
-                if not last:
-                    return b""
-                data = bytes(flow.buffer)
-                flow.buffer = bytearray()
-                self.held -= len(data)
+                if flow.buffer or not last or len(data) > flow.step.filter.max_buffer_bytes:
+                    self._collect(flow, flow.buffer, data)
+                    if not last:
+                        return b""
+                    data = bytes(flow.buffer)
+                    flow.buffer = bytearray()
+                    self.held -= len(data)
             elif not data and not last:
                 return b""
             step = flow.step

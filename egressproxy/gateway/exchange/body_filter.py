@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
@@ -14,7 +15,10 @@ from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-__all__ = ["BodyFilter", "Collector"]
+__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "feed_whole"]
+
+#: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
+SHORT_BODY: Final = 64 * 1024
 
 
 class BodyFilter:
@@ -222,3 +226,17 @@ class Collector:
         self.is_whole = True
         self.trailers = trailers
         self._client.driver.resume()
+
+
+async def feed_whole(x: Exchange, chain: BodyChain, body: bytes, client: HeldFor) -> bytes:
+    """What the filters make of a body that is here whole, without the way from sink to sink. Raises as `BodyChain.feed`
+    does.
+    """
+    end_if_no_memory(client, len(body))
+    outcome = chain.feed(x, body, True)
+    if isinstance(outcome, bytes):
+        return outcome
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        raise GatewayFault(Reason.FILTER_FAILED, "a body filter was cancelled", status=502) from None

@@ -23,7 +23,7 @@ from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
-from egressproxy.gateway.exchange.body_filter import BodyFilter, Collector
+from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, feed_whole
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW
@@ -239,18 +239,25 @@ class Conductor:
 
     async def hold_response(self, x: Exchange, client: Client, chain: BodyChain, upstream: Answer) -> None:
         """Collect the body through filters of which one gets it whole, and then send the head and what they return."""
-        resources, collector = client.resources, Collector(client)
-        body_filter = resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
-        upstream.send_response_body_to(body_filter)
+        resources = client.resources
+        trailers = b""
         try:
-            await upstream.response_end()
-            while not collector.is_whole:
-                await pause()
+            whole = None if upstream.has_ended else upstream.whole_body()
+            if whole is not None:
+                body = await feed_whole(x, chain, whole, client)
+            else:
+                collector = Collector(client)
+                body_filter = resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
+                upstream.send_response_body_to(body_filter)
+                await upstream.response_end()
+                while not collector.is_whole:
+                    await pause()
+                body, trailers = collector.body, collector.trailers
         except GatewayError as error:
             if not isinstance(error, UpstreamFault) and upstream.is_reusable:
                 resources.release(reusable=True)  # a filter has refused what the backend has said to its end
             raise
-        response, body, trailers = x.response, collector.body, collector.trailers
+        response = x.response
         if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
             body = trailers = b""
         response.body = CHUNKED if trailers else len(body)
@@ -278,7 +285,16 @@ class Conductor:
         resources.request_chain = None
         collector = Collector(client, limit)
         sink: BodyFilter | Collector = collector
-        if chain is not None:
+        whole = None  # the chain, where the body is collected before it
+        if (
+            chain is not None
+            and early is None
+            and limit < 0
+            and head.body <= SHORT_BODY
+            and chain.takes_whole(head.body)
+        ):
+            whole = chain
+        elif chain is not None:
             sink = resources.request_filter = BodyFilter(x, chain, collector, client, client)
         if early is None:
             invite_body(client, head)
@@ -288,7 +304,7 @@ class Conductor:
             sink.end_body(b"")
         while not collector.is_whole:
             await pause()
-        return collector.body
+        return collector.body if whole is None else await feed_whole(x, whole, collector.body, client)
 
     # --- the end -------------------------------------------------------------------------------------------------
     def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:
