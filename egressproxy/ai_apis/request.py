@@ -271,7 +271,10 @@ class AiRequest(JsonMessage):
     def images(self) -> list[ImagePart]:
         """The images of the request, wherever they stand."""
         found: list[ImagePart] = []
-        _find_images(self.value, found)
+        source = self.source
+        # What holds an image is called that, or inlineData; an escape may hide it.
+        if self.is_changed or b"image" in source or b"nline" in source or b"\\u" in source:
+            _find_images(self.value, found)
         return found
 
     # --- tokens ----------------------------------------------------------------------------------------------------

@@ -142,6 +142,11 @@ def _walk(value: Any, path: Path, role: TextRole, kind: TextKind, found: list[Fo
 
 def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind, found: list[Found]) -> None:
     said, type_ = value.get("role"), value.get("type")
+    if len(value) == 2 and path and type(said) is str and type(text := value.get("content")) is str:
+        if text:  # nearly all messages
+            role = _ROLES.get(said, TextRole.USER)
+            found.append(Found((*path, "content"), (), role, TextKind.RESULT if role is TextRole.TOOL else kind, text))
+        return
     if type(type_) is not str:
         type_ = ""
     if type(said) is str:

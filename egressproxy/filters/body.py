@@ -231,8 +231,8 @@ class BodyChain:
         return run_trailers([step for step in self.trailers if id(step.filter) not in off], x, block)
 
     def takes_whole(self, length: int) -> bool:
-        """Whether a body of so many bytes may as well be fed in one piece: its first filter gets it whole, and none sees
-        trailers.
+        """Whether a body of so many bytes may as well be fed in one piece: the first filter gets it whole, and none
+        sees trailers.
         """
         if not self._flows or self.trailers:
             return False

@@ -41,7 +41,7 @@ _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"
 
 
 #: Whether something that is looked for may be in a text, or in the JSON that the text is.
-MayHave = Callable[[str], bool]
+MayHave = Callable[[str], object]
 
 
 class BodyText(Protocol):

@@ -212,7 +212,7 @@ class PIIDetector(Filter):
             return self._in_steps(x, data, scanner, state)
         try:
             document = document_of(x, data, kind_of(x.request.fields), is_request=True)
-            for part in document.texts(scanner.may_have):
+            for part in document.texts(scanner.filter_for(data)):
                 found = scanner.spans(part.text)
                 if found:
                     self._replace(part, found, state.replace)
@@ -271,7 +271,7 @@ class PIIDetector(Filter):
             return data
         try:
             document = document_of(x, data, kind_of(x.response.fields), is_request=False)
-            may_have = None if self.answers is None or state.placeholders.values else self.answers.may_have
+            may_have = None if self.answers is None or state.placeholders.values else self.answers.filter_for(data)
             for part in document.texts(may_have):
                 self._edit_answer(part, [] if self.answers is None else self.answers.spans(part.text), state)
             return document.body()

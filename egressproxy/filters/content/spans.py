@@ -93,6 +93,12 @@ class Scanner:
         needed = self._needed
         return needed is None or needed(text) is not None or "\\" in text or not text.isascii()
 
+    def filter_for(self, source: bytes) -> Callable[[str], object] | None:
+        """What says of the texts of this JSON whether they may have a span, as `may_have`; None: any may."""
+        if self._needed is None:
+            return None
+        return self._needed if b"\\" not in source and source.isascii() else self.may_have
+
     def scan(self, folded: str, start: int, kept: list[Span]) -> list[Span]:
         """The spans of folded text from `start`; what came before is context, and `kept` began there."""
         if self._needed is not None and self._needed(folded, start) is None:
