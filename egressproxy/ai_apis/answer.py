@@ -14,6 +14,8 @@ __all__ = ["AiAnswer", "finish_reason_of", "model_of"]
 
 #: Members that repeat a text in pieces: where the text is replaced, they would still tell the old one.
 _PIECES = ("logprobs", "logprobsResult", "top_logprobs")
+#: Members inside of which names are those of tools: what is called `logprobs` there is text.
+_OWN_NAMES = ("arguments", "args", "input", "response", "json", "structuredContent")
 
 
 class AiAnswer(JsonMessage):
@@ -50,6 +52,8 @@ class AiAnswer(JsonMessage):
         holder, path = self.value, ()
         places: list[Path] = []
         for step in found.path:
+            if step in _OWN_NAMES:
+                break
             if type(holder) is dict:
                 places += [(*path, name) for name in _PIECES if holder.get(name)]
             holder, path = holder[step], (*path, step)  # type: ignore[assignment]

@@ -96,3 +96,12 @@ def test_log_probabilities_do_not_tell_a_text_that_was_replaced():
 def test_numbers_that_no_provider_counts_are_bounded():
     answer = AiAnswer.read(b'{"usage":{"prompt_tokens":1' + b"0" * 200 + b',"completion_tokens":-4}}')
     assert answer.usage == TokenUsage(10**12, 0)
+
+
+@pytest.mark.parametrize("holder", ["arguments", "args", "json"])
+def test_what_a_tool_calls_logprobs_is_text(holder):
+    value = {"text": "secret", "logprobs": ["secret", "secret"]}
+    answer = AiAnswer.read(json.dumps({holder: value}).encode())
+    for part in answer.texts():
+        part.replace("x")
+    assert json.loads(answer.body()) == {holder: {"text": "x", "logprobs": ["x", "x"]}}
