@@ -254,7 +254,7 @@ class SnapshotBuilder:
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic, hedging)
         made = Route(
             name,
-            self.parts.rule_chain(extensions),
+            self.parts.rule_chain(extensions, has_backends=bool(backends)),
             tuple(backend for backend in backends if backend.weight > 0),
             self.metrics.series(listener.gateway, name, "-"),
             policy,

@@ -144,9 +144,18 @@ class SharedParts:
         """As `chain`, for requests of clients to a backend: first comes the watch on placeholders, if there are any."""
         return self._watched(self.watches.on(extensions) if self.watches is not None else None, extensions)
 
-    def rule_chain(self, extensions: tuple[ExtensionIR, ...]) -> Chain:
-        """As `chain`, for requests of clients that a rule serves: the watch on their bodies comes first."""
-        return self._watched(self.watches.on_bodies() if self.watches is not None else None, extensions)
+    def rule_chain(self, extensions: tuple[ExtensionIR, ...], *, has_backends: bool = True) -> Chain:
+        """As `chain`, for requests of clients that a rule serves: the watch on their bodies comes first. Of a rule
+        without backends (Envoy knows them, see `serve-filters`) it is the chain of the backend, too, with that watch.
+        """
+        if self.watches is None:
+            return self.chain(extensions)
+        if not has_backends:
+            watch = self.watches.on(extensions)
+            if watch is not None:
+                self._asking[watch.spec] = watch
+                extensions = (watch.spec, *extensions)
+        return self._watched(self.watches.on_bodies(), extensions)
 
     def _watched(self, watch: PlacedFilter | None, extensions: tuple[ExtensionIR, ...]) -> Chain:
         if watch is None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy.errors import Denied, Reason
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.chain import run
 from egressproxy.filters.instances import FilterBuildError
 from egressproxy.gateway.ai.filters import import_translation
 from egressproxy.gateway.build import SnapshotBuilder
@@ -18,6 +20,9 @@ from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.gateway import CertificateIR, ConfigIR, ListenerProtocol, ListenerTlsIR
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.telemetry.access_log import AccessLog
@@ -164,3 +169,27 @@ async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(
     builder = SnapshotBuilder(gateway.catalog, gateway.network, gateway.metrics, first)
     again = builder.snapshot(compiled_spec(objects))
     assert {id(connector.spec.addresses) for connector in finished(again).connectors.values()} == rules
+
+
+@pytest.mark.parametrize("placeholder", [b"sk-egress-mine-0123456789", b"sk-egress-other-987654321"])
+async def test_a_rule_without_backends_is_watched_for_every_placeholder(gateway: GatewayServer, placeholder: bytes):
+    """As `serve-filters` runs it, where Envoy knows the backend: the chain of the rule is that of the backend, too."""
+    backends = [
+        m.backend(name, f"{name}.example", 443, extensions=[
+            {"name": "key", "type": "egressproxy.io/CredentialInjector:v1",
+             "config": {"secretRef": {"name": "key"}, "placeholder": f"sk-egress-{held}"}},
+        ])
+        for name, held in (("a", "mine-0123456789"), ("b", "other-987654321"))
+    ]  # fmt: skip
+    rules = [m.prefix_rule("/a", "a"), m.prefix_rule("/b", "b")]
+    objects = [m.gateway(m.http_listener(8080)), m.secret("key", {"token": "REAL-KEY"}), *backends]
+    rules.append({"matches": [{"path": {"type": "PathPrefix", "value": "/envoys"}}]})
+    snapshot = finished(steps(gateway, compiled_spec([*objects, m.http_route("r", *rules)])))
+    (port,) = snapshot.ports.values()
+    (chain,) = [route.chain for route in port.first.http.payloads() if not route.backends]
+    x = Exchange("-", "-", "-", 0.0)
+    x.request = RequestHead(b"GET", b"/envoys", Fields.of([(b"authorization", b"Bearer " + placeholder)]))
+    assert chain.backend_request is not None
+    with pytest.raises(Denied) as denial:
+        run(chain.backend_request, x)
+    assert denial.value.reason is Reason.PLACEHOLDER_MISPLACED
