@@ -27,7 +27,7 @@ EVENT: Final = (
     b'data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" some more words of an answer"}}]}\n\n'
 )
 ENTITIES: Final = [{"name": name} for name in ("EMAIL", "PHONE", "CARD", "IBAN")]
-DENY: Final = [{"name": "a", "pattern": r"project\s+falcon"}, {"name": "b", "pattern": "(?:not|never) for export"}]
+DENY: Final = [{"name": "A", "pattern": r"project\s+falcon"}, {"name": "B", "pattern": "(?:not|never) for export"}]
 #: Events of one stream in one call: how it begins and ends does not count for much.
 SHARE: Final = 50
 
@@ -40,6 +40,15 @@ def stages() -> Iterator[Stage]:
     yield whole("PIIDetector: a request with two finds", "PIIDetector", entities=ENTITIES)
     yield whole("PIIDetector: request and answer", "PIIDetector", entities=ENTITIES, applyTo="Both")
     yield whole("PromptGuard: a request, two expressions and the phrases", "PromptGuard", deny=DENY)
+    yield whole(
+        "ModelPolicy: a request", "ModelPolicy", allow=["bench"], aliases=[{"name": "fast", "model": "gpt-5-mini"}]
+    )
+    yield whole("TokenMeter: request and answer", "TokenMeter", prices=[{"models": ["*"], "input": 1, "output": 2}])
+    yield whole("ResponsePolicy: an answer, two expressions", "ResponsePolicy", deny=DENY)
+    yield whole("ToolPolicy: request and answer", "ToolPolicy", tools={"deny": [{"names": ["shell*"]}]})
+    yield whole("Cache: a request that is not known, and its answer", "Cache", shareAnonymous=True)
+    yield events("TokenMeter: an event", "TokenMeter")
+    yield events("ResponsePolicy: an event, two expressions", "ResponsePolicy", deny=DENY)
     yield events("PIIDetector: an event without a find", "PIIDetector", entities=ENTITIES, applyTo="Both")
 
 
@@ -52,8 +61,8 @@ def whole(name: str, kind: str, **config: Any) -> Stage:
         begin(made, x)
         if made.request_body is not None:
             body = made.request_body.begin(x)
-            assert body is not None
-            body.feed(x, REQUEST, True)
+            if body is not None:
+                body.feed(x, REQUEST, True)
         answer(made, x, HEAD)
         if made.response_body is not None:
             body = made.response_body.begin(x)

@@ -24,10 +24,7 @@ def test_every_stage_can_be_called_and_has_a_name_of_its_own(stages):
 
 
 #: Filters that ask a backend, or write a file: what they cost is not theirs alone, and stands in their pages.
-ELSEWHERE = {
-    "Audit", "Cache", "ExternalProcessor", "ModelPolicy", "RegionLock", "ResponsePolicy", "TokenMeter", "ToolPolicy",
-    "Webhook",
-}  # fmt: skip
+ELSEWHERE = {"Audit", "ExternalProcessor", "RegionLock", "Webhook"}
 
 
 def test_every_built_in_filter_has_a_price(stages):
