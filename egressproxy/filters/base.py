@@ -66,7 +66,7 @@ class Phase(str, Enum):
 #: Notes for filters that need what the client has sent beside what others have made of it.
 ORIGINAL_HEAD: Final = "original head"
 ORIGINAL_BODY: Final = "original body"
-#: Notes of the exchange: there are trailers behind the body that ends, and a filter that sees them.
+#: Notes of the exchange, where a filter sees trailers: those behind the body that ends, as they came (bytes).
 REQUEST_TRAILERS: Final = "request trailers"
 RESPONSE_TRAILERS: Final = "response trailers"
 

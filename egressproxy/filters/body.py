@@ -217,10 +217,10 @@ class BodyChain:
             flow.step.filter.ignores_trailers or sees_trailers(flow.step.filter, self._phase) for flow in self._flows
         )
 
-    def expect_trailers(self, x: Exchange) -> None:
-        """The next piece is the last, and trailers follow: filters that see them are told by a note."""
+    def expect_trailers(self, x: Exchange, block: bytes) -> None:
+        """The next piece is the last, and these trailers follow: filters that see them are told by a note."""
         if self.trailers:
-            x.note(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, True)
+            x.note(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 
     def run_trailers(self, x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
         """What filters leave of the trailers behind the body, or a task that says it. Not those which have failed open.

@@ -18,7 +18,7 @@ from typing import Any
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Phase
-from egressproxy.filters.body import BodyPlan
+from egressproxy.filters.body import BodyChain, BodyPlan
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, Steps, compile_chain, finish, run_to_end
 from egressproxy.filters.filter_step import FilterAnswered
@@ -308,7 +308,8 @@ async def _run_phases(
         return
     x.upstream_host = x.upstream_host or x.request.host
     try:
-        result.request_pieces = await _through(chain.request_body, x, sent, result.request_trailers)
+        result.request_pieces, body = await _through(chain.request_body, x, sent, result.request_trailers)
+        await _show(body, x, result.request_trailers)
     except FilterAnswered as answered:
         await _respond(answered.answer, chain, result, chain.response_headers)
         return
@@ -318,7 +319,7 @@ async def _run_phases(
     _stop(result.request_trailers, chain.request_headers is None or chain.lets_request_trailers)
     _stop(result.request_trailers, chain.backend_request is None or chain.lets_leg_trailers)
     try:
-        result.request_pieces = await _through(
+        result.request_pieces, body = await _through(
             chain.leg_request_body, x, result.request_pieces, result.request_trailers
         )
     except FilterAnswered as answered:
@@ -330,12 +331,14 @@ async def _run_phases(
         return
     if chain.needs_body >= 0:
         x.note(SENT_BODY, None)
+    await _show(body, x, result.request_trailers)
     x.response = response
     for steps in chain.response_phases:
         if await _responds(steps, chain, result):
             return
     try:
-        result.response_pieces = await _through(chain.response_body, x, received, result.response_trailers)
+        result.response_pieces, body = await _through(chain.response_body, x, received, result.response_trailers)
+        await _show(body, x, result.response_trailers)
     except FilterAnswered as answered:
         await _respond(answered.answer, chain, result, chain.response_headers)
         return
@@ -370,24 +373,30 @@ async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dr
         await _responds(dressing, chain, result)
 
 
-async def _through(plan: BodyPlan | None, x: Exchange, pieces: Pieces, trailers: Fields) -> Pieces:
-    """The pieces of a body as its filters let them go on. The trailers are changed."""
+async def _through(
+    plan: BodyPlan | None, x: Exchange, pieces: Pieces, trailers: Fields
+) -> tuple[Pieces, BodyChain | None]:
+    """The pieces of a body as its filters let them go on, and the filters. These trailers follow."""
     chain = plan.begin(x) if plan is not None and pieces else None
     if chain is None:
-        return pieces
+        return pieces, None
     if plan is not None and plan.phase is Phase.RESPONSE_BODY and not chain.holds:
         x.status = x.response.status  # the head goes before the body
     made = []
     for number, piece in enumerate(pieces, 1):
         is_last = number == len(pieces)
         if is_last and len(trailers):
-            chain.expect_trailers(x)
+            chain.expect_trailers(x, trailers.block)
         made.append(await chain.feed_to_end(x, piece, is_last))
-    if len(trailers):
+    return tuple(made), chain
+
+
+async def _show(chain: BodyChain | None, x: Exchange, trailers: Fields) -> None:
+    """Let the filters of a body see and change its trailers."""
+    if chain is not None and len(trailers):
         outcome = chain.run_trailers(x, trailers.block)
         left = outcome if isinstance(outcome, bytes) else await outcome
         trailers.block = left if chain.lets_trailers else b""
-    return tuple(made)
 
 
 def _pieces(body: Body) -> Pieces:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import importlib
 import json
+import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +38,15 @@ ROUTES: dict[str, dict[str, Any]] = {
             "responseBodyMode": "FULL_DUPLEX_STREAMED", "responseTrailerMode": "SEND",
         }
     },
+    **{
+        f"trailers-{body.lower().replace('_', '-')}": {
+            "processingMode": {
+                "requestBodyMode": body, "requestTrailerMode": "SEND",
+                "responseBodyMode": body, "responseTrailerMode": "SEND",
+            }
+        }
+        for body in ("NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED")
+    },
     "observed": {
         "observabilityMode": True,
         "processingMode": {"requestBodyMode": "STREAMED", "responseBodyMode": "STREAMED"},
@@ -54,6 +65,26 @@ class Echo(BaseHTTPRequestHandler):
     """Says what it got; a GET gets events, a little apart."""
 
     protocol_version = "HTTP/1.1"
+
+    def do_PUT(self) -> None:
+        """Answers with what the chunked body and the trailers behind it were: a body and trailers."""
+        body = b""
+        if "content-length" in self.headers:
+            body = self.rfile.read(int(self.headers["content-length"]))
+        while "content-length" not in self.headers and (size := int(self.rfile.readline(), 16)):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        trailers = self._trailers()
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n%sX-End: 1\r\n\r\n" % (len(body), body, trailers))
+
+    def _trailers(self) -> bytes:
+        lines: list[bytes] = []
+        while "content-length" not in self.headers and (line := self.rfile.readline()) != b"\r\n":
+            lines.append(b"Got-" + line)
+        return b"".join(lines)
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"])) if "content-length" in self.headers else b"".join(
@@ -123,6 +154,19 @@ class Processor:
             if route in FAILING:
                 yield from self.fail(route, context)
                 continue
+            if part.endswith("_trailers"):
+                if held:
+                    if part == "request_trailers":
+                        yield self.headers("request_headers")
+                    yield self.streamed(part.replace("trailers", "body"), held.upper())
+                    held = b""
+                yield self.trailers(part)
+                continue
+            if route == "trailers-full-duplex-streamed":
+                held += body.body if part.endswith("_body") else b""
+                if part == "response_headers":
+                    yield self.headers(part)
+                continue
             if not part.endswith("_body"):
                 if route != "duplex" or body.end_of_stream or part == "response_headers":
                     yield self.headers(part)
@@ -152,6 +196,15 @@ class Processor:
         option.header.key, option.header.raw_value = "host", b"evil.example"
         mutation.remove_headers.append("x-remove")
         return pb.ProcessingResponse(**{part: pb.HeadersResponse(response=pb.CommonResponse(header_mutation=mutation))})
+
+    def trailers(self, part: str) -> Any:
+        pb = self.pb
+        mutation = pb.HeaderMutation()
+        for name in ("x-processed", "transfer-encoding"):
+            option = mutation.set_headers.add()
+            option.header.key, option.header.raw_value = name, part.encode()
+        mutation.remove_headers.append("x-remove")
+        return pb.ProcessingResponse(**{part: pb.TrailersResponse(header_mutation=mutation)})
 
     def body(self, part: str, **mutation: Any) -> Any:
         pb = self.pb
@@ -360,6 +413,28 @@ def test_events_are_changed_as_they_come(world: ExtProcWorld, route: str):
     assert response.read1(9) == b"DATA: ONE"
     assert response.read() == b"\n\nDATA: TWO\n\nDATA: THREE\n\n"
     connection.close()
+
+
+@pytest.mark.parametrize("body", ["none", "streamed", "buffered", "full-duplex-streamed"])
+def test_trailers_are_changed_both_ways(world: ExtProcWorld, body: str):
+    with socket.create_connection(("127.0.0.1", world.port), WAIT_S) as client:
+        client.sendall(
+            b"PUT /trailers-%s HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+            b"0\r\nX-Sum: 1\r\nX-Remove: 1\r\n\r\n" % body.encode()
+        )
+        got = b""
+        while not re.search(rb"\r\n0\r\n(?:[^\r]+\r\n)*\r\n\Z", got):
+            piece = client.recv(65536)
+            assert piece, got
+            got += piece
+    head, _, rest = got.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    said, _, trailers = rest.partition(b"0\r\n")
+    assert (b"hello" if body == "none" else b"HELLO") in said
+    of_request = b"Got-X-Sum: 1\r\nGot-x-processed: request_trailers\r\n"
+    if body in ("buffered", "full-duplex-streamed"):
+        of_request = b""  # the body has a length
+    assert trailers == of_request + b"X-End: 1\r\nx-processed: response_trailers\r\n\r\n"
 
 
 def test_an_immediate_response_is_what_the_client_gets(world: ExtProcWorld):

@@ -103,7 +103,7 @@ class BodyFilter:
             return
         try:
             if trailers:
-                self._chain.expect_trailers(self._x)
+                self._chain.expect_trailers(self._x, trailers)
             outcome = self._chain.feed(self._x, data, trailers is not None)
         except GatewayError as error:
             self._fail(error)

@@ -1,4 +1,4 @@
-"""Attributes of an exchange, as processors are told them. Source: Envoy documentation, Attributes."""
+"""Attributes of an exchange and dynamic metadata, as processors are told them. Source: Envoy, Attributes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,35 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.ext_proc.messages import ProcessingResponse
 
-__all__ = ["REQUEST_ATTRIBUTES", "RESPONSE_ATTRIBUTES", "attributes"]
+__all__ = ["REQUEST_ATTRIBUTES", "RESPONSE_ATTRIBUTES", "attributes", "keep_metadata", "known_metadata"]
+
+#: The note with the dynamic metadata of the exchange, by namespace: all processors of it share it.
+METADATA: Final = "dynamic metadata"
 
 
 def attributes(names: Iterable[str], x: Exchange) -> dict[str, Any]:
     """The values of these attributes, without those that this exchange does not have."""
     found = ((name, _READERS[name](x)) for name in names)
     return {name: value for name, value in found if value not in (None, "")}
+
+
+def known_metadata(x: Exchange, wanted: Iterable[str]) -> dict[str, dict[str, object]]:
+    """What processors have said before, under the wanted namespaces."""
+    if not wanted or x.notes is None:
+        return {}
+    known = x.notes.get(METADATA, {})
+    return {name: known[name] for name in wanted if name in known}
+
+
+def keep_metadata(x: Exchange, response: ProcessingResponse, wanted: Iterable[str]) -> None:
+    """Keep what a processor says under the wanted namespaces."""
+    said = {name: value for name, value in response.dynamic_metadata.items() if name in wanted}
+    said = {name: value for name, value in said.items() if isinstance(value, dict)}
+    if said:
+        known = (x.notes or {}).get(METADATA, {})
+        x.note(METADATA, {**known, **said})
 
 
 def _text(value: bytes | None) -> str:

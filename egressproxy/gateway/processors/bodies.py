@@ -10,7 +10,16 @@ from egressproxy.gateway.processors.session import ProcessorSession, StreamBroke
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.ext_proc.messages import BodySendMode, MessagePart, ProcessingRequest
 
-__all__ = ["body_mode", "duplex_piece", "is_event_stream", "pieces_of", "streamed"]
+__all__ = [
+    "body_mode",
+    "duplex_piece",
+    "is_event_stream",
+    "partial",
+    "pieces_of",
+    "streamed",
+    "tell_body",
+    "unanswered",
+]
 
 #: A body goes to the processor in messages of at most this size, whatever size it comes in.
 PIECE: Final = 64 * 1024
@@ -45,7 +54,7 @@ def pieces_of(data: bytes, *, last: bool) -> list[tuple[bytes, bool]]:
 async def streamed(session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
     """STREAMED: each piece waits for its answer. Raises as `ProcessorSession.ask`."""
     made = []
-    for piece, is_last in pieces_of(data, last=last):
+    for piece, is_last in pieces_of(data, last=last) if data or last else ():
         response = await session.ask(ProcessingRequest(part, body=piece, end_of_stream=is_last))
         made.append(piece if response is None or response.body is None else response.body)
     return made[0] if len(made) == 1 else b"".join(made)
@@ -70,3 +79,40 @@ async def duplex_piece(session: ProcessorSession, part: MessagePart, data: bytes
     except TimeoutError:
         pass
     return b"".join(made)
+
+
+async def partial(
+    session: ProcessorSession, part: MessagePart, data: bytes, limit: int, *, last: bool, is_end: bool
+) -> bytes:
+    """BUFFERED_PARTIAL: the first `limit` bytes in one message, when they are complete or the body is over.
+
+    `is_end`: no trailers follow. Raises as `ProcessorSession.ask`.
+    """
+    kept = session.kept.setdefault(part, bytearray())
+    if kept is None:
+        return data
+    kept += data
+    if len(kept) <= limit and not last:
+        return b""
+    session.kept[part] = None
+    shown, rest = bytes(kept[:limit]), bytes(kept[limit:])
+    response = await session.ask(ProcessingRequest(part, body=shown, end_of_stream=is_end and not rest))
+    return (shown if response is None or response.body is None else response.body) + rest
+
+
+def unanswered(session: ProcessorSession, data: bytes | None) -> bytes:
+    """The body where the processor has ended the stream and says nothing of it. Raises where a part was said."""
+    if session.immediate is not None:
+        return b""
+    if data is None:
+        raise session.failed(StreamBroke("the stream ended before the body"))
+    return data
+
+
+def tell_body(session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> None:
+    """Observing never makes an exchange wait: who does not keep up is told no more of it."""
+    if session.is_full:
+        session.close()
+        return
+    for piece, is_last in pieces_of(data, last=last) if data or last else ():
+        session.tell(ProcessingRequest(part, body=piece, end_of_stream=is_last, observability_mode=True))

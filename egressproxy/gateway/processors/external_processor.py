@@ -14,30 +14,41 @@ from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.settings import CalledBackendRef
 from egressproxy.gateway.ext_authz.buffered_body import HELD
-from egressproxy.gateway.processors.attributes import attributes
-from egressproxy.gateway.processors.bodies import body_mode, duplex_piece, is_event_stream, pieces_of, streamed
-from egressproxy.gateway.processors.heads import request_lines, response_lines
+from egressproxy.gateway.processors.attributes import attributes, keep_metadata, known_metadata
+from egressproxy.gateway.processors.bodies import (
+    body_mode,
+    duplex_piece,
+    is_event_stream,
+    partial,
+    pieces_of,
+    streamed,
+    tell_body,
+    unanswered,
+)
+from egressproxy.gateway.processors.heads import local_response, request_lines, response_lines
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
 from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession, SessionSettings, StreamBroke
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
+from egressproxy.gateway.processors.trailers import (
+    before_trailers,
+    last_duplex_piece,
+    trailer_message,
+    trailers_behind,
+)
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.ext_proc.messages import (
     BodySendMode,
     HeaderSendMode,
-    ImmediateResponse,
     MessagePart,
     ProcessingRequest,
     ProcessingResponse,
 )
-from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc
 
 __all__ = ["EXTERNAL_PROCESSOR", "ExternalProcessor"]
 
 #: The name under which Envoy's filter says attributes.
 _NAMESPACE: Final = "envoy.filters.http.ext_proc"
-#: The note with the dynamic metadata of the exchange, by namespace: all processors of it share it.
-METADATA: Final = "dynamic metadata"
 _MAX_DETAILS: Final = 200
 
 _SEND: Final = HeaderSendMode.SEND
@@ -70,6 +81,9 @@ class ExternalProcessor(Filter):
         self._calls = cycle(calls)  # empty while a configuration is only checked, and nothing is asked then
         self._note = f"ext_proc {id(self)}"
         self._observes = config.observability_mode
+        mode = self._settings.mode
+        shown = _SEND in (mode.request_trailer_mode, mode.response_trailer_mode)
+        self.sees_trailers = shown or config.allow_mode_override
         self.max_buffer_bytes = config.max_body_bytes
         request, response = Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS
         self._is_of_backend = context.phase is Phase.BACKEND_REQUEST
@@ -132,6 +146,17 @@ class ExternalProcessor(Filter):
         """As `request_body`. Raises Rejected for an immediate response that comes too late."""
         return await self._body(x, MessagePart.RESPONSE_BODY, data, last=last)
 
+    async def request_trailers(self, x: Exchange, fields: Fields) -> None:
+        """Show the trailers, and do what the processor says. Where its mode is not SEND, none go on.
+
+        Raises Rejected for an immediate response, which comes too late.
+        """
+        await self._trailers(x, MessagePart.REQUEST_TRAILERS, fields)
+
+    async def response_trailers(self, x: Exchange, fields: Fields) -> None:
+        """As `request_trailers`."""
+        await self._trailers(x, MessagePart.RESPONSE_TRAILERS, fields)
+
     def complete(self, x: Exchange) -> None:
         """End the stream."""
         session: ProcessorSession | None = x.notes.pop(self._note, None) if x.notes is not None else None
@@ -148,7 +173,7 @@ class ExternalProcessor(Filter):
             request_lines(x, self._shown),
             end_of_stream=not has_body,
             attributes=self._attributes(self._config.request_attributes, x),
-            metadata=self._metadata(x),
+            metadata=known_metadata(x, self._config.metadata_options.forwarding_namespaces),
             observability_mode=self._observes,
         )
         answer = None
@@ -177,7 +202,7 @@ class ExternalProcessor(Filter):
             response_lines(x, self._shown),
             end_of_stream=not has_body,
             attributes=self._attributes(self._config.response_attributes, x),
-            metadata=self._metadata(x),
+            metadata=known_metadata(x, self._config.metadata_options.forwarding_namespaces),
             observability_mode=self._observes,
         )
         answer = None
@@ -201,13 +226,13 @@ class ExternalProcessor(Filter):
             return self._immediate(session, x)
         # The request of a backend goes as the config says: that was decided before the processor was asked.
         session.override(response.mode_override, of_response=self._is_of_backend)
-        self._keep_metadata(response, x)
+        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
         try:
             self._checker.change_request(response.headers, x, replaces=response.replaces)
         except Exception as error:
             raise session.failed(error) from None
         if response.replaces:
-            session.mode = replace(session.mode, request_body_mode=_NONE)
+            session.mode = replace(session.mode, request_body_mode=_NONE, request_trailer_mode=HeaderSendMode.SKIP)
             body = response.body or b""
             if self._is_of_backend and not has_body and body:
                 raise session.failed(InvalidMessage())  # where it would go, nobody looks for a body any more
@@ -227,13 +252,13 @@ class ExternalProcessor(Filter):
         if response is None:
             return self._immediate(session, x)
         session.override(response.mode_override, of_response=True)
-        self._keep_metadata(response, x)
+        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
         try:
             self._checker.change_response(response.headers, x)
         except Exception as error:
             raise session.failed(error) from None
         if response.replaces:
-            session.mode = replace(session.mode, response_body_mode=_NONE)
+            session.mode = replace(session.mode, response_body_mode=_NONE, response_trailer_mode=HeaderSendMode.SKIP)
             body = response.body or b""
             if has_body:
                 session.new_response = body
@@ -272,47 +297,47 @@ class ExternalProcessor(Filter):
         mode = session.mode.request_body_mode if of_request else session.mode.response_body_mode
         if session.is_over or session.is_off:
             return data
+        trailers = trailers_behind(session, x, part, self._shown) if last else None
+        is_end = last and trailers is None  # of the stream
         if self._observes:
-            self._tell_body(session, part, data, last=last)
+            tell_body(session, part, data, last=is_end)
             return data
         if mode is _STREAMED:
-            return await streamed(session, part, data, last=last)
+            return await streamed(session, part, data, last=is_end)
         if mode is _PARTIAL:
-            return await self._partial(session, x, part, data, last=last)
+            return await partial(session, part, data, self.max_buffer_bytes, last=last, is_end=is_end)
         if mode is _DUPLEX:
             if of_request or not is_event_stream(x):
-                return await self._duplex_whole(session, x, part, data)
-            return await duplex_piece(session, part, data, last=last)
-        response = await session.ask(ProcessingRequest(part, body=data, end_of_stream=True))
+                return await self._duplex_whole(session, x, part, data, trailers)
+            if trailers is None:
+                return await duplex_piece(session, part, data, last=last)
+            return await last_duplex_piece(session, part, data, trailers)
+        response = await session.ask(ProcessingRequest(part, body=data, end_of_stream=is_end))
         return self._take_whole(session, x, part, data, response)
 
-    async def _partial(
-        self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool
+    async def _duplex_whole(
+        self,
+        session: ProcessorSession,
+        x: Exchange,
+        part: MessagePart,
+        data: bytes,
+        trailers: ProcessingRequest | None,
     ) -> bytes:
-        """BUFFERED_PARTIAL: the first bytes in one message, when they are complete or the body is over."""
-        kept = session.kept.setdefault(part, bytearray())
-        if kept is None:
-            return data
-        kept += data
-        if len(kept) <= self.max_buffer_bytes and not last:
-            return b""
-        session.kept[part] = None
-        shown, rest = bytes(kept[: self.max_buffer_bytes]), bytes(kept[self.max_buffer_bytes :])
-        response = await session.ask(ProcessingRequest(part, body=shown, end_of_stream=last and not rest))
-        return (shown if response is None or response.body is None else response.body) + rest
-
-    async def _duplex_whole(self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes) -> bytes:
         """FULL_DUPLEX_STREAMED, of a body that is here: the head waits until its answer has come, too."""
         session.collected.add(part)
-        for piece, is_last in pieces_of(data, last=True):
+        for piece, is_last in pieces_of(data, last=trailers is None):
             await session.stream_body(part, piece, is_last=is_last)
+        behind = None
+        if trailers is not None:
+            behind = session.expect(trailers.part)
+            session.tell(trailers)
         head, session.late_head = session.late_head, None
         if head is not None:
             of_request = part is MessagePart.REQUEST_BODY
             head_part = MessagePart.REQUEST_HEADERS if of_request else MessagePart.RESPONSE_HEADERS
             response = await session.answered(head_part, head)
             if response is None and (session.immediate is not None or session.is_over):
-                return self._unanswered(session, data)
+                return unanswered(session, data)
             if of_request:
                 self._take_request_head(session, x, response, has_body=True)
                 new, session.new_request = session.new_request, None
@@ -321,6 +346,8 @@ class ExternalProcessor(Filter):
                 new, session.new_response = session.new_response, None
             if new is not None:
                 return new
+        if trailers is not None and behind is not None:
+            return await before_trailers(session, part, trailers.part, behind)
         made = []
         while True:
             pieces = await session.next_streamed(part)
@@ -328,15 +355,7 @@ class ExternalProcessor(Filter):
             if pieces and pieces[-1].end_of_stream:
                 return b"".join(made)
             if not pieces:
-                return self._unanswered(session, data if not made else None)
-
-    def _unanswered(self, session: ProcessorSession, data: bytes | None) -> bytes:
-        """The body where the processor has ended the stream and says nothing of it. Raises where a part was said."""
-        if session.immediate is not None:
-            return b""
-        if data is None:
-            raise session.failed(StreamBroke("the stream ended before the body"))
-        return data
+                return unanswered(session, data if not made else None)
 
     def _take_whole(
         self,
@@ -356,16 +375,50 @@ class ExternalProcessor(Filter):
                 self._checker.change_response(response.headers, x)
         except Exception as error:
             raise session.failed(error) from None
-        self._keep_metadata(response, x)
+        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
         return data if response.body is None else response.body
 
-    def _tell_body(self, session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> None:
-        """Observing never makes an exchange wait: who does not keep up is told no more of it."""
-        if session.is_full:
-            session.close()
+    # --- trailers ----------------------------------------------------------------------------------------------------
+    async def _trailers(self, x: Exchange, part: MessagePart, fields: Fields) -> None:
+        session = self._session(x)
+        modes = session.mode if session is not None else self._settings.mode
+        of_request = part is MessagePart.REQUEST_TRAILERS
+        if (modes.request_trailer_mode if of_request else modes.response_trailer_mode) is not _SEND:
+            fields.block = b""
             return
-        for piece, is_last in pieces_of(data, last=last):
-            session.tell(ProcessingRequest(part, body=piece, end_of_stream=is_last, observability_mode=True))
+        if session is None:
+            return
+        try:
+            await self._changed_trailers(session, x, part, fields)
+        except BaseException:  # cancelled, too: its time is over, or the client has left
+            session.give_up()
+            raise
+
+    async def _changed_trailers(
+        self, session: ProcessorSession, x: Exchange, part: MessagePart, fields: Fields
+    ) -> None:
+        if part in session.early_trailers:
+            response = session.early_trailers.pop(part)
+        elif session.is_over:
+            session.check()
+            return
+        elif self._observes:
+            if session.is_full:
+                session.close()
+            session.tell(trailer_message(part, fields, self._shown, is_observed=True))
+            return
+        else:
+            response = await session.ask(trailer_message(part, fields, self._shown))
+        if response is None:
+            answer = self._immediate(session, x)
+            if answer is not None:
+                raise Rejected("the processor answered in place of trailers", status=answer.status)
+            return
+        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
+        try:
+            self._checker.change_trailers(response.headers, fields)
+        except Exception as error:
+            raise session.failed(error) from None
 
     # --- immediate responses -----------------------------------------------------------------------------------------
     def _immediate(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
@@ -389,16 +442,7 @@ class ExternalProcessor(Filter):
         if status >= 400:
             x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
             x.detail = immediate.details[:_MAX_DETAILS]
-        return self._local_response(immediate, status, fields, x)
-
-    def _local_response(self, immediate: ImmediateResponse, status: int, fields: Fields, x: Exchange) -> LocalResponse:
-        if immediate.grpc_status is not None and is_grpc(x.request.fields.get(b"content-type")):
-            fields.set(b"content-type", b"application/grpc")
-            fields.set(b"grpc-status", b"%d" % immediate.grpc_status)
-            if immediate.body:
-                fields.set(b"grpc-message", encoded_message(immediate.body.decode("utf-8", "replace")))
-            return LocalResponse(200, tuple(fields))
-        return LocalResponse(status, tuple(fields), b"" if status in (204, 205, 304) else immediate.body)
+        return local_response(immediate, status, fields, x)
 
     def _in_time(
         self, answer: LocalResponse, x: Exchange, part: MessagePart, session: ProcessorSession
@@ -413,21 +457,6 @@ class ExternalProcessor(Filter):
     # --- what goes with a message ------------------------------------------------------------------------------------
     def _attributes(self, names: tuple[str, ...], x: Exchange) -> dict[str, dict[str, object]]:
         return {_NAMESPACE: attributes(names, x)} if names else {}
-
-    def _metadata(self, x: Exchange) -> dict[str, dict[str, object]]:
-        wanted = self._config.metadata_options.forwarding_namespaces
-        if not wanted or x.notes is None:
-            return {}
-        known = x.notes.get(METADATA, {})
-        return {name: known[name] for name in wanted if name in known}
-
-    def _keep_metadata(self, response: ProcessingResponse, x: Exchange) -> None:
-        wanted = self._config.metadata_options.receiving_namespaces
-        said = {name: value for name, value in response.dynamic_metadata.items() if name in wanted}
-        said = {name: value for name, value in said.items() if isinstance(value, dict)}
-        if said:
-            known = (x.notes or {}).get(METADATA, {})
-            x.note(METADATA, {**known, **said})
 
     # --- the session -------------------------------------------------------------------------------------------------
     def _begin(self, x: Exchange) -> ProcessorSession:

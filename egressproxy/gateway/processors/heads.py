@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.protocols.ext_proc.messages import ImmediateResponse
+from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc
 
-__all__ = ["request_lines", "response_lines", "shown"]
+__all__ = ["local_response", "request_lines", "response_lines", "shown"]
 
 Lines = tuple[tuple[bytes, bytes], ...]
 
@@ -37,3 +40,14 @@ def response_lines(x: Exchange, pattern: re.Pattern[bytes] | None) -> Lines:
 def shown(lines: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[bytes] | None) -> Lines:
     """The lines whose names are shown."""
     return tuple(lines) if pattern is None else tuple(line for line in lines if pattern.fullmatch(line[0]))
+
+
+def local_response(immediate: ImmediateResponse, status: int, fields: Fields, x: Exchange) -> LocalResponse:
+    """The response that a processor wants a client to have, with these fields; in the words of gRPC for a call."""
+    if immediate.grpc_status is not None and is_grpc(x.request.fields.get(b"content-type")):
+        fields.set(b"content-type", b"application/grpc")
+        fields.set(b"grpc-status", b"%d" % immediate.grpc_status)
+        if immediate.body:
+            fields.set(b"grpc-message", encoded_message(immediate.body.decode("utf-8", "replace")))
+        return LocalResponse(200, tuple(fields))
+    return LocalResponse(status, tuple(fields), b"" if status in (204, 205, 304) else immediate.body)

@@ -105,6 +105,7 @@ class ProcessorSession:
         collected: bodies FULL_DUPLEX_STREAMED that are taken whole; reading on never waits for the rest to be sent.
         has_made_body: the processor has given a body to a request without one.
         late_head: the answer to a head that is waited for with the body behind it.
+        early_trailers: the answers to trailers that came with the body before them.
         is_off: the filter has failed in this exchange, and it goes on without it.
     """
 
@@ -120,6 +121,7 @@ class ProcessorSession:
         "_waiting",
         "attempt",
         "collected",
+        "early_trailers",
         "has_made_body",
         "immediate",
         "is_off",
@@ -144,6 +146,7 @@ class ProcessorSession:
         self.collected: set[MessagePart] = set()
         self.is_off = False
         self.has_made_body = False
+        self.early_trailers: dict[MessagePart, ProcessingResponse | None] = {}
         self.late_head: asyncio.Future[ProcessingResponse | None] | None = None
         self._failure: Callable[[], Exception] | None = None  # makes it: an error that is kept would hold its frames
         self._has_begun = False

@@ -605,3 +605,117 @@ def test_on_a_backend_an_immediate_response_to_the_body_is_one():
     )
     done = talk.run(post(), request_body=b"in")
     assert (done.status, done.exchange.reason) == (403, Reason.FILTER_REJECTED)
+
+
+# --- trailers ----------------------------------------------------------------------------------------------------
+REQUEST_TRAILERS, RESPONSE_TRAILERS = MessagePart.REQUEST_TRAILERS, MessagePart.RESPONSE_TRAILERS
+BOTH = {"requestTrailerMode": "SEND", "responseTrailerMode": "SEND"}
+SENT: dict[str, Any] = {"request_trailers": {"X-A": "1"}, "response_trailers": {"X-B": "2"}}
+
+
+def marks(request: ProcessingRequest) -> list[Said]:
+    """Bodies in capitals, and a field in trailers."""
+    if request.part in (REQUEST_TRAILERS, RESPONSE_TRAILERS):
+        return [answer(request.part, headers=changes(("x-by", "processor")))]
+    return upper(request)
+
+
+@pytest.mark.parametrize("phase", ["request-headers", "backend-request"])
+@pytest.mark.parametrize("body_mode", ["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL"])
+def test_trailers_are_shown_and_changed(phase: str, body_mode: str):
+    modes = mode(requestBodyMode=body_mode, responseBodyMode=body_mode, **BOTH)
+    talk = Processed(marks, phase=phase, processingMode=modes)
+    done = talk.run(post(), request_body=[b"i", b"n"], response_body=[b"o", b"ut"], **SENT)
+    assert done.error is None
+    assert list(done.request_trailers) == [(b"x-a", b"1"), (b"x-by", b"processor")]
+    assert list(done.response_trailers) == [(b"x-b", b"2"), (b"x-by", b"processor")]
+    shown = {each.part: each for each in talk.stream.asked}
+    assert shown[REQUEST_TRAILERS].fields == ((b"x-a", b"1"),)
+    assert shown[RESPONSE_TRAILERS].fields == ((b"x-b", b"2"),)
+    assert not any(each.end_of_stream for each in talk.stream.asked)
+    assert done.request_body == (b"in" if body_mode == "NONE" else b"IN")
+
+
+@pytest.mark.parametrize("fields", [{}, EVENTS])
+def test_a_full_duplex_body_is_over_when_its_trailers_are_answered(fields: dict[str, str]):
+    held: dict[MessagePart, bytes] = {}
+
+    def script(request: ProcessingRequest) -> list[Said]:
+        part = request.part
+        if part in (REQUEST_BODY, RESPONSE_BODY):
+            held[part] = held.get(part, b"") + request.body
+            assert not request.end_of_stream
+            return []
+        if part in (REQUEST_TRAILERS, RESPONSE_TRAILERS):
+            body = REQUEST_BODY if part is REQUEST_TRAILERS else RESPONSE_BODY
+            head: list[Said] = [answer(REQUEST_HEADERS)] if part is REQUEST_TRAILERS else []
+            if part is RESPONSE_TRAILERS and not fields:
+                head = [answer(RESPONSE_HEADERS)]
+            pieces = [ProcessingResponse(body, streamed=StreamedBody(held[body].upper()[at : at + 2])) for at in (0, 2)]
+            return [*head, *pieces, answer(part, headers=changes(("x-by", "processor")))]
+        return agrees(request) if part is RESPONSE_HEADERS and fields else []
+
+    both = mode(requestBodyMode="FULL_DUPLEX_STREAMED", responseBodyMode="FULL_DUPLEX_STREAMED", **BOTH)
+    talk = Processed(script, processingMode=both)
+    done = talk.run(post(), request_body=b"in", response=response(200, fields), response_body=[b"o", b"ut"], **SENT)
+    assert done.error is None, done.failures
+    assert (done.request_body, done.response_body) == (b"IN", b"OUT")
+    assert list(done.request_trailers) == [(b"x-a", b"1"), (b"x-by", b"processor")]
+    assert list(done.response_trailers) == [(b"x-b", b"2"), (b"x-by", b"processor")]
+
+
+def test_trailers_that_are_not_sent_to_the_processor_go_no_further():
+    talk = Processed(marks, processingMode=mode(requestTrailerMode="SEND"))
+    done = talk.run(post(), request_body=b"in", response_body=b"out", **SENT)
+    assert list(done.request_trailers) == [(b"x-a", b"1"), (b"x-by", b"processor")]
+    assert list(done.response_trailers) == []
+    assert talk.stream.parts == ["request_headers", "request_trailers", "response_headers"]
+    skipping = Processed(marks)
+    assert not skipping.filter.sees_trailers
+    assert list(skipping.run(post(), request_body=b"in", **SENT).request_trailers) == []
+
+
+def test_an_override_may_ask_for_trailers():
+    wanted = ProcessingMode(response_trailer_mode=HeaderSendMode.SEND)
+    said = answer(RESPONSE_HEADERS, mode_override=wanted)
+    talk = Processed(at(RESPONSE_HEADERS, said), allowModeOverride=True)
+    done = talk.run(get(), response_body=b"out", response_trailers={"X-B": "2"})
+    assert list(done.response_trailers) == [(b"x-b", b"2")]
+    assert talk.stream.parts[-1] == "response_trailers"
+
+
+def test_without_trailers_the_body_is_the_end():
+    talk = Processed(marks, processingMode=mode(requestBodyMode="BUFFERED", **BOTH))
+    talk.run(post(), request_body=b"in", response_body=b"out")
+    assert talk.stream.parts == ["request_headers", "request_body", "response_headers"]
+    assert talk.stream.asked[1].end_of_stream
+
+
+@pytest.mark.parametrize("fail_open", [False, True])
+def test_an_answer_to_nothing_behind_trailers_is_a_failure(fail_open: bool):
+    talk = Processed(at(RESPONSE_TRAILERS, answer(REQUEST_BODY)), fail_open=fail_open, processingMode=mode(**BOTH))
+    done = talk.run(post(), request_body=b"in", response_body=b"out", **SENT)
+    assert "UnexpectedMessage" in done.failures[0]
+    if fail_open:
+        assert list(done.response_trailers) == [(b"x-b", b"2")]
+    else:
+        assert done.error is not None
+        assert done.error.reason is Reason.FILTER_FAILED
+
+
+def test_an_immediate_response_to_trailers_ends_the_exchange():
+    talk = Processed(at(RESPONSE_TRAILERS, immediate()), processingMode=mode(**BOTH))
+    done = talk.run(post(), request_body=b"in", response_body=b"out", **SENT)
+    assert done.error is not None
+    assert done.error.reason is Reason.FILTER_REJECTED
+
+
+def test_who_observes_is_told_trailers():
+    talk = Processed(
+        lambda _request: [], observabilityMode=True, processingMode=mode(requestBodyMode="STREAMED", **BOTH)
+    )
+    done = talk.run(post(), request_body=b"in", response_body=b"out", **SENT)
+    assert list(done.response_trailers) == [(b"x-b", b"2")]
+    assert talk.stream.parts == [
+        "request_headers", "request_body", "request_trailers", "response_headers", "response_trailers"
+    ]  # fmt: skip
