@@ -163,9 +163,14 @@ class BodyChain:
         self._flows = flows
         self._phase = phase
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
-        only_reads = all(flow.step.only_reads for flow in flows)
-        self.keeps_length = only_reads or (not coding and all(flow.step.filter.keeps_length for flow in flows))
-        self.holds = any(flow.buffer is not None for flow in flows)
+        only_reads = keeps_length = True
+        holds = False
+        for flow in flows:
+            only_reads = only_reads and flow.step.only_reads
+            keeps_length = keeps_length and flow.step.filter.keeps_length
+            holds = holds or flow.buffer is not None
+        self.keeps_length = only_reads or (keeps_length and not coding)
+        self.holds = holds
         self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=only_reads) if coding else None
         self.held = 0
         self.trailers: Steps = ()

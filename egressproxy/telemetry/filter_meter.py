@@ -104,7 +104,9 @@ class FilterCounter:
         if amount < 0:
             raise ValueError("a counter does not go backwards")
         family = self._family
-        key = family.room_for((self._filter, *labels))
+        key = (self._filter, *labels)
+        if key not in family.values:
+            key = family.room_for(key)
         family.values[key] = family.values.get(key, 0) + amount
 
 
