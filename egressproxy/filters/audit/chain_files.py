@@ -43,7 +43,8 @@ def chains_in(folder: Path) -> dict[str, list[tuple[int, Path]]]:
 def read_head(folder: Path, chain: str, key: SecretBytes | None) -> Link | None:
     """The head of a chain; None where there is none. Raises BadLine, OSError."""
     try:
-        data = head_path(folder, chain).read_bytes()
+        with open(head_path(folder, chain), "rb", opener=for_its_owner) as file:
+            data = file.read()
     except FileNotFoundError:
         return None
     values, _ = read_line(data, key)

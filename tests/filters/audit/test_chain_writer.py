@@ -394,7 +394,7 @@ def test_nothing_is_written_behind_a_link(tmp_path: Path):
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("name", ["audit-0-000009.jsonl", "audit-0.lock"])
+@pytest.mark.parametrize("name", ["audit-0-000009.jsonl", "audit-0.lock", "audit-0.head"])
 @pytest.mark.parametrize("is_link", [True, False])
 def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path, name: str, is_link: bool):
     """A link would have what it leads to cut off; a pipe would hold the gateway up."""
