@@ -40,6 +40,7 @@ from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConf
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
+from egressproxy.model.shares import client_of
 
 __all__ = ["CACHE", "Cache", "CacheConfig"]
 
@@ -307,11 +308,18 @@ class Cache(Filter):
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
             identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
-            b"\n".join(CREDENTIALS.findall(fields.block)),
+            self._address(x), b"\n".join(CREDENTIALS.findall(fields.block)),
             x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
         ]  # fmt: skip
         parts += (b"\n".join(fields.get_all(name)) for name in self._telling)
         return digest((*parts, body))
+
+    def _address(self, x: Exchange) -> bytes:
+        """That of a client without an identity: several may hold one credential, such as the placeholder of a key."""
+        identity = x.identity
+        if self._config.share_anonymous or identity.namespace != "-" or identity.service_account != "-":
+            return b""
+        return client_of(x).encode()
 
     def _may_keep(self, x: Exchange, pending: _Pending) -> bool:
         is_get = x.method == b"GET"

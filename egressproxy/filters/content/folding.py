@@ -2,7 +2,8 @@
 
 What looks like an ASCII character to a reader and to a program that tidies text becomes that character: digits of other
 scripts, full-width and mathematical letters, blanks and dashes of typography. Characters that nobody sees (zero width,
-direction marks, variation selectors) are left out. Letters of other scripts that merely resemble (Cyrillic "а") stay.
+direction marks, variation selectors, fillers, marks over and around other characters) are left out. Letters of other
+scripts that merely resemble (Cyrillic "а") stay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ __all__ = ["MAX_UNSEEN", "Folder"]
 
 #: A longer run of characters that nobody sees parts what stands around it: what is held back of a stream has a bound.
 MAX_UNSEEN = 8
-_UNSEEN = "\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe00-\ufe0f\ufeff\U000e0000-\U000e007f"
+_UNSEEN = (
+    "\u00ad\u0300-\u036f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u20d0-\u20f0"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff"
+)
 _OTHERS = {
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
     **dict.fromkeys("\u2024\u3002\uff61", "."),

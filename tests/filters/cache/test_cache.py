@@ -97,6 +97,20 @@ def test_clients_that_nothing_tells_apart_share_only_where_the_config_says_so():
     assert not is_hit(ask(harness, post(identity="-/-", headers={"Authorization": "Bearer a"})))
 
 
+def test_clients_without_identity_that_hold_the_same_credential_share_nothing():
+    def anonymous(client):
+        fields = {**JSON, "authorization": "Bearer placeholder-of-everybody"}
+        return exchange("POST", CHAT, fields, client=client)
+
+    harness = cache()
+    ask(harness, anonymous("192.0.2.1:40000"))
+    assert is_hit(ask(harness, anonymous("192.0.2.1:50000")))
+    assert not is_hit(ask(harness, anonymous("192.0.2.2:40000")))
+    shared = cache(shareAnonymous=True)
+    ask(shared, anonymous("192.0.2.1:40000"))
+    assert is_hit(ask(shared, anonymous("192.0.2.2:40000")))
+
+
 def test_a_stream_is_recorded_and_given_as_it_was():
     harness = cache()
     result = ask(harness, head=response(200, SSE), pieces=STREAM)
