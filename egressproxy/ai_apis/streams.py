@@ -32,6 +32,8 @@ from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 
 __all__ = ["StreamEditor", "StreamReader", "TextFunction", "framing_of"]
 
+#: Texts of one stream that have not ended.
+MAX_CHANNELS: Final = 2000
 #: Members that repeat the text in pieces, and say something.
 _LOG_PROBABILITIES: Final = re.compile(rb'ogprobs(?:Result)?"\s*:(?!\s*(?:null|\[\s*\]))')
 #: The last event of OpenAI's streams, which is no JSON.
@@ -221,6 +223,8 @@ class StreamEditor:
     def _channel(self, channel: Channel) -> _EditedChannel | None:
         if channel in self._channels:
             return self._channels[channel]
+        if len(self._channels) >= MAX_CHANNELS:
+            raise Unreadable(f"the stream has more than {MAX_CHANNELS} texts at once")
         function = self._function_for(channel)
         made = None
         if function is not None:

@@ -342,3 +342,10 @@ def test_an_event_is_changed_in_place():
     written = edited("sse", [b"data:" + body + b"\n\n"], Upper)
     assert written == b'data: {"id" : 1e2, "choices":[{"index":0,"delta":{"content":"A"}}]}\n\n'
     assert AiAnswer.read(body).body() is body
+
+
+def test_a_stream_has_no_more_texts_at_once_than_are_kept():
+    editor = StreamEditor(SseFraming(), lambda _: Upper())
+    event = b'data: {"choices": [{"index": %d, "delta": {"content": "a"}}]}\n\n'
+    with pytest.raises(Unreadable, match="2000 texts"):
+        editor.feed(b"".join(event % number for number in range(2001)))

@@ -20,6 +20,10 @@ _UNESCAPED = re.compile(r"\\.", re.DOTALL)
 #: Characters at the end that every detector gets, backwards, to see whether something may begin there.
 TAIL: Final = 320
 
+#: Where so many characters are undecided, a stream waits for as many more as this before it looks again.
+_LONG: Final = 96
+_STEP: Final = 64
+
 
 class Span(NamedTuple):
     """`text[start:end]` is an `entity`, or the rest of one that began at `began`, inside of the span before."""
@@ -145,13 +149,14 @@ def replaced(text: str, found: list[Span], replace: Replace) -> str:
 class SpanStream:
     """A text that comes in pieces: what is in it, as far as that is decided; an undecided end is held back."""
 
-    __slots__ = ("_begun", "_context", "_folder", "_held", "_scanner")
+    __slots__ = ("_begun", "_context", "_enough", "_folder", "_held", "_scanner")
 
     def __init__(self, scanner: Scanner, folder: Folder) -> None:
         self._scanner = scanner
         self._folder = folder
         self._context = ""  # folded
         self._held = ""
+        self._enough = 0  # characters, held ones included, before which nothing is looked at
         self._begun: list[Span] = []  # at the beginning of what is held: spans that began in what was sent
 
     def take(self, text: str, last: bool) -> tuple[str, list[Span]]:
@@ -159,15 +164,26 @@ class SpanStream:
         text = self._held + text if self._held else text
         if not text:
             return "", []
+        if len(text) < self._enough and not last:
+            self._held = text
+            return "", []
+        self._enough = 0
         folder, context = self._folder, self._context
         unsettled = 0 if last else folder.open_end(text)
         folded, index = folder.fold(text[:-unsettled] if unsettled else text)
         before = len(context)
         whole = context + folded if before else folded
         end = len(whole)
+        if not last:
+            undecided = self._scanner.open_end(whole)
+            end -= undecided
+            if end <= before or (undecided >= _LONG and end - before < _STEP):
+                self._held = text
+                if undecided >= _LONG:  # a run without an end: it is not looked at anew for each character
+                    self._enough = len(text) + _STEP - max(0, end - before)
+                return "", []
         found = self._scanner.scan(whole, before, self._begun)
         if not last:
-            end = max(before, end - self._scanner.open_end(whole))
             for span in found:
                 if span.end > end:
                     end = min(end, span.start)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
-from egressproxy.filters.content.spans import Scanner
+from egressproxy.filters.content.spans import Scanner, SpanStream
 
 EVERYTHING = scanner_of(
     ENTITIES, regions=("DE", "US"), patterns=[("PROJECT", r"\bPROJ-\d+\b", 24), ("CODE", "x[^y]*y", 8)]
@@ -147,3 +147,15 @@ def test_time_is_linear(unit):
 
     short = best(1 << 13)
     assert best(1 << 16) < 8 * 3 * short + 0.05
+
+
+@pytest.mark.parametrize("piece", ["4", "a", "4\u200b"])
+def test_a_run_without_an_end_is_not_looked_at_for_each_of_its_characters(piece: str, monkeypatch: pytest.MonkeyPatch):
+    scanner = scanner_of(ENTITIES)
+    looked: list[int] = []
+    scan = Scanner.scan
+    monkeypatch.setattr(Scanner, "scan", lambda self, *how: looked.append(1) or scan(self, *how))
+    stream = SpanStream(scanner, scanner.plain)
+    said = "".join(stream.take(piece, False)[0] for _ in range(3000)) + stream.take("", True)[0]
+    assert said == piece * 3000
+    assert len(looked) < 200
