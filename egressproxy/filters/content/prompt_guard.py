@@ -134,7 +134,11 @@ class PromptGuard(Filter):
             "Messages that a PromptGuard has found something in.",
             ("rule", "action", "direction"),
         )
+        self._note = f"prompt guard {id(self)}"
+        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+        if self._is_on_leg:
+            self.runs_in |= {Phase.CONNECT}
 
     def request_headers(self, x: Exchange) -> None:
         """Takes the client's own annotation out. Raises Rejected (403) for tunnels and upgrades."""
@@ -145,6 +149,18 @@ class PromptGuard(Filter):
             return
         if self._config.action == "Annotate":
             x.request.fields.cut(self._annotations)
+
+    def connect(self, x: Exchange) -> None:
+        """On a Backend: raises Rejected (403) for a tunnel."""
+        if x.is_tunnel:
+            self.request_headers(x)
+
+    def backend_request(self, x: Exchange) -> None:
+        """As `request_headers`, for one attempt, whose body has been looked at before."""
+        self.request_headers(x)
+        rule = x.notes.get(self._note) if x.notes is not None else None
+        if rule is not None:
+            x.request.fields.set(self._header, rule)
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         """Whole. Raises Rejected (415, 502) for what cannot be looked at."""
@@ -162,6 +178,8 @@ class PromptGuard(Filter):
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """Raises Rejected (403, or 400 for a body that cannot be read)."""
+        if self._is_on_leg:
+            x.note(self._note, None)
         try:
             texts = list(self._asked(x, data)) if data else []
         except Unreadable as error:
@@ -206,6 +224,8 @@ class PromptGuard(Filter):
         elif action == "Deny":
             status = 403 if direction == "request" else 502
             raise self._refusal(config.message or f"the {direction} is denied by the rule {rule}", status)
+        elif direction == "request" and self._is_on_leg:
+            x.note(self._note, rule.encode())  # the head of this attempt is made behind its body
         elif direction == "request":
             x.request.fields.set(self._header, rule.encode())
 
@@ -303,10 +323,10 @@ class PromptGuard(Filter):
 
 PROMPT_GUARD = FilterType(
     name="egressproxy.io/PromptGuard:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
     config_model=PromptGuardConfig,
     build=PromptGuard,
-    also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
+    also=frozenset((Phase.CONNECT, Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
     backend_refs=lambda config: () if config.judge is None else (("judge.backendRef", config.judge.backend_ref),),
     summary="Denies prompts and answers by expressions, known phrases of injection, lengths, and a judge.",
 )

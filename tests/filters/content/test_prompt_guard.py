@@ -304,3 +304,25 @@ async def test_a_text_that_is_too_long_for_the_judge_has_no_verdict():
 def test_a_wrong_config_says_what_is_wrong(config, message):
     with pytest.raises(FilterBuildError, match=message.replace("(", r"\(")):
         guard(**config)
+
+
+def leg(**config):
+    return FilterHarness(config, phase=Phase.BACKEND_REQUEST, type=TYPE)
+
+
+@pytest.mark.parametrize(("unreadable", "passes"), [("Deny", False), ("Allow", True)])
+def test_no_tunnel_goes_past_it_on_a_backend(unreadable, passes):
+    result = leg(unreadable=unreadable).run(exchange("CONNECT", "api.example.com:443", addresses=["192.0.2.1"]))
+    assert (result.error is None) is passes
+
+
+def test_on_a_backend_it_denies_what_goes_there():
+    assert denied_by(run(leg(), ask(f"user: {INJECTION}"))) == "ignore-instructions"
+    assert run(leg(), ask("user: hello")).error is None
+
+
+@pytest.mark.parametrize(("said", "named"), [(INJECTION, [b"ignore-instructions"]), ("hello", [])])
+def test_on_a_backend_its_annotation_is_its_own(said, named):
+    result = run(leg(action="Annotate"), ask(f"user: {said}"), {**JSON, "X-Prompt-Guard": "mine"})
+    assert result.error is None
+    assert result.request.fields.get_all(b"x-prompt-guard") == named

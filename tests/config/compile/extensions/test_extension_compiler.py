@@ -174,7 +174,10 @@ def test_a_problem_of_a_config_stands_at_its_own_field_with_the_nearest_name():
             "type: TokenMeter, config: {prices: [{models: [a], input: 10ct, output: 1}]}",
             "text is not a number (write it in decimal digits, without quotes and unit)",
         ),
-        ("type: PromptGuard, config: {roles: [users]}", "text is not possible here (did you mean user?)"),
+        (
+            "type: PromptGuard, phase: request-headers, config: {roles: [users]}",
+            "text is not possible here (did you mean user?)",
+        ),
         (
             "type: CredentialInjector, config: {secretRef: {name: k}, header: x-key, template: Bearer c4n4ry}",
             "the template has to contain {} exactly once, where the secret goes",
