@@ -28,6 +28,7 @@ class HeadBeforeCredentials(Filter):
     """The gateway's own, around the filters that send credentials: what comes behind the request sees none."""
 
     runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+    ignores_trailers = True
 
     def backend_request(self, x: Exchange) -> None:
         """Keep the head."""

@@ -33,7 +33,7 @@ from egressproxy.filters.base import (
 )
 from egressproxy.filters.cache.completeness import whole_answer
 from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
-from egressproxy.filters.cache.keys import CREDENTIALS, canonical, digest, in_order, is_known
+from egressproxy.filters.cache.keys import canonical, credentials_of, digest, in_order, is_known
 from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
@@ -308,7 +308,7 @@ class Cache(Filter):
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
             identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
-            self._address(x), b"\n".join(CREDENTIALS.findall(fields.block)),
+            self._address(x), credentials_of(fields),
             x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
         ]  # fmt: skip
         parts += (b"\n".join(fields.get_all(name)) for name in self._telling)

@@ -11,7 +11,7 @@ from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["CREDENTIALS", "canonical", "digest", "in_order", "is_known"]
+__all__ = ["CREDENTIALS", "canonical", "credentials_of", "digest", "in_order", "is_known"]
 
 #: What says who the client is, to a backend: in every spelling.
 CREDENTIALS: Final = every_spelling((
@@ -25,6 +25,12 @@ def is_known(x: Exchange, fields: Fields) -> bool:
     """Whether anything tells this client, who has sent these fields, from others."""
     identity = x.identity
     return identity.namespace != "-" or identity.service_account != "-" or CREDENTIALS.search(fields.block) is not None
+
+
+def credentials_of(fields: Fields) -> bytes:
+    """What these fields say of who the client is, whatever the case of their names: HTTP/2 has small letters alone."""
+    lines = (line.strip().partition(b":") for line in CREDENTIALS.findall(fields.block))
+    return b"\n".join(name.lower() + b":" + value.strip() for name, _, value in lines)
 
 
 def canonical(body: bytes) -> bytes | None:

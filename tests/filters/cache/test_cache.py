@@ -111,6 +111,13 @@ def test_clients_without_identity_that_hold_the_same_credential_share_nothing():
     assert is_hit(ask(shared, anonymous("192.0.2.2:40000")))
 
 
+def test_the_name_of_a_credential_is_the_same_in_any_case():
+    harness = cache()
+    ask(harness, post(headers=(("Authorization", "Bearer a"),)))
+    assert is_hit(ask(harness, post(headers=(("authorization", "Bearer a"),))))
+    assert not is_hit(ask(harness, post(headers=(("authorization", "bearer a"),))))
+
+
 def test_a_stream_is_recorded_and_given_as_it_was():
     harness = cache()
     result = ask(harness, head=response(200, SSE), pieces=STREAM)
