@@ -318,6 +318,7 @@ class FilterType:
         summary: one sentence for `egressproxy filters`.
         revision: what decides, besides the spec, whether an instance is kept across a reload.
         is_shared: its counters are shared by all workers.
+        backend_names: backends of rules that a config names (`name` or `namespace/name`), each with its field.
         machine_field: the field of a config that leads to the machine (a file, a variable of the environment, a
             program), "" for none: no object that was written through the API may have one.
         package: the installed package that makes it known, name and version; "" for a type of ours.
@@ -335,6 +336,7 @@ class FilterType:
     summary: str = ""
     revision: Callable[[FilterContext], str] = lambda _context: ""
     is_shared: bool = False
+    backend_names: Callable[[Any], tuple[tuple[str, str], ...]] = lambda _config: ()
     machine_field: Callable[[Any], str] = lambda _config: ""
     inspect: Callable[[FilterContext], None] | None = None
     package: str = ""

@@ -181,6 +181,11 @@ class _Run:
                     self._backends.resolve(owner, as_backend_ref(ref))
                 except UnresolvedRef as unresolved:
                     self._extensions.faults[owner.key].note_backend(unresolved, where)
+        if self._extensions.named_backends:
+            known = {each.full_name for kind in (*BACKEND_KINDS, Service) for each in self._resources.of(kind)}
+            for key, where, name in self._extensions.named_backends:
+                if name not in known:
+                    self._extensions.faults[key].note_name(name, where)
 
     def statuses(self) -> dict[Key, Status]:
         """Every object's status, without times."""

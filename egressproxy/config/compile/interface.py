@@ -128,6 +128,10 @@ class FilterTypeInfo(Protocol):
         """The backends that a config refers to, each with its field."""
 
     @property
+    def backend_names(self) -> Callable[[Any], tuple[tuple[str, str], ...]]:
+        """The backends of rules that a config names, each with its field."""
+
+    @property
     def machine_field(self) -> Callable[[Any], str]:
         """The field of a config that leads to a file, the environment or a program of this machine; "" for none."""
 

@@ -269,11 +269,21 @@ def _said(value: Any, field: str) -> str | None:
     return str(value) if type(value) in (str, int, float) else None
 
 
+def _backend_names(config: ModelPolicyConfig) -> tuple[tuple[str, str], ...]:
+    found = []
+    for index, route in enumerate(config.routes):
+        if route.backend:
+            found.append((f"routes[{index}].backend", route.backend))
+        found += [(f"routes[{index}].exclude[{at}]", name) for at, name in enumerate(route.exclude)]
+    return tuple(found)
+
+
 MODEL_POLICY = FilterType(
     name="egressproxy.io/ModelPolicy:v1",
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     also=frozenset((Phase.REQUEST_BODY,)),
     config_model=ModelPolicyConfig,
     build=ModelPolicy,
+    backend_names=_backend_names,
     summary="Says which models may be asked, under which names, within which bounds, and by which backend.",
 )

@@ -7,6 +7,7 @@ back as much and no more, and what is found is the same however the text is cut.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -38,7 +39,7 @@ class Span(NamedTuple):
 Replace = Callable[[str, str], str]
 
 
-class Detector:
+class Detector(ABC):
     """Finds entities of one family in folded text. It keeps nothing between calls, and finds what begins inside of what
     it has found as well.
     """
@@ -48,16 +49,16 @@ class Detector:
     #: Characters of which at least one is in whatever it finds, as the inside of a class of `re`; "": it cannot tell.
     needs: str = ""
 
+    @abstractmethod
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """Append what begins at `start` or later, as if the text ended where it ends. Characters before are context."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_end(self, text: str, tail: str) -> int:
         """How many characters at the end belong to what may be something else when more text comes; 0: none.
 
         `tail` is the end of the text backwards, at most TAIL characters of it.
         """
-        raise NotImplementedError
 
 
 class Scanner:

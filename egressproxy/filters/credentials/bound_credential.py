@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -19,7 +20,7 @@ __all__ = ["BoundCredential"]
 _NOBODY: Final = BackendOrigin("", 0, is_secure=False)
 
 
-class BoundCredential(Filter):
+class BoundCredential(Filter, ABC):
     """`backend_request` of a subclass sends the credential, if `x.backend_origin` is `_approved`; else it does what
     `_unready` says. `_keep` takes a value, or None. `remedy` says what to do where there is none.
     """
@@ -38,13 +39,13 @@ class BoundCredential(Filter):
         self._refresher: Refresher | None = None
         self._remedy = remedy
 
+    @abstractmethod
     def _take(self, value: object) -> None:
         """Have this value from now on. Raises ValueError for one that cannot be sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self) -> None:
         """Have no value."""
-        raise NotImplementedError
 
     def _fetch_by(self, fetch: Callable[[], Awaitable[Fetched]]) -> None:
         """Fetch values from now on, beginning with the first request."""

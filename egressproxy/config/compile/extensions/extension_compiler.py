@@ -127,6 +127,8 @@ class ExtensionCompiler:
         self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
         #: What is called by extensions whose configs refer to backends.
         self.callers: dict[ExtensionIR, Caller] = {}
+        #: Backends of rules that configs name, "namespace/name": each with the object that declares it, and its field.
+        self.named_backends: dict[tuple[Key, str, str], None] = {}
 
     def extensions(
         self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint, path: str = "spec.extensions"
@@ -277,10 +279,15 @@ class ExtensionCompiler:
         return spec
 
     def _note_calls(self, owner: Resource, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str) -> None:
-        """Note the backends that this config (whose field is `path`) refers to: each place resolves them anew."""
+        """Note the backends that this config (whose field is `path`) refers to, which each place resolves anew, and
+        those that it names.
+        """
         refs = found.backend_refs(config)
         if refs:
             self.callers[spec] = Caller(owner, tuple((f"{path}.{where}", ref) for where, ref in refs))
+        for where, name in found.backend_names(config):
+            full_name = name if "/" in name else f"{owner.namespace}/{name}"
+            self.named_backends[owner.key, f"{path}.{where}", full_name] = None
 
     def _declared_extension(
         self,

@@ -48,6 +48,11 @@ class ExtensionFaults:
         """A backend that a filter cannot call; `path` is the field that names it."""
         self.unresolved[unresolved.reason, f"{path}: {unresolved.with_hint}; what needs it fails"] = None
 
+    def note_name(self, name: str, path: str) -> None:
+        """A backend that a filter chooses or leaves out, and that does not exist; `path` is the field that names it."""
+        sentence = f"{path}: no backend {name} exists, so this has no effect; write `name`, or `namespace/name`"
+        self.unresolved["BackendNotFound", sentence] = None
+
     def set_conditions(self, conditions: Conditions) -> None:
         """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""
         for reason, message in self.unresolved:

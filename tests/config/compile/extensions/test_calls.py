@@ -86,3 +86,23 @@ def test_the_policies_of_the_place_hold_for_the_call():
     callee, _ = compiled(REVERSE, PLAIN, ROUTE, OTHER, said, GRANT)
     assert callee is not None
     assert len(callee.policy.addresses.allow) == 1
+
+
+def test_status_names_a_backend_that_a_filter_chooses_and_that_is_not_there():
+    said = """
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: models}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}]
+  extensions:
+  - name: models
+    type: egressproxy.io/ModelPolicy:v1
+    config: {routes: [{models: ["gpt-*"], backend: plain, exclude: [plian]}]}
+"""
+    made = compile_config(load_text("---".join((REVERSE, PLAIN, ROUTE, said)), "test.yaml"), Catalog(), Defaults())
+    status = next(status for key, status in made.statuses.items() if key[1] == "EgressPolicy")
+    (resolved,) = (each for each in status["ancestors"][0]["conditions"] if each["type"] == "ResolvedRefs")
+    assert (resolved["status"], resolved["reason"]) == ("False", "BackendNotFound")
+    assert "spec.extensions[0].config.routes[0].exclude[0]: no backend default/plian exists" in resolved["message"]
+    assert "routes[0].backend:" not in resolved["message"]
