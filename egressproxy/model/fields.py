@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-__all__ = ["TOKEN", "VALUE", "Fields", "every_spelling", "finder"]
+__all__ = ["TOKEN", "VALUE", "Fields", "every_spelling", "finder", "media_type"]
 
 #: RFC 9110 section 5.6.2.
 TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -108,3 +108,11 @@ class Fields:
 
     def __repr__(self) -> str:
         return f"Fields({len(self)} lines)"  # never the values: they may be credentials
+
+
+def media_type(fields: Fields) -> bytes:
+    """The type of a body, in lower case and without parameters; b"" where nothing says it. Of several lines the first.
+
+    Source: RFC 9110 section 8.3.1.
+    """
+    return (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()

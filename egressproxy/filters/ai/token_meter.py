@@ -22,6 +22,7 @@ from egressproxy.filters.limits.prices import TokenPrice, price_of
 from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
 from egressproxy.telemetry.label_sets import OVERFLOW
 
 __all__ = ["TOKEN_METER", "TokenMeter", "TokenMeterConfig"]
@@ -135,9 +136,9 @@ class TokenMeter(Filter):
             return None
         if phase is Phase.REQUEST_BODY:
             return BodyMode.BUFFER
-        if _media_type(x) not in _READ_TYPES or x.response.status >= 300:
+        if media_type(x.response.fields) not in _READ_TYPES or x.response.status >= 300:
             return None
-        measured.begin_answer(_media_type(x), operation(x))
+        measured.begin_answer(media_type(x.response.fields), operation(x))
         return BodyMode.STREAM
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
@@ -256,10 +257,6 @@ def _bounded(name: str, known: set[str], most: int) -> str:
         return OVERFLOW
     known.add(name)
     return name
-
-
-def _media_type(x: Exchange) -> bytes:
-    return (x.response.fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
 
 
 TOKEN_METER = FilterType(

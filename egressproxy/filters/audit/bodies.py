@@ -19,6 +19,7 @@ from egressproxy.ai_apis.usage import usage_of
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.spans import Scanner
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
 
 __all__ = ["LateText", "Redactor", "SeenBody"]
 
@@ -92,10 +93,10 @@ class SeenBody:
         self.offered: list[str] = []
         self.called: list[str] = []
         fields = (x.request if is_request else x.response).fields
-        media_type = (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
-        framing = None if is_request else framing_of(media_type, operation(x))
+        kind = media_type(fields)
+        framing = None if is_request else framing_of(kind, operation(x))
         self._framing = StreamReader(framing) if framing is not None else None
-        is_json = self._framing is None and (media_type.endswith((b"/json", b"+json")))
+        is_json = self._framing is None and (kind.endswith((b"/json", b"+json")))
         self._json: bytearray | None = bytearray() if is_json else None
 
     def feed(self, x: Exchange, data: bytes, *, is_last: bool) -> None:

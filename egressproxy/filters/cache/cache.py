@@ -38,7 +38,7 @@ from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticC
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import Fields, media_type
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.shares import client_of
 
@@ -333,8 +333,7 @@ class Cache(Filter):
         asked = operation(x)
         usage = None
         if asked is not None:
-            media_type = (x.response.fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
-            is_whole, usage = whole_answer(body, media_type, asked)
+            is_whole, usage = whole_answer(body, media_type(x.response.fields), asked)
             if not is_whole:
                 return
         assert pending.head is not None

@@ -24,6 +24,7 @@ from egressproxy.filters.limits.rate_fields import provider_fields
 from egressproxy.filters.limits.rules import QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
 
 __all__ = ["TokenQuota"]
 
@@ -78,10 +79,10 @@ class TokenQuota(SettledQuota):
         held = self._held(x)
         if held is None or held.use is None:
             return None
-        media_type = (x.response.fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if media_type not in _READ_TYPES:
+        kind = media_type(x.response.fields)
+        if kind not in _READ_TYPES:
             return None
-        held.use.begin_answer(media_type, operation(x))
+        held.use.begin_answer(kind, operation(x))
         is_short = 0 <= x.response.body <= _SHORT_ANSWER and b"content-encoding" not in x.response.fields
         # What is here in a moment as a whole is held until then, and keeps its Content-Length.
         return BodyMode.BUFFER if is_short and not held.use.is_stream else BodyMode.STREAM

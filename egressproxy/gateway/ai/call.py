@@ -20,7 +20,7 @@ from egressproxy.gateway.ai.answers import (
     TranslatedStream,
     gathered,
 )
-from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, media_type, set_request_head, set_response_head
+from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, set_request_head, set_response_head
 from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
 from egressproxy.gateway.ai.provider_errors import told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
@@ -30,6 +30,7 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.translation.apis import REQUIRED_FIELDS, Api, belongs_to_one_api, describes_the_body
 
 if TYPE_CHECKING:
     from egressproxy.translation.translator import TranslatedRequest
 
-__all__ = ["EVENT_STREAM", "JSON", "media_type", "set_request_head", "set_response_head"]
+__all__ = ["EVENT_STREAM", "JSON", "set_request_head", "set_response_head"]
 
 EVENT_STREAM: Final = b"text/event-stream"
 JSON: Final = b"application/json"
@@ -27,11 +26,6 @@ _REQUEST_ID: Final = {
     Api.OPENAI_RESPONSES: b"x-request-id",
     Api.ANTHROPIC: b"request-id",
 }
-
-
-def media_type(fields: Fields) -> bytes:
-    """The type of a body, in lower case and without parameters; b"" where nothing says it."""
-    return (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
 
 
 def set_request_head(head: RequestHead, request: TranslatedRequest, path: bytes) -> None:

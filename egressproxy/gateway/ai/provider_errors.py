@@ -13,9 +13,10 @@ from typing import Final
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.errors import api_of_host, error_body, error_fields, error_in_stream
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, media_type
+from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
 from egressproxy.model.message import CHUNKED
 
 __all__ = ["ProviderCall", "error_event", "provider_call", "told_in_shape"]

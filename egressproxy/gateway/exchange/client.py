@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.heads import EVENT_STREAM, media_type
+from egressproxy.gateway.ai.heads import EVENT_STREAM
 from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.own_leg import flowing_leg, unfiltered_body
@@ -27,6 +27,7 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.fields import media_type
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel

@@ -15,6 +15,7 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
 from egressproxy.model.mcp import PROTOCOL_VERSION
 from egressproxy.protocols.json_rpc import read_rpc
 from egressproxy.telemetry.mcp_calls import McpCalls
@@ -115,5 +116,5 @@ class McpPath(Filter):
 def is_json(x: Exchange) -> bool:
     """Whether the body is JSON text that can be read as it is."""
     fields = x.request.fields
-    kind = (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+    kind = media_type(fields)
     return kind == b"application/json" and b"content-encoding" not in fields
