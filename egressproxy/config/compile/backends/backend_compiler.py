@@ -34,10 +34,10 @@ from egressproxy.config.compile.backends.published_forms import (
 from egressproxy.config.compile.backends.resolved_backend import ResolvedBackend
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.backends.tls_settings import port_tls
-from egressproxy.config.compile.extensions.extension_compiler import (
+from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
+from egressproxy.config.compile.extensions.ranked_extension import (
     BACKEND_LEVEL,
     AttachmentPoint,
-    ExtensionCompiler,
     RankedExtension,
     ordered,
 )

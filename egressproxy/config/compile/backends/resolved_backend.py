@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from egressproxy.config.compile.extensions.extension_compiler import RankedExtension
+from egressproxy.config.compile.extensions.ranked_extension import RankedExtension
 from egressproxy.config.compile.interface import Key
 from egressproxy.config.resources.policy import Dns
 from egressproxy.ir.backend import BackendIR, Destination

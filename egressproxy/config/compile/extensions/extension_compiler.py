@@ -10,65 +10,41 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os.path import dirname
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from egressproxy.config.compile.extensions.config_problems import config_problems, first_error
 from egressproxy.config.compile.extensions.config_schema import ConfigFault, SchemaError
+from egressproxy.config.compile.extensions.config_secrets import secrets_of
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
+from egressproxy.config.compile.extensions.extension_phase import ChosenPhase, ImpossiblePhase, chosen_phase
 from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
+from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
 from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
 from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, Key, age_of
 from egressproxy.config.compile.object_problems import problem_at
-from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
+from egressproxy.config.compile.references import References
+from egressproxy.config.explanations import path_text
 from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR, FilterSettings
-from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
 
 __all__ = [
-    "BACKEND_LEVEL",
-    "BACKEND_PHASES",
-    "INJECTOR",
-    "ROUTE_LEVEL",
     "Caller",
     "ExtensionCompiler",
     "FilterNotSupported",
-    "RankedExtension",
     "as_backend_ref",
-    "ordered",
 ]
 
-#: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
-BACKEND_PHASES = frozenset({"connect", "backend-request", "backend-response"})
-
-#: What the phases of a client's exchange mean on a Backend: where they run there, and in which turn.
-_OWN_LEG: Final[Mapping[str | None, tuple[str, int]]] = {
-    "request-headers": ("backend-request", -1),
-    "response-headers": ("backend-response", 1),
-}
-
-#: Those of its own leg are there, too.
-_BODIES: Final = frozenset({"request-body", "response-body"})
-
-ROUTE_LEVEL = 1
-
-#: The types whose Secret becomes part of a field line, where a line break would start another one.
-INJECTOR = "egressproxy.io/CredentialInjector:"
-
 _DEFAULT_TIMEOUT_S = 5.0
-
-#: What an editor leaves at the end of a Secret; the injector takes it off.
-_SPACE = b" \t\r\n"
 
 
 class FilterNotSupported(Exception):
@@ -82,28 +58,6 @@ class Caller(NamedTuple):
 
     owner: Resource
     refs: tuple[tuple[str, BackendReference], ...]
-
-
-class RankedExtension(NamedTuple):
-    """An ExtensionIR with what decides its place among those of equal priority and level."""
-
-    spec: ExtensionIR
-    age: tuple[str, str]
-    position: int  # in the list that declares it
-
-
-@dataclass(frozen=True, slots=True)
-class AttachmentPoint:
-    """Where an extension is declared, for its spec: 0 Gateway, 1 Route, 2 Backend; and who shares the instance."""
-
-    level: int
-    scope: str
-
-
-def ordered(placed: Iterable[RankedExtension]) -> tuple[ExtensionIR, ...]:
-    """In running order: turn, priority, level, age of the declaring object, then as written."""
-    in_order = sorted(placed, key=lambda p: (p.spec.turn, p.spec.priority, p.spec.level, p.age, p.position))
-    return tuple(dict.fromkeys(p.spec for p in in_order))
 
 
 def as_backend_ref(ref: BackendReference) -> BackendObjectReference:
@@ -159,7 +113,7 @@ class ExtensionCompiler:
         try:
             settings = self._settings(found, text)
         except ValidationError as error:
-            raise FilterNotSupported(f"{name}: {_first_error(error)}") from None
+            raise FilterNotSupported(f"{name}: {first_error(error)}") from None
         spec = ExtensionIR(
             name=name,
             type=type_name,
@@ -236,25 +190,14 @@ class ExtensionCompiler:
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
             self.load_errors[problem_at(owner, f"{path}.type", message, remedy)] = None
             return None
-        phase, turn = self._phase(owner, extension, found.name, _phases(found), path, place)
-        if not phase:
+        chosen = self._phase(owner, extension, found.name, _phases(found), path, place)
+        if chosen is None:
             return None
         raw, raw_name = _written_config(extension)
         try:
             config = settings_adapter(found.config_model).validate_python(raw)
         except ValidationError as error:
-            for detail in error.errors(include_url=False, include_input=True):
-                if detail["type"] == "too_short" and detail["input"]:
-                    continue  # there are entries, and what is wrong with them is said of each
-                loc, on_key = field_path(detail["loc"])
-                # Text is not shown: a credential may be written where its reference belongs.
-                value = detail["input"]
-                written = json.dumps(value) if isinstance(value, bool | int | float) else None
-                message, remedy = explain(detail, found.config_model, loc, written, show=written is not None)
-                where = f"{path}.{path_text((raw_name, *loc))}"
-                on_key = on_key or detail["type"] in UNKNOWN_FIELD
-                remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
-                self.load_errors[problem_at(owner, where, message, remedy, on_key=on_key)] = None
+            self.load_errors |= dict.fromkeys(config_problems(owner, found, error, path, raw_name))
             return None
         reached = found.machine_field(config) if owner.origin.is_from_api else ""
         if reached:
@@ -265,8 +208,8 @@ class ExtensionCompiler:
         text = _canonical(raw)
         spec = made(
             type=found.name,
-            phase=phase,
-            turn=turn,
+            phase=chosen.phase,
+            turn=chosen.turn,
             pre_auth=extension.pre_auth,
             timeout_s=_timeout_s(extension),
             **_budget(extension),
@@ -299,8 +242,8 @@ class ExtensionCompiler:
         made: Callable[..., ExtensionIR],
     ) -> ExtensionIR | None:
         """An extension of a type that a FilterType makes known."""
-        phase, turn = self._phase(owner, extension, declared.name, declared.phases, path, place)
-        if not phase:
+        chosen = self._phase(owner, extension, declared.name, declared.phases, path, place)
+        if chosen is None:
             return None
         raw, raw_name = _written_config(extension)
         try:
@@ -322,8 +265,8 @@ class ExtensionCompiler:
         spec = made(
             type=declared.name,
             implementation=declared.implementation,
-            phase=phase,
-            turn=turn,
+            phase=chosen.phase,
+            turn=chosen.turn,
             pre_auth=extension.pre_auth,
             timeout_s=_timeout_s(extension),
             **_budget(extension),
@@ -362,63 +305,18 @@ class ExtensionCompiler:
         possible: frozenset[str],
         path: str,
         place: AttachmentPoint,
-    ) -> tuple[str, int]:
-        """The phase it runs in, and its turn there: as written, or what fits. A phase that cannot be is a problem: "".
-
-        On a Backend the phases are those of its own leg: its request-headers are the head as it goes to this backend.
-        """
-        phase: str | None = extension.phase
-        if place.level == BACKEND_LEVEL:
-            possible &= BACKEND_PHASES | _BODIES
-            if phase in _OWN_LEG and _OWN_LEG[phase][0] in possible:
-                return _OWN_LEG[phase]
-            if phase is None and isinstance(extension, WorkingGroupExtension) and "backend-request" in possible:
-                phase = "backend-request"
-        if phase is None and len(possible) == 1:
-            (phase,) = possible
-        if phase in possible:
-            return phase, 0
-        listed = ", ".join(sorted(possible)) or "none"
-        where = " for a backend" if place.level == BACKEND_LEVEL else ""
-        message, remedy = f"{name} cannot run in phase {phase}{where}", f"possible are: {listed}"
-        if phase is None:
-            message, remedy = f"{name} runs in more than one phase", f"set phase to one of: {listed}"
-        self.load_errors[problem_at(owner, f"{path}.phase", message, remedy)] = None
-        return "", 0
+    ) -> ChosenPhase | None:
+        """The phase it runs in; None where a load error was noted."""
+        try:
+            return chosen_phase(extension, name, possible, place.level)
+        except ImpossiblePhase as error:
+            self.load_errors[problem_at(owner, f"{path}.phase", str(error), error.remedy)] = None
+            return None
 
     def _secrets(
         self, owner: Resource, found: FilterTypeInfo, config: Any, path: str
     ) -> tuple[tuple[str, SecretBytes], ...]:
-        """The values that a config (whose field is `path`) refers to, those that are there."""
-        secrets = []
-        for ref in found.secret_refs(config):
-            try:
-                value = self._references.secret_value(owner, ref)
-                is_line = found.name.startswith(INJECTOR) and not ref.is_document
-                if is_line and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
-                    # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
-                    where = f"{self._references.namespace_of(owner, ref)}/{ref.name} key {ref.key or '(the only one)'}"
-                    why = "it holds a line break or another control character; store the credential alone, on one line"
-                    raise UnresolvedRef("SecretNotFound", f"a usable value of Secret {where} ({why})")
-            except UnresolvedRef as unresolved:
-                self.faults[owner.key].note_secret(unresolved, f"{path}.{_field_of(config, ref) or 'secretRef'}")
-                continue
-            secrets.append((ref.label, value))
-        return tuple(dict.fromkeys(secrets))
-
-
-def _field_of(config: Any, ref: object) -> str:
-    """The field of a config that holds this reference, as it is written: `basic.usernameRef`; "" if none does."""
-    if not is_dataclass(config):
-        return ""
-    for each in fields(config):
-        value = getattr(config, each.name)
-        inner = "" if value is ref else _field_of(value, ref)
-        if value is ref or inner:
-            first, *rest = each.name.split("_")
-            name = first + "".join(word.capitalize() for word in rest)
-            return f"{name}.{inner}" if inner else name
-    return ""
+        return secrets_of(self._references, owner, found, config, path, self.faults)
 
 
 def _written_config(extension: Extension) -> tuple[Mapping[str, Any], str]:
@@ -449,10 +347,3 @@ def _folder(owner: Resource) -> str:
     """Where the relative paths of its configs start; "" for an object that must not read files."""
     file = "" if owner.origin.is_from_api else owner.origin.file
     return file and (dirname(file) or ".")
-
-
-def _first_error(error: ValidationError) -> str:
-    detail = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in detail["loc"])
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message

@@ -9,15 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from egressproxy.config.compile.extensions.extension_compiler import (
-    ROUTE_LEVEL,
-    AttachmentPoint,
-    Caller,
-    ExtensionCompiler,
-    FilterNotSupported,
-    RankedExtension,
-)
+from egressproxy.config.compile.extensions.extension_compiler import Caller, ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.extension_faults import closing
+from egressproxy.config.compile.extensions.ranked_extension import ROUTE_LEVEL, AttachmentPoint, RankedExtension
 from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status.conditions import Conditions

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from egressproxy.config.compile.extensions.extension_compiler import (
+from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
+from egressproxy.config.compile.extensions.pipelines import Pipelines
+from egressproxy.config.compile.extensions.ranked_extension import (
     BACKEND_LEVEL,
     ROUTE_LEVEL,
     AttachmentPoint,
-    ExtensionCompiler,
-    FilterNotSupported,
     RankedExtension,
 )
-from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.route_filters import HttpFilter, RequestRedirect, UrlRewrite
 from egressproxy.ir.gateway import ListenerProtocol

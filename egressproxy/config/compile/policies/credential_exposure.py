@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from egressproxy.config.compile.backends.resolved_backend import ResolvedBackend
-from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, RankedExtension
+from egressproxy.config.compile.extensions.config_secrets import INJECTOR
+from egressproxy.config.compile.extensions.ranked_extension import RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_merge import ChosenParent

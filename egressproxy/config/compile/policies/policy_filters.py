@@ -12,14 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from egressproxy.config.compile.extensions.extension_compiler import (
-    AttachmentPoint,
-    Caller,
-    ExtensionCompiler,
-    FilterNotSupported,
-    RankedExtension,
-)
+from egressproxy.config.compile.extensions.extension_compiler import Caller, ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.extension_faults import closing, must_run
+from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, LimitStore, Rate
 from egressproxy.config.resources.policy import EgressPolicy

@@ -15,13 +15,8 @@ from typing import Any
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.kinds import DestinationBackend
 from egressproxy.config.compile.backends.resolved_backend import ANY_DESTINATION, ResolvedBackend
-from egressproxy.config.compile.extensions.extension_compiler import (
-    Caller,
-    FilterNotSupported,
-    RankedExtension,
-    as_backend_ref,
-    ordered,
-)
+from egressproxy.config.compile.extensions.extension_compiler import Caller, FilterNotSupported, as_backend_ref
+from egressproxy.config.compile.extensions.ranked_extension import RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, scope_of

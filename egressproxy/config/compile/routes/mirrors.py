@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from egressproxy.config.compile.extensions.extension_compiler import INJECTOR, RankedExtension, ordered
+from egressproxy.config.compile.extensions.config_secrets import INJECTOR
+from egressproxy.config.compile.extensions.ranked_extension import RankedExtension, ordered
 from egressproxy.config.compile.policies.layers import Layer
 from egressproxy.config.compile.policies.policy_filters import LimitScopes
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
