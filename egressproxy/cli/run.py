@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from egressproxy.cli.addresses import address_and_port
-from egressproxy.cli.numbers import memory_size, seconds, whole_number
+from egressproxy.cli.numbers import whole_number
 from egressproxy.cli.options import admin_option, bind_option, config_option
-from egressproxy.cli.problems import show_problems
 from egressproxy.cli.secrets import secret_options
+from egressproxy.cli.serving import serve, serving_options, workers_option
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
@@ -23,23 +21,11 @@ from egressproxy.run_options import RunOptions
 
 __all__ = ["command"]
 
-#: More than any machine has cores: a typing error must not start ten thousand processes.
-MAX_WORKERS = 256
 #: Of a session key: a shorter one could be guessed, a longer file is not a key.
 MIN_KEY_BYTES = 32
 MAX_KEY_BYTES = 4096
 #: More than any process has descriptors, or memory for requests.
 MAX_AT_ONCE = 10_000_000
-#: Of memory: a process that serves nobody has half of it.
-LEAST_MEMORY = 64 << 20
-#: One day.
-MAX_DRAIN_S = 86_400
-
-
-def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    if value == "":
-        raise click.BadParameter("the path is empty; give a file, - for standard output, or off")
-    return None if value == "-" else value
 
 
 def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> SecretBytes:
@@ -67,28 +53,8 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     "Health, metrics and the configuration in service. Read-only except for POST /reload and, with --api-writes,"
     " objects. `off`: none."
 )
-@click.option(
-    "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
-    help="A second address that serves only /metrics, /healthz, /livez and /readyz, for scrapers and probes on the"
-    " network. `off`: none.",
-)  # fmt: skip
-@click.option(
-    "--access-log", metavar="PATH", default=None, callback=_path,
-    help="The file for one JSON line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens the"
-    " file.",
-)  # fmt: skip
-@click.option(
-    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
-    help="The level of the diagnostics on standard error.",
-)  # fmt: skip
-@click.option(
-    "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
-    help="The form of the diagnostics: text, or one JSON object per line for log collectors.",
-)  # fmt: skip
-@click.option(
-    "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True, metavar="SECONDS",
-    help="How long in-flight exchanges and tunnels may take after SIGTERM; a second signal ends them at once.",
-)  # fmt: skip
+@serving_options
+@workers_option
 @click.option(
     "--state-dir", "state_dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="The folder of the objects that are written through the admin API, served beside --config; created if it does"
@@ -119,11 +85,6 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " traffic.loadBalancer.zoneAware prefer endpoints of this zone. Default: $EGRESSPROXY_ZONE, or none.",
 )  # fmt: skip
 @click.option(
-    "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
-    help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
-    " process serves itself.",
-)  # fmt: skip
-@click.option(
     "--max-connections", type=whole_number(0, MAX_AT_ONCE), default=None, metavar="N",
     help="Connections of clients to all listeners, in each worker. Default: half of the file descriptors (ulimit -n);"
     " 0: no limit.",
@@ -132,11 +93,6 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     "--max-requests", type=whole_number(0, MAX_AT_ONCE), default=0, metavar="N",
     help="Requests and tunnels in progress at once, in each worker; further ones get 503, by priority and by what each"
     " tenant has. Default: no limit.",
-)  # fmt: skip
-@click.option(
-    "--max-memory", type=memory_size(LEAST_MEMORY), default=None, metavar="SIZE",
-    help="Resident memory of each worker, such as 512Mi: near it, connections are not kept alive, and requests get"
-    " 503. Default: its part of the cgroup's limit, if there is one; 0: no limit.",
 )  # fmt: skip
 @secret_options
 @click.pass_context
@@ -157,8 +113,6 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], **given: A
 
     Exit status: 0 after a drain, 1 if the configuration or a listener fails at the start, 2 for wrong usage.
     """
-    from egressproxy.processes.loader.process import LoaderProcess
-
     options = RunOptions(secrets=sources, **given)
     _check_state(options)
     if sources and not options.is_configured:
@@ -169,26 +123,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], **given: A
             "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
             " give --config, or leave --bind out"
         )
-    if options.log_format == "json":
-        from egressproxy.telemetry.json_lines import take_over
-
-        take_over()  # also for what the imports below log
-    first = None
-    if options.config:
-        with suppress(OSError):  # the next attempt reports what is wrong
-            first = LoaderProcess()  # it imports its modules while this process does
-    from egressproxy import app
-    from egressproxy.config.reading.problems import ConfigError
-
-    try:
-        status = app.run(options, first)
-    except ConfigError as error:
-        show_problems(error.problems, sys.stderr)
-        status = 1
-    finally:
-        if first is not None:
-            first.close()
-    sys.exit(status)
+    sys.exit(serve(options))
 
 
 def _check_state(options: RunOptions) -> None:

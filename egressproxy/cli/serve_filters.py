@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,17 @@ from typing import Any
 import click
 
 from egressproxy.cli.addresses import address_and_port
-from egressproxy.cli.numbers import memory_size, seconds
 from egressproxy.cli.options import admin_option, config_option
-from egressproxy.cli.problems import show_problems
 from egressproxy.cli.secrets import secret_options
+from egressproxy.cli.serving import serve, serving_options
 from egressproxy.model.secret_source import SecretSource
 from egressproxy.model.spiffe import TRUST_DOMAIN
 from egressproxy.run_options import FilterListener, RunOptions
 
 __all__ = ["command"]
 
-#: One day.
-_MAX_DRAIN_S = 86_400
 #: sockaddr_un has room for 108 bytes, with a NUL behind them (unix(7)).
 _MAX_PATH = 107
-_LEAST_MEMORY = 64 << 20
 #: Nothing is bound there, but Gateways without addresses have different ones, so that none is in another's way.
 _NOWHERE = ("127.77.0.0/16",)
 
@@ -80,31 +75,7 @@ def _domains(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ..
     " connection.uri_san_peer_certificate; may be given again.",
 )  # fmt: skip
 @admin_option("Health, metrics and the configuration in service. `off`: none.")
-@click.option(
-    "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
-    help="A second address that serves only /metrics, /healthz, /livez and /readyz. `off`: none.",
-)  # fmt: skip
-@click.option(
-    "--access-log", metavar="PATH", default=None,
-    help="The file for one JSON line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens the"
-    " file.",
-)  # fmt: skip
-@click.option(
-    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
-    help="The level of the diagnostics on standard error.",
-)  # fmt: skip
-@click.option(
-    "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
-    help="The form of the diagnostics.",
-)  # fmt: skip
-@click.option(
-    "--drain-timeout", "drain_timeout_s", type=seconds(_MAX_DRAIN_S), default=10.0, show_default=True,
-    metavar="SECONDS", help="How long exchanges in progress may take after SIGTERM.",
-)  # fmt: skip
-@click.option(
-    "--max-memory", type=memory_size(_LEAST_MEMORY), default=None, metavar="SIZE",
-    help="Resident memory, such as 512Mi: near it, requests get 503. Default: the cgroup's limit; 0: none.",
-)  # fmt: skip
+@serving_options
 @secret_options
 def command(
     sources: tuple[SecretSource, ...], listen: FilterListener, socket_mode: int, tls_cert: Path | None,
@@ -136,31 +107,9 @@ def command(
         )
     if not given["config"]:
         raise click.UsageError("give --config: there are no filters without a configuration")
-    access_log = given.pop("access_log")
-    given["access_log"] = None if access_log == "-" else access_log
     filters = replace(
         listen, mode=socket_mode, tls_certificate=tls_cert, tls_key=tls_key, tls_client_ca=tls_client_ca,
         trust_domains=trust_domains,
     )  # fmt: skip
     options = RunOptions(secrets=sources, filters=filters, bind=_NOWHERE, **given)
-    if options.log_format == "json":
-        from egressproxy.telemetry.json_lines import take_over
-
-        take_over()
-    first = None
-    from egressproxy.processes.loader.process import LoaderProcess
-
-    with suppress(OSError):  # the next attempt reports what is wrong
-        first = LoaderProcess()
-    from egressproxy import app
-    from egressproxy.config.reading.problems import ConfigError
-
-    try:
-        status = app.run(options, first)
-    except ConfigError as error:
-        show_problems(error.problems, sys.stderr)
-        status = 1
-    finally:
-        if first is not None:
-            first.close()
-    sys.exit(status)
+    sys.exit(serve(options))
