@@ -45,6 +45,7 @@ def canonical(body: bytes) -> bytes | None:
 
 
 def in_order(value: object) -> object:
+    """A value of JSON with the members of its objects sorted by name, at every depth."""
     if isinstance(value, dict):
         return {name: in_order(value[name]) for name in sorted(value)}
     return [in_order(each) for each in value] if isinstance(value, list) else value

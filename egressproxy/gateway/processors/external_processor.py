@@ -6,63 +6,31 @@ Where it differs from Envoy is told in docs/filters/external-processor.md.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import cycle
 from typing import Final
 
-from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import CalledBackendRef
-from egressproxy.gateway.ext_authz.buffered_body import HELD
-from egressproxy.gateway.processors.attributes import attributes, keep_metadata, known_metadata
-from egressproxy.gateway.processors.bodies import (
-    body_mode,
-    duplex_piece,
-    is_event_stream,
-    partial,
-    pieces_of,
-    streamed,
-    tell_body,
-    unanswered,
-)
-from egressproxy.gateway.processors.heads import local_response, request_lines, response_lines
+from egressproxy.gateway.processors.attributes import attributes, known_metadata
+from egressproxy.gateway.processors.bodies import body_mode, is_event_stream
+from egressproxy.gateway.processors.heads import request_lines, response_lines
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
-from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession, SessionSettings, StreamBroke
+from egressproxy.gateway.processors.processed_bodies import ProcessedBodies
+from egressproxy.gateway.processors.processor_answers import ProcessorAnswers
+from egressproxy.gateway.processors.session import ProcessorSession, SessionSettings, StreamBroke
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
-from egressproxy.gateway.processors.trailers import (
-    before_trailers,
-    last_duplex_piece,
-    trailer_message,
-    trailers_behind,
-)
+from egressproxy.gateway.processors.trailers import trailer_message
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
-from egressproxy.protocols.ext_proc.messages import (
-    BodySendMode,
-    HeaderSendMode,
-    MessagePart,
-    ProcessingRequest,
-    ProcessingResponse,
-)
+from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
 
 __all__ = ["EXTERNAL_PROCESSOR", "ExternalProcessor"]
 
 #: The name under which Envoy's filter says attributes.
 _NAMESPACE: Final = "envoy.filters.http.ext_proc"
-_MAX_DETAILS: Final = 200
 
 _SEND: Final = HeaderSendMode.SEND
-_STREAMED, _BUFFERED = BodySendMode.STREAMED, BodySendMode.BUFFERED
-_PARTIAL, _DUPLEX, _NONE = BodySendMode.BUFFERED_PARTIAL, BodySendMode.FULL_DUPLEX_STREAMED, BodySendMode.NONE
-
-
-class _MadeBody:
-    """The body that a processor has given to a request without one, where the conductor looks for a body."""
-
-    __slots__ = ("body",)
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
+_DUPLEX: Final = BodySendMode.FULL_DUPLEX_STREAMED
 
 
 class ExternalProcessor(Filter):
@@ -74,8 +42,6 @@ class ExternalProcessor(Filter):
         config: ExternalProcessorConfig = context.config
         self._config = config
         self._settings = SessionSettings(config)
-        self._source = context.source
-        self._checker = MutationChecker(config.mutation_rules, rejected_mutations(context.meter).add)
         self._shown = forwarded(config.forward_rules)
         calls = [context.calls[ref.label] for ref in config.backend_refs if ref.label in context.calls]
         self._calls = cycle(calls)  # empty while a configuration is only checked, and nothing is asked then
@@ -89,6 +55,9 @@ class ExternalProcessor(Filter):
         self._is_of_backend = context.phase is Phase.BACKEND_REQUEST
         if self._is_of_backend:
             request, response = Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE
+        checker = MutationChecker(config.mutation_rules, rejected_mutations(context.meter).add)
+        self._answers = ProcessorAnswers(config, checker, context.source, is_of_backend=self._is_of_backend)
+        self._bodies = ProcessedBodies(self._answers, self._shown, config.max_body_bytes, observes=self._observes)
         self.runs_in = frozenset((request, Phase.REQUEST_BODY, response, Phase.RESPONSE_BODY))
 
     # --- phases ------------------------------------------------------------------------------------------------------
@@ -185,7 +154,7 @@ class ExternalProcessor(Filter):
             session.tell(message)
         else:
             response = await session.ask(message)
-            answer = self._take_request_head(session, x, response, has_body=has_body)
+            answer = self._answers.take_request_head(session, x, response, has_body=has_body)
         if x.is_tunnel:
             session.finish()
         return answer
@@ -213,58 +182,10 @@ class ExternalProcessor(Filter):
             session.tell(message)
         else:
             response = await session.ask(message)
-            answer = self._take_response_head(session, x, response, has_body=has_body)
+            answer = self._answers.take_response_head(session, x, response, has_body=has_body)
         if x.response.status == 101:
             session.finish()
         return answer
-
-    def _take_request_head(
-        self, session: ProcessorSession, x: Exchange, response: ProcessingResponse | None, *, has_body: bool
-    ) -> LocalResponse | None:
-        """Do what the answer to the head of the request says."""
-        if response is None:
-            return self._immediate(session, x)
-        # The request of a backend goes as the config says: that was decided before the processor was asked.
-        session.override(response.mode_override, of_response=self._is_of_backend)
-        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
-        try:
-            self._checker.change_request(response.headers, x, replaces=response.replaces)
-        except Exception as error:
-            raise session.failed(error) from None
-        if response.replaces:
-            session.mode = replace(session.mode, request_body_mode=_NONE, request_trailer_mode=HeaderSendMode.SKIP)
-            body = response.body or b""
-            if self._is_of_backend and not has_body and body:
-                raise session.failed(InvalidMessage())  # where it would go, nobody looks for a body any more
-            if has_body:
-                session.new_request = body
-            elif body and not x.is_tunnel:
-                session.new_request = body
-                session.has_made_body = True
-                x.note(HELD, _MadeBody(body))
-                x.request.body = len(body)
-        return None
-
-    def _take_response_head(
-        self, session: ProcessorSession, x: Exchange, response: ProcessingResponse | None, *, has_body: bool
-    ) -> LocalResponse | None:
-        """Do what the answer to the head of the response says."""
-        if response is None:
-            return self._immediate(session, x)
-        session.override(response.mode_override, of_response=True)
-        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
-        try:
-            self._checker.change_response(response.headers, x)
-        except Exception as error:
-            raise session.failed(error) from None
-        if response.replaces:
-            session.mode = replace(session.mode, response_body_mode=_NONE, response_trailer_mode=HeaderSendMode.SKIP)
-            body = response.body or b""
-            if has_body:
-                session.new_response = body
-            elif body and x.request.method != b"HEAD" and x.response.status not in (101, 204, 205, 304):
-                return LocalResponse(x.response.status, tuple(x.response.fields), body, x.response.phrase)
-        return None
 
     # --- bodies ------------------------------------------------------------------------------------------------------
     async def _body(self, x: Exchange, part: MessagePart, data: bytes, *, last: bool) -> bytes | LocalResponse:
@@ -272,111 +193,15 @@ class ExternalProcessor(Filter):
         if session is None:
             return data
         try:
-            made = await self._changed_body(session, x, part, data, last=last)
+            made = await self._bodies.changed(session, x, part, data, last=last)
             if session.immediate is not None and not session.is_off:
-                answer = self._immediate(session, x)
+                answer = self._answers.immediate(session, x)
                 if answer is not None:
-                    return self._in_time(answer, x, part, session)
+                    return self._answers.in_time(answer, x, part, session)
             return made
         except BaseException:  # cancelled, too: its time is over, or the client has left
             session.give_up()
             raise
-
-    async def _changed_body(
-        self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool
-    ) -> bytes:
-        of_request = part is MessagePart.REQUEST_BODY
-        new = session.new_request if of_request else session.new_response
-        if new is not None:
-            if of_request:
-                session.new_request = b""
-            else:
-                session.new_response = b""
-            return new
-        session.check()
-        mode = session.mode.request_body_mode if of_request else session.mode.response_body_mode
-        if session.is_over or session.is_off:
-            return data
-        trailers = trailers_behind(session, x, part, self._shown) if last else None
-        is_end = last and trailers is None  # of the stream
-        if self._observes:
-            tell_body(session, part, data, last=is_end)
-            return data
-        if mode is _STREAMED:
-            return await streamed(session, part, data, last=is_end)
-        if mode is _PARTIAL:
-            return await partial(session, part, data, self.max_buffer_bytes, last=last, is_end=is_end)
-        if mode is _DUPLEX:
-            if of_request or not is_event_stream(x):
-                return await self._duplex_whole(session, x, part, data, trailers)
-            if trailers is None:
-                return await duplex_piece(session, part, data, last=last)
-            return await last_duplex_piece(session, part, data, trailers)
-        response = await session.ask(ProcessingRequest(part, body=data, end_of_stream=is_end))
-        return self._take_whole(session, x, part, data, response)
-
-    async def _duplex_whole(
-        self,
-        session: ProcessorSession,
-        x: Exchange,
-        part: MessagePart,
-        data: bytes,
-        trailers: ProcessingRequest | None,
-    ) -> bytes:
-        """FULL_DUPLEX_STREAMED, of a body that is here: the head waits until its answer has come, too."""
-        session.collected.add(part)
-        for piece, is_last in pieces_of(data, last=trailers is None):
-            await session.stream_body(part, piece, is_last=is_last)
-        behind = None
-        if trailers is not None:
-            behind = session.expect(trailers.part)
-            session.tell(trailers)
-        head, session.late_head = session.late_head, None
-        if head is not None:
-            of_request = part is MessagePart.REQUEST_BODY
-            head_part = MessagePart.REQUEST_HEADERS if of_request else MessagePart.RESPONSE_HEADERS
-            response = await session.answered(head_part, head)
-            if response is None and (session.immediate is not None or session.is_over):
-                return unanswered(session, data)
-            if of_request:
-                self._take_request_head(session, x, response, has_body=True)
-                new, session.new_request = session.new_request, None
-            else:
-                self._take_response_head(session, x, response, has_body=True)
-                new, session.new_response = session.new_response, None
-            if new is not None:
-                return new
-        if trailers is not None and behind is not None:
-            return await before_trailers(session, part, trailers.part, behind)
-        made = []
-        while True:
-            pieces = await session.next_streamed(part)
-            made += [piece.body for piece in pieces]
-            if pieces and pieces[-1].end_of_stream:
-                return b"".join(made)
-            if not pieces:
-                return unanswered(session, data if not made else None)
-
-    def _take_whole(
-        self,
-        session: ProcessorSession,
-        x: Exchange,
-        part: MessagePart,
-        data: bytes,
-        response: ProcessingResponse | None,
-    ) -> bytes:
-        """The answer to a body BUFFERED may change the head, too: that has not gone yet."""
-        if response is None:
-            return data
-        try:
-            if part is MessagePart.REQUEST_BODY:
-                self._checker.change_request(response.headers, x)
-            else:
-                self._checker.change_response(response.headers, x)
-        except Exception as error:
-            raise session.failed(error) from None
-        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
-        return data if response.body is None else response.body
 
     # --- trailers ----------------------------------------------------------------------------------------------------
     async def _trailers(self, x: Exchange, part: MessagePart, fields: Fields) -> None:
@@ -409,50 +234,7 @@ class ExternalProcessor(Filter):
             return
         else:
             response = await session.ask(trailer_message(part, fields, self._shown))
-        if response is None:
-            answer = self._immediate(session, x)
-            if answer is not None:
-                raise Rejected("the processor answered in place of trailers", status=answer.status)
-            return
-        keep_metadata(x, response, self._config.metadata_options.receiving_namespaces)
-        try:
-            self._checker.change_trailers(response.headers, fields)
-        except Exception as error:
-            raise session.failed(error) from None
-
-    # --- immediate responses -----------------------------------------------------------------------------------------
-    def _immediate(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
-        """The response that the processor wants the client to have; None: none. Raises InvalidMessage."""
-        immediate, session.immediate = session.immediate, None
-        if immediate is None:
-            return None
-        session.finish()
-        if self._config.disable_immediate_response:
-            return None
-        status = immediate.status or 200
-        if not 200 <= status <= 599 or status == 407:
-            raise session.failed(InvalidMessage())
-        fields = Fields()
-        if immediate.body:
-            fields.add(b"content-type", b"text/plain")
-        try:
-            self._checker.change_answer(immediate.headers, fields)
-        except Exception as error:
-            raise session.failed(error) from None
-        if status >= 400:
-            x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
-            x.detail = immediate.details[:_MAX_DETAILS]
-        return local_response(immediate, status, fields, x)
-
-    def _in_time(
-        self, answer: LocalResponse, x: Exchange, part: MessagePart, session: ProcessorSession
-    ) -> LocalResponse:
-        """The answer, where the head has not gone yet. Raises Rejected, which breaks the response off."""
-        mode = session.mode.response_body_mode
-        is_held = mode is _BUFFERED or (mode is _DUPLEX and not is_event_stream(x))
-        if part is MessagePart.REQUEST_BODY or is_held:
-            return answer
-        raise Rejected("the processor ended the response with one of its own", status=answer.status)
+        self._answers.take_trailers(session, x, fields, response)
 
     # --- what goes with a message ------------------------------------------------------------------------------------
     def _attributes(self, names: tuple[str, ...], x: Exchange) -> dict[str, dict[str, object]]:

@@ -125,10 +125,12 @@ class ConnectionStates(UsualFrames):
     # h2 would end the connection over one stream too many, and count all of them for each that begins.
     @property
     def open_inbound_streams(self) -> int:
+        """None, so that h2 never refuses one: the connection itself counts them."""
         return 0
 
     @property
     def open_outbound_streams(self) -> int:
+        """All that are known, without h2's look at each."""
         return len(self.streams)
 
     def _handle_data_on_closed_stream(

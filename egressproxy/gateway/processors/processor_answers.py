@@ -1,0 +1,182 @@
+"""ProcessorAnswers: does with an exchange what a processor has answered.
+
+Source: Envoy API v3, service/ext_proc/v3/external_processor.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from egressproxy.errors import Reason
+from egressproxy.filters.base import Rejected
+from egressproxy.gateway.ext_authz.buffered_body import HELD
+from egressproxy.gateway.processors.attributes import keep_metadata
+from egressproxy.gateway.processors.bodies import is_event_stream
+from egressproxy.gateway.processors.heads import local_response
+from egressproxy.gateway.processors.mutations import MutationChecker
+from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession
+from egressproxy.gateway.processors.settings import ExternalProcessorConfig
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingResponse
+
+__all__ = ["ProcessorAnswers"]
+
+_MAX_DETAILS: Final = 200
+
+_BUFFERED, _DUPLEX, _NONE = BodySendMode.BUFFERED, BodySendMode.FULL_DUPLEX_STREAMED, BodySendMode.NONE
+
+
+class _MadeBody:
+    """The body that a processor has given to a request without one, where the conductor looks for a body."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+
+class ProcessorAnswers:
+    """What all exchanges of one filter share: what a processor may change, and what is kept of what it says."""
+
+    __slots__ = ("_checker", "_ignores_immediate", "_is_of_backend", "_namespaces", "_source")
+
+    def __init__(
+        self, config: ExternalProcessorConfig, checker: MutationChecker, source: str, *, is_of_backend: bool
+    ) -> None:
+        """`source`: the object that declares the filter; `is_of_backend`: it runs for each attempt."""
+        self._checker = checker
+        self._source = source
+        self._is_of_backend = is_of_backend
+        self._namespaces = config.metadata_options.receiving_namespaces
+        self._ignores_immediate = config.disable_immediate_response
+
+    def take_request_head(
+        self, session: ProcessorSession, x: Exchange, response: ProcessingResponse | None, *, has_body: bool
+    ) -> LocalResponse | None:
+        """Do what the answer to the head of the request says; `has_body`: that has one. Returns an immediate response.
+
+        Raises InvalidMessage, HeaderNotAllowed and InvalidMutation.
+        """
+        if response is None:
+            return self.immediate(session, x)
+        # The request of a backend goes as the config says: that was decided before the processor was asked.
+        session.override(response.mode_override, of_response=self._is_of_backend)
+        keep_metadata(x, response, self._namespaces)
+        try:
+            self._checker.change_request(response.headers, x, replaces=response.replaces)
+        except Exception as error:
+            raise session.failed(error) from None
+        if response.replaces:
+            session.mode = replace(session.mode, request_body_mode=_NONE, request_trailer_mode=HeaderSendMode.SKIP)
+            body = response.body or b""
+            if self._is_of_backend and not has_body and body:
+                raise session.failed(InvalidMessage())  # where it would go, nobody looks for a body any more
+            if has_body:
+                session.new_request = body
+            elif body and not x.is_tunnel:
+                session.new_request = body
+                session.has_made_body = True
+                x.note(HELD, _MadeBody(body))
+                x.request.body = len(body)
+        return None
+
+    def take_response_head(
+        self, session: ProcessorSession, x: Exchange, response: ProcessingResponse | None, *, has_body: bool
+    ) -> LocalResponse | None:
+        """As `take_request_head`. Returns a response, too, where a body is put behind a head without one."""
+        if response is None:
+            return self.immediate(session, x)
+        session.override(response.mode_override, of_response=True)
+        keep_metadata(x, response, self._namespaces)
+        try:
+            self._checker.change_response(response.headers, x)
+        except Exception as error:
+            raise session.failed(error) from None
+        if response.replaces:
+            session.mode = replace(session.mode, response_body_mode=_NONE, response_trailer_mode=HeaderSendMode.SKIP)
+            body = response.body or b""
+            if has_body:
+                session.new_response = body
+            elif body and x.request.method != b"HEAD" and x.response.status not in (101, 204, 205, 304):
+                return LocalResponse(x.response.status, tuple(x.response.fields), body, x.response.phrase)
+        return None
+
+    def take_whole_body(
+        self,
+        session: ProcessorSession,
+        x: Exchange,
+        part: MessagePart,
+        data: bytes,
+        response: ProcessingResponse | None,
+    ) -> bytes:
+        """The body as the answer to one BUFFERED has it. It may change the head, too: that has not gone yet.
+
+        Raises HeaderNotAllowed and InvalidMutation.
+        """
+        if response is None:
+            return data
+        try:
+            if part is MessagePart.REQUEST_BODY:
+                self._checker.change_request(response.headers, x)
+            else:
+                self._checker.change_response(response.headers, x)
+        except Exception as error:
+            raise session.failed(error) from None
+        keep_metadata(x, response, self._namespaces)
+        return data if response.body is None else response.body
+
+    def take_trailers(
+        self, session: ProcessorSession, x: Exchange, fields: Fields, response: ProcessingResponse | None
+    ) -> None:
+        """Change the trailers as the answer to them says.
+
+        Raises Rejected for an immediate response, which comes too late; HeaderNotAllowed and InvalidMutation.
+        """
+        if response is None:
+            answer = self.immediate(session, x)
+            if answer is not None:
+                raise Rejected("the processor answered in place of trailers", status=answer.status)
+            return
+        keep_metadata(x, response, self._namespaces)
+        try:
+            self._checker.change_trailers(response.headers, fields)
+        except Exception as error:
+            raise session.failed(error) from None
+
+    def immediate(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
+        """The response that the processor wants the client to have; None: none. Raises InvalidMessage."""
+        immediate, session.immediate = session.immediate, None
+        if immediate is None:
+            return None
+        session.finish()
+        if self._ignores_immediate:
+            return None
+        status = immediate.status or 200
+        if not 200 <= status <= 599 or status == 407:
+            raise session.failed(InvalidMessage())
+        fields = Fields()
+        if immediate.body:
+            fields.add(b"content-type", b"text/plain")
+        try:
+            self._checker.change_answer(immediate.headers, fields)
+        except Exception as error:
+            raise session.failed(error) from None
+        if status >= 400:
+            x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
+            x.detail = immediate.details[:_MAX_DETAILS]
+        return local_response(immediate, status, fields, x)
+
+    def in_time(
+        self, answer: LocalResponse, x: Exchange, part: MessagePart, session: ProcessorSession
+    ) -> LocalResponse:
+        """The answer, where the head has not gone yet. Raises Rejected, which breaks the response off."""
+        mode = session.mode.response_body_mode
+        is_held = mode is _BUFFERED or (mode is _DUPLEX and not is_event_stream(x))
+        if part is MessagePart.REQUEST_BODY or is_held:
+            return answer
+        raise Rejected("the processor ended the response with one of its own", status=answer.status)
+
+    def __repr__(self) -> str:
+        return f"ProcessorAnswers({self._source})"
