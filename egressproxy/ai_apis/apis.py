@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -102,7 +103,11 @@ def operation_of(path: bytes) -> Operation | None:
     Any prefix may stand before, and a query behind. Other spellings of a path are the same path: escapes that need not
     be there, a slash at the end, two slashes for one. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
     """
-    plain = path.partition(b"?")[0]
+    return _operation_at(path.partition(b"?")[0])  # without the query, in which Gemini's clients send keys
+
+
+@lru_cache(maxsize=256)
+def _operation_at(plain: bytes) -> Operation | None:
     found = _operation(plain)
     if b"%" in plain or b"//" in plain or plain.endswith(b"/"):
         other = _operation(_SLASHES.sub(b"/", unquote_to_bytes(plain)).rstrip(b"/"))

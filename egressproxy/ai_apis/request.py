@@ -12,7 +12,7 @@ from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.ai_apis.texts import found_texts
 
-__all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens"]
+__all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens", "tokens_of_plain_chat"]
 
 #: Members that decide what is asked for: written in another case, some servers read them and others do not.
 _DECIDING: Final = {
@@ -23,8 +23,30 @@ _DECIDING: Final = {
         "max_output_tokens", "generationConfig", "inferenceConfig",
     )
 }  # fmt: skip
+#: Names of requests that are no other spelling of these.
+_USUAL: Final = frozenset(
+    (
+        *_DECIDING.values(), "n", "stop", "user", "top_p", "top_k", "seed", "metadata", "stream_options", "tool_choice",
+        "response_format", "stop_sequences", "anthropic_version", "thinking", "system_instruction", "store",
+        "frequency_penalty", "presence_penalty", "reasoning_effort", "parallel_tool_calls", "service_tier",
+    )
+)  # fmt: skip
+#: Members of a request whose string is a text as it stands.
+_INSTRUCTIONS: Final = frozenset(("system", "instructions", "prompt"))
+
+
+class _Places:
+    """Where a value may stand in a request: paths, and by the name with which they begin what follows it."""
+
+    __slots__ = ("inner", "paths")
+
+    def __init__(self, *paths: tuple[str, ...]) -> None:
+        self.paths = paths
+        self.inner = {path[0]: [each[1:] for each in paths if each[0] == path[0]] for path in paths}
+
+
 #: Where the limit of the answer may stand.
-_LIMITS: Final[tuple[Path, ...]] = (
+_LIMITS: Final = _Places(
     ("max_completion_tokens",),
     ("max_tokens",),
     ("max_output_tokens",),
@@ -38,7 +60,7 @@ _LIMITS: Final[tuple[Path, ...]] = (
     ("max_tokens_to_sample",),
     ("textGenerationConfig", "maxTokenCount"),
 )
-_TEMPERATURES: Final[tuple[Path, ...]] = (
+_TEMPERATURES: Final = _Places(
     ("temperature",),
     ("generationConfig", "temperature"),
     ("generation_config", "temperature"),
@@ -46,9 +68,7 @@ _TEMPERATURES: Final[tuple[Path, ...]] = (
     ("textGenerationConfig", "temperature"),
 )
 #: How many answers are asked for.
-_CHOICES: Final = (("n",), ("best_of",), ("generationConfig", "candidateCount"))
-#: The names with which such paths begin.
-_ROOTS: Final = frozenset(str(path[0]) for paths in (_LIMITS, _TEMPERATURES, _CHOICES) for path in paths)
+_CHOICES: Final = _Places(("n",), ("best_of",), ("generationConfig", "candidateCount"))
 #: Other models than the one that is asked for.
 _OTHER_MODELS: Final = ("models", "fallbacks")
 #: Strings that lenient readers take for false.
@@ -136,9 +156,10 @@ class AiRequest(JsonMessage):
         value = cls.parse(body)
         if type(value) is not dict:
             raise Unreadable("it is not an object of JSON")
-        for key in value:
-            if _DECIDING.get(key.casefold(), key) != key:
-                raise Unreadable(f"it has `{key[:80]}`, which some servers take for `{_DECIDING[key.casefold()]}`")
+        if not value.keys() <= _USUAL:
+            for key in value:
+                if _DECIDING.get(key.casefold(), key) != key:
+                    raise Unreadable(f"it has `{key[:80]}`, which some servers take for `{_DECIDING[key.casefold()]}`")
         return cls(body, value, operation)
 
     @property
@@ -162,6 +183,9 @@ class AiRequest(JsonMessage):
     @property
     def model(self) -> str:
         """The model; "" where neither path nor body names one. The path counts first: such APIs read no other."""
+        asked, said = self.operation, self.value.get("model")
+        if asked is not None and not asked.model and asked.api is not Api.GEMINI and type(said) is str and said:
+            return said  # nearly all requests
         return next(iter(self.models), "")
 
     @property
@@ -207,7 +231,8 @@ class AiRequest(JsonMessage):
 
         What is no whole number, and what some servers read as one all the same (`"9000"`), is a limit without bound.
         """
-        return max(map(_whole, self._said(_LIMITS)), default=None)
+        said = self._said(_LIMITS)
+        return max(map(_whole, said)) if said else None
 
     def set_max_output_tokens(self, limit: int) -> None:
         """Limit the answer: every limit that is written, or else the one that this API has."""
@@ -226,19 +251,21 @@ class AiRequest(JsonMessage):
     @property
     def choices(self) -> int:
         """How many answers are asked for at once; each takes tokens."""
-        return max((1, *map(_whole, self._said(_CHOICES))))
+        said = self._said(_CHOICES)
+        return max(1, *map(_whole, said)) if said else 1
 
-    def _said(self, paths: tuple[Path, ...]) -> list[Any]:
-        """What stands at these paths, whose first names are among _ROOTS."""
-        roots = self.value.keys() & _ROOTS
-        return [
-            value
-            for path in paths
-            if path[0] in roots and (value := in_object(self.value, *map(str, path))) is not None
-        ]
+    def _said(self, places: _Places) -> list[Any]:
+        """What stands there, in any order."""
+        value, said = self.value, []
+        for root in places.inner.keys() & value.keys():
+            for names in places.inner[root]:
+                found = in_object(value[root], *names)
+                if found is not None:
+                    said.append(found)
+        return said
 
-    def _set(self, paths: tuple[Path, ...], value: float, otherwise: Path) -> None:
-        written = [path for path in paths if in_object(self.value, *map(str, path)) is not None]
+    def _set(self, places: _Places, value: float, otherwise: Path) -> None:
+        written = [path for path in places.paths if in_object(self.value, *path) is not None]
         for path in written or (otherwise,):
             self.put(path, value)
 
@@ -283,6 +310,9 @@ class AiRequest(JsonMessage):
 
         See `estimated_tokens` for how far off that is.
         """
+        plain = tokens_of_plain_chat(self.value)
+        if plain is not None:
+            return plain
         total = sum([estimated_tokens(found.text) for found in found_texts(self.value)])
         for key in ("messages", "input", "contents"):
             messages = self.value.get(key)
@@ -300,13 +330,40 @@ class AiRequest(JsonMessage):
 
     def ask_for_usage(self) -> bool:
         """Have the stream tell its usage. Returns whether the client did not ask for it, so that it must be hidden."""
-        if self.tells_usage:
+        if not self.value.get("stream") or self.tells_usage:  # where the path says it, an answer tells its usage
             return False
         if type(self.value.get("stream_options")) is dict:
             self.put(("stream_options", "include_usage"), True)
         else:
             self.put(("stream_options",), {"include_usage": True})
         return True
+
+
+def tokens_of_plain_chat(value: dict[str, Any]) -> int | None:
+    """The estimate for a conversation in plain text, as nearly all are: messages of a role and a text, beside numbers
+    and instructions. None for any other request. It is what the walk over all texts adds up to.
+    """
+    total = 0
+    for key, each in value.items():
+        kind = type(each)
+        if kind is list:
+            if key != "messages":
+                return None
+            for message in each:
+                if type(message) is not dict or len(message) != 2 or type(message.get("role")) is not str:
+                    return None
+                text = message.get("content")
+                if type(text) is not str:
+                    return None
+                total += _MESSAGE_TOKENS + ((len(text) + 3) // 4 if text.isascii() else estimated_tokens(text))
+        elif kind is str:
+            if key in _INSTRUCTIONS:
+                total += estimated_tokens(each)
+            elif key != "model":
+                return None
+        elif kind is dict or key == "type":
+            return None
+    return total
 
 
 def _is_number(value: object) -> bool:

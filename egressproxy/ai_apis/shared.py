@@ -42,7 +42,10 @@ def operation(x: Exchange) -> Operation | None:
     if notes is not None and _OPERATION in notes:
         return notes[_OPERATION]  # type: ignore[no-any-return]
     found = operation_of(x.request.path) if x.method == b"POST" else None
-    x.note(_OPERATION, found)
+    if notes is None:
+        x.notes = {_OPERATION: found}
+    else:
+        notes[_OPERATION] = found
     return found
 
 
@@ -88,7 +91,8 @@ def _kept(x: Exchange, body: bytes, kind: type[_View]) -> _View | None:
 def add_usage(x: Exchange, usage: TokenUsage | None) -> None:
     """Keep the usage that an answer, or an event of its stream, tells: others of this exchange need not look for it."""
     if usage is not None:
-        x.note(_USAGE, merged(usage_told(x), usage))
+        before = usage_told(x)
+        x.note(_USAGE, usage if before is None else merged(before, usage))
 
 
 def usage_told(x: Exchange) -> TokenUsage | None:
