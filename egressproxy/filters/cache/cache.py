@@ -16,7 +16,7 @@ from itertools import count
 from time import monotonic
 from typing import Annotated, Final, Literal
 
-from egressproxy.ai_apis.shared import add_usage, operation
+from egressproxy.ai_apis.shared import add_usage, operation, usage_told
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import Reason
@@ -96,6 +96,7 @@ class _Pending:
     size: int = 0
     head: tuple[int, bytes, tuple[tuple[bytes, bytes], ...]] | None = None
     response: ResponseHead | None = None  # whose head that is: of several attempts at once another one may win
+    told: Fields | None = None  # the fields of that, before any filter of the head has changed them
     is_hit: bool = False
     group: bytes = b""  # the key without the question, where like questions are looked for
     vector: Vector | None = None
@@ -217,6 +218,7 @@ class Cache(Filter):
             if b"content-encoding" in x.response.fields:
                 fields = tuple(each for each in fields if each[0] != b"etag")  # it names the coded form
             pending.head, pending.response = (x.response.status, x.response.phrase, fields), x.response
+            pending.told = Fields(x.response.fields.block)
 
     def response_headers(self, x: Exchange) -> None:
         """Say that the answer is not out of the cache. Source: RFC 9211 section 2."""
@@ -319,15 +321,22 @@ class Cache(Filter):
         identity = x.identity
         if self._config.share_anonymous or identity.namespace != "-" or identity.service_account != "-":
             return b""
-        return client_of(x).encode()
+        # Behind another gateway of ours all clients come from the address of that.
+        return (client_of(x) if identity.origin_client == "-" else identity.origin_client).encode()
 
     def _may_keep(self, x: Exchange, pending: _Pending) -> bool:
+        """What the backend says of it holds, and what filters of its head have made of that."""
         is_get = x.method == b"GET"
         is_authorized = b"authorization" in pending.fields
         head = x.response
-        if head.status != 200 or not may_store(head.fields, is_authorized=is_authorized, is_get=is_get):
+        if head.status != 200 or head.body == 0:
             return False
-        return lifetime_s(head.fields, self._config.ttl_seconds, is_get=is_get) > 0 and head.body != 0
+        for said in _heads(pending, x):
+            if not may_store(said, is_authorized=is_authorized, is_get=is_get):
+                return False
+            if lifetime_s(said, self._config.ttl_seconds, is_get=is_get) <= 0:
+                return False
+        return True
 
     def _keep(self, x: Exchange, pending: _Pending, body: bytes) -> None:
         asked = operation(x)
@@ -336,15 +345,17 @@ class Cache(Filter):
             is_whole, usage = whole_answer(body, media_type(x.response.fields), asked)
             if not is_whole:
                 return
+            usage = usage or usage_told(x)  # a stream may not tell its client what only a limit has asked for
         assert pending.head is not None
         status, phrase, fields = pending.head
         now = self.now()
-        age = x.response.fields.get(b"age") or b""
-        age_s = int(age) if age.isdigit() and len(age) < 10 else 0
-        lifetime = lifetime_s(x.response.fields, self._config.ttl_seconds, is_get=asked is None) - age_s
+        heads = _heads(pending, x)
+        age_s = max(_seconds((said.get(b"age") or b"").decode("latin-1")) for said in heads)
+        ttl = self._config.ttl_seconds
+        lifetime = min(lifetime_s(said, ttl, is_get=asked is None) for said in heads) - age_s
         if lifetime <= 0:
             return
-        names = b",".join(x.response.fields.get_all(b"vary")).lower().split(b",")
+        names = b",".join(line for said in heads for line in said.get_all(b"vary")).lower().split(b",")
         vary = tuple(sorted({name.strip() for name in names} - {b"", b"accept-encoding"}))  # kept without coding
         answer = StoredAnswer(status, phrase, fields, body, now, now + lifetime, age_s, usage)
         key = _variant(pending, vary)
@@ -355,6 +366,11 @@ class Cache(Filter):
             self._evicted.add(evicted)
         self._entries.set(len(self._store))
         self._bytes.set(self._store.size)
+
+
+def _heads(pending: _Pending, x: Exchange) -> tuple[Fields, ...]:
+    """What is said of the answer: by its backend, and to the client."""
+    return (x.response.fields,) if pending.told is None else (pending.told, x.response.fields)
 
 
 def _variant(pending: _Pending, vary: tuple[bytes, ...]) -> bytes:

@@ -169,7 +169,7 @@ class TokenUse:
         stream that was cut took its input, and what was seen of its text.
         """
         if not x.attempts:
-            return TokenUsage()
+            return usage_told(x) or TokenUsage()  # a cache may tell what its answer has taken once
         told = usage_told(x) or told_in_head(x)
         if told is None and self.is_call and x.reason is Reason.CLIENT_GONE and not x.status:
             return None

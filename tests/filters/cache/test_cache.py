@@ -10,6 +10,7 @@ from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import CallerIdentity
 
 CHAT = "https://api.example.com/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -332,20 +333,22 @@ def redact(tmp_path, priority=10):
     )  # fmt: skip
 
 
-async def serve(chain, body, answer):
-    """What a client gets; `answer` makes the backend's answer out of what comes to it."""
-    x = post(body)
+async def serve(chain, body, answer, said=(), headers=()):
+    """What a client gets; `answer` makes the backend's answer out of what comes to it, and its head has `said`."""
+    x = post(body, headers) if headers else post(body)
     assert await run_to_end(chain.request_headers, x) is None
     try:
         sent = await chain.request_body.begin(x).feed_to_end(x, body, True)
     except FilterAnswered as answered:
         finish(chain.complete, x)
         return answered.answer.body
-    x.response = response(200, JSON)
+    x.response = response(200, {**JSON, **dict(said)})
     x.response.body = 1  # there is one
+    x.attempts, x.status = 1, 200
     for steps in chain.response_phases:
         await run_to_end(steps, x)
-    got = await chain.response_body.begin(x).feed_to_end(x, answer(sent), True)
+    looking = chain.response_body.begin(x)
+    got = answer(sent) if looking is None else await looking.feed_to_end(x, answer(sent), True)
     finish(chain.complete, x)
     return got
 
@@ -454,3 +457,86 @@ async def test_a_credential_that_another_filter_has_removed_still_tells_clients_
             await run_to_end(steps, x)
         await chain.response_body.begin(x).feed_to_end(x, ANSWER, True)
         finish(chain.complete, x)
+
+
+def behind_a_gateway(client):
+    """Of a client that another gateway of ours serves: it has signed where that is, and knows no more."""
+    x = exchange("POST", CHAT, {**JSON, "authorization": "Bearer placeholder-of-everybody"})
+    x.identity = CallerIdentity(origin_client=client, origin_gateway="lab/egress")
+    x.request.body = len(BODY)
+    return x
+
+
+def test_clients_behind_another_gateway_that_hold_the_same_credential_share_nothing():
+    harness = cache()
+    ask(harness, behind_a_gateway("10.0.0.1"))
+    assert is_hit(ask(harness, behind_a_gateway("10.0.0.1")))
+    assert not is_hit(ask(harness, behind_a_gateway("10.0.0.2")))
+
+
+FORGET = (
+    "from egressproxy.filters import Filter, Phase\n"
+    "class Forget(Filter):\n"
+    "    runs_in = frozenset((Phase.RESPONSE_HEADERS,))\n"
+    "    def response_headers(self, x):\n"
+    "        for name in (b'cache-control', b'set-cookie', b'vary'):\n"
+    "            x.response.fields.remove(name)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"Cache-Control": "no-store"}, {"Cache-Control": "private"}, {"Set-Cookie": "a=b"}, {"Vary": "*"}]
+)
+async def test_what_a_filter_takes_out_of_the_head_of_an_answer_holds_for_it_all_the_same(tmp_path, said):
+    (tmp_path / "forget.py").write_text(FORGET)
+    forget = ExtensionIR(
+        "forget", "egressproxy.io/Python:v1", "response-headers", 10, config='{"path": "forget.py"}',
+        folder=str(tmp_path),
+    )  # fmt: skip
+    chain = chain_of(tmp_path, spec(tmp_path), forget)
+    asked = []
+
+    def answer(sent):
+        asked.append(sent)
+        return ANSWER
+
+    for _ in range(2):
+        assert await serve(chain, BODY, answer, said) == ANSWER
+    assert len(asked) == (2 if said else 1)
+
+
+async def test_what_the_head_said_to_the_gateway_tells_for_whom_the_answer_is(tmp_path):
+    """Vary, which a filter takes out on the way to clients."""
+    (tmp_path / "forget.py").write_text(FORGET)
+    forget = ExtensionIR(
+        "forget", "egressproxy.io/Python:v1", "response-headers", 10, config='{"path": "forget.py"}',
+        folder=str(tmp_path),
+    )  # fmt: skip
+    chain = chain_of(tmp_path, spec(tmp_path), forget)
+    vary = {"Vary": "X-Team"}
+    for team in (b"red", b"blue"):
+        answer = b'{"choices": ["%b"]}' % team
+        said = await serve(chain, BODY, lambda _, answer=answer: answer, vary, {"X-Team": team.decode()})
+        assert said == answer
+
+
+QUOTA = ExtensionIR(
+    "quota", "egressproxy.io/QoSController:v1", "request-headers",
+    config=json.dumps({"limits": [{"type": "Tokens", "limit": 10_000, "unit": "Day", "name": "t"}]}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("counts", "left"), [(False, 9993), (True, 9979)])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_limits_on_tokens_count_what_it_gives_as_the_config_says(tmp_path, counts, left, is_stream):
+    chain = compile_chain([spec(tmp_path, countsTokens=counts), QUOTA], FilterInstances(Catalog()).place)
+    asked, answer, head = BODY, ANSWER, {}
+    if is_stream:
+        asked = BODY.replace(b'"m",', b'"m", "stream": true,')
+        usage = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\n'
+        answer, head = b'data: {"choices": []}\n\n' + usage + b"data: [DONE]\n\n", SSE
+    for _ in range(3):
+        await serve(chain, asked, lambda _: answer, head)
+    rule = next(step.filter.rules[0] for step in chain.request_body.steps if hasattr(step.filter, "rules"))
+    table = rule.table
+    assert 10_000 - table.peek(table.key(b"\0" + rule.window.period(1e9)), 0.0)[1] == left
