@@ -358,10 +358,10 @@ class ProcessedExchange:
 
         Raises the error again where there is none: Envoy breaks the response off.
         """
-        x, route = self._exchange, self._resources.route
+        x, route, chain = self._exchange, self._resources.route, self._response_body
         event = b""
-        if x.status and route is not None and not isinstance(error, ClientGone):
-            event = error_event(x, route.backends, self._tail, error)
+        if x.status and route is not None and chain is not None and not isinstance(error, ClientGone):
+            event = error_event(x, route.backends, chain, self._tail, error)
         if not event:
             raise error
         self._is_cut = True

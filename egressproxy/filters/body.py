@@ -235,6 +235,18 @@ class BodyChain:
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
         return run_trailers([step for step in self.trailers if id(step.filter) not in off], x, block)
 
+    def tail(self, x: Exchange, sent: bytes) -> bytes | None:
+        """The end of the body that has gone on, its content coding undone; None where it is not known, and nothing fits
+        behind it. `sent`: the end of the bytes that have gone on.
+        """
+        if self._coded is not None:
+            return self._coded.tail
+        return None if coding_of(head_of(x, self._phase).fields) else sent
+
+    def ended(self, data: bytes) -> bytes:
+        """What goes on to end the body with `data` instead of what was to come. `tail` must not be None."""
+        return data if self._coded is None else self._coded.ended(data)
+
     def takes_whole(self, length: int) -> bool:
         """Whether a body of so many bytes may as well be fed in one piece: the first filter gets it whole, and none
         sees trailers.

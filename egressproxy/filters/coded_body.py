@@ -16,7 +16,7 @@ class CodedBody:
     read it (`only_reads`), or all of it is kept for one that gets it whole (`is_kept`).
     """
 
-    __slots__ = ("_coding", "_decoder", "_encoder", "_kept", "_only_reads", "_phase", "_piece")
+    __slots__ = ("_coding", "_decoder", "_encoder", "_kept", "_only_reads", "_phase", "_piece", "_tail")
 
     def __init__(self, coding: bytes, phase: Phase, *, is_kept: bool, only_reads: bool) -> None:
         """`coding` is one of CODINGS."""
@@ -27,6 +27,7 @@ class CodedBody:
         self._only_reads = only_reads
         self._kept = bytearray() if is_kept else None
         self._piece = b""
+        self._tail = b""
 
     def decoded(self, data: bytes, last: bool) -> bytes:
         """What this piece holds. Raises LimitExceeded (413), BadRequest (400) or UpstreamFault (502)."""
@@ -60,7 +61,19 @@ class CodedBody:
             if not data and last:
                 return b""  # an empty body
             self._encoder = new_encoder(self._coding)
+        self._tail = data[-4:] or self._tail
         return self._encoder.encode(data, last)
+
+    @property
+    def tail(self) -> bytes | None:
+        """The end of what has gone on, before it was coded; None where that went on as it came: nothing fits behind."""
+        return None if self._only_reads else self._tail
+
+    def ended(self, data: bytes) -> bytes:
+        """What goes on to end the body with `data` instead of what was to come. `tail` must not be None."""
+        if self._encoder is None:
+            self._encoder = new_encoder(self._coding)
+        return self._encoder.encode(data, True)
 
     def __repr__(self) -> str:
         return f"CodedBody({self._decoder})"

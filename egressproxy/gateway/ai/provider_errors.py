@@ -13,6 +13,7 @@ from typing import Final
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.errors import api_of_host, error_body, error_fields, error_in_stream
 from egressproxy.errors import GatewayError
+from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.model.exchange import Exchange
@@ -80,18 +81,26 @@ def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall
     return None
 
 
-def error_event(x: Exchange, backends: Sequence[RouteBackend], tail: bytes, error: GatewayError) -> bytes:
-    """The event that tells of an error in a stream that has begun, in the shape of its provider; b"" where it cannot.
+def error_event(
+    x: Exchange, backends: Sequence[RouteBackend], chain: BodyChain, sent: bytes, error: GatewayError
+) -> bytes:
+    """The event that tells of an error in a stream that has begun, in the shape of its provider and in the content
+    coding of the stream; b"" where it cannot.
 
-    `tail` is the end of what was sent of the body: behind half an event nothing can be told.
+    `chain` has the filters of the body, `sent` is the end of what was sent of it: behind half an event nothing can be
+    told.
     """
     head = x.response
     kind = media_type(head.fields)
+    tail = chain.tail(x, sent)
+    if tail is None:
+        return b""
     # A filter of Amazon's events sends them whole; their last byte does not show it.
     if head.body != CHUNKED or (kind == EVENT_STREAM and tail and not tail.endswith(_ENDS)):
         return b""
     call = provider_call(x, backends)
-    return call.error_in_stream(kind, error, x.request_id) if call is not None else b""
+    event = call.error_in_stream(kind, error, x.request_id) if call is not None else b""
+    return chain.ended(event) if event else b""
 
 
 def _hosts(backends: Sequence[RouteBackend]) -> list[str]:

@@ -25,11 +25,10 @@ class BodyFilter:
     """A sink that filters and hands on; for the sink it is the source.
 
     The real source is paused while a filter waits, and while the sink is full. What still comes meanwhile is kept in
-    order.
+    order. `chain` is the chain that filters.
     """
 
     __slots__ = (
-        "_chain",
         "_client",
         "_is_sink_full",
         "_sink",
@@ -37,6 +36,7 @@ class BodyFilter:
         "_task",
         "_waiting",
         "_x",
+        "chain",
         "has_failed",
         "is_over",
         "tail",
@@ -44,7 +44,7 @@ class BodyFilter:
 
     def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient) -> None:
         self._x = x
-        self._chain = chain
+        self.chain = chain
         self._sink = sink
         self._source = source
         self._client = client
@@ -103,14 +103,14 @@ class BodyFilter:
             return
         try:
             if trailers:
-                self._chain.expect_trailers(self._x, trailers)
-            outcome = self._chain.feed(self._x, data, trailers is not None)
+                self.chain.expect_trailers(self._x, trailers)
+            outcome = self.chain.feed(self._x, data, trailers is not None)
         except GatewayError as error:
             self._fail(error)
             return
-        if self._chain.holds:
+        if self.chain.holds:
             self._client.seen_octets = -1  # nothing is sent on, and yet something has moved
-            end_if_no_memory(self._client, self._chain.held)
+            end_if_no_memory(self._client, self.chain.held)
         if isinstance(outcome, bytes):
             self._hand_on(outcome, trailers)
             return
@@ -156,7 +156,7 @@ class BodyFilter:
     def _show(self, trailers: bytes) -> None:
         """Let filters see the trailers."""
         try:
-            outcome = self._chain.run_trailers(self._x, trailers)
+            outcome = self.chain.run_trailers(self._x, trailers)
         except GatewayError as error:
             self._fail(error)
             return
@@ -174,7 +174,7 @@ class BodyFilter:
 
     def _passing(self, came: bytes, left: bytes) -> bytes:
         """What goes on of the trailers that came, and of which filters have left this."""
-        chain = self._chain
+        chain = self.chain
         passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
         if not grpc_trailers(passing, with_text=False):
             passing += grpc_trailers(came, with_text=False)  # without a status no call ends

@@ -342,7 +342,7 @@ class Conductor:
             resources.close = True
             last = b""
             if response_filter is not None and x.status and not client.is_lost and not isinstance(error, ClientGone):
-                last = error_event(x, client.backends, response_filter.tail, error)
+                last = error_event(x, client.backends, response_filter.chain, response_filter.tail, error)
             if last:
                 client.send_body(last)
                 client.end_body(b"")

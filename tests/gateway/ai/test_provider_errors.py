@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from egressproxy.filters import Exchange, Filter, Rejected
+from egressproxy.filters.content_coding import ContentDecoder, new_encoder
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.support import manifests as m
@@ -148,6 +149,68 @@ def test_a_stream_of_the_backend_that_breaks_ends_with_an_error_event(converse: 
     talk.origin.resets()
     last = talk.client.take(rb"(?s)[0-9a-f]+\r\ndata: (.*?)\n\n\r\n0\r\n\r\n")
     assert json.loads(last[1])["error"]["type"] == "server_error"
+
+
+class Decodes(Refuses):
+    decodes = True
+
+
+class OnlyReads(Decodes):
+    only_reads = True
+
+
+class RefusesAll(Filter):
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        raise Rejected("the answer is not for you")
+
+
+def coded_stream(converse: Start, body: Filter, coding: str, *pieces: bytes) -> tuple[Conversation, bytes]:
+    """The body that the client gets of a coded stream with these pieces, each in a chunk of its own."""
+    extensions = [scripted_filter("body", "response-body")]
+    made = [
+        m.gateway(m.http_listener(8080)),
+        m.policy(extensions=extensions),
+        m.backend("a", "a.example", 80),
+        m.http_route("route", m.prefix_rule("/", "a")),
+    ]
+    talk = converse(made, filters={"body": body})
+    talk.client >> post("/v1/chat/completions", f"Accept-Encoding: {coding}")
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"(?s)POST .*?\r\n\r\n\{\}")
+    head = f"Content-Type: text/event-stream\r\nContent-Encoding: {coding}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    talk.origin >> b"HTTP/1.1 200 OK\r\n" + head.encode()
+    encoder = new_encoder(coding.encode())
+    for piece in pieces:
+        coded = encoder.encode(piece, False)
+        talk.origin >> b"%x\r\n%s\r\n" % (len(coded), coded)
+    said = talk.client.take(rb"(?s)HTTP/1.1 200 OK\r\n.*?\r\n\r\n(.*)")[1]
+    talk.client.is_closed()
+    return talk, said
+
+
+@pytest.mark.parametrize("pieces", [(b"secret\n\n",), (b"data: {}\n\n", b"secret\n\n")], ids=["at once", "later"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_in_a_coded_stream_the_last_event_is_coded_too(converse: Start, coding: str, pieces: tuple[bytes, ...]):
+    talk, got = coded_stream(converse, Decodes(), coding, *pieces)
+    assert got.endswith(b"0\r\n\r\n")
+    body, at = b"", 0
+    while size := int(got[at : got.index(b"\r\n", at)], 16):
+        begin = got.index(b"\r\n", at) + 2
+        body += got[begin : begin + size]
+        at = begin + size + 2
+    said = ContentDecoder(coding.encode()).decode(body, True)
+    *before, last = said.removesuffix(b"\n\n").split(b"\n\n")
+    assert before == [b"data: {}"] * (len(pieces) - 1)
+    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "the answer is not for you"
+    assert talk.record()["reason"] == "filter_rejected"
+
+
+@pytest.mark.parametrize("body", [OnlyReads(), RefusesAll()], ids=["it only reads", "it does not decode"])
+def test_behind_coded_bytes_of_another_nothing_is_told(converse: Start, body: Filter):
+    """The end of them is not known: an event there would be no part of them."""
+    _, got = coded_stream(converse, body, "gzip", b"secret\n\n")
+    assert b"data" not in got
+    assert not got.endswith(b"0\r\n\r\n")
 
 
 def test_a_denial_of_the_first_piece_is_an_event_too(converse: Start):

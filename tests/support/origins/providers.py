@@ -10,16 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from aiohttp import web
 
-__all__ = ["Got", "Provider", "Trouble"]
+__all__ = [
+    "INPUT", "OUTPUT", "WANTS_GZIP", "Got", "Provider", "Trouble", "arguments", "compressed", "next_turn",
+    "wants_gzip",
+]  # fmt: skip
+
+#: A request with this field gets its answer in gzip, if it accepts that.
+WANTS_GZIP = "X-Wants-Gzip"
 
 Value = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 INPUT, OUTPUT = 11, 7  # tokens
 _CITY = re.compile(r"Oslo|Lima|Rome")
 
@@ -64,9 +71,9 @@ class Provider:
 
     def routes(self, prefix: str = "/v1") -> list[web.AbstractRouteDef]:
         return [
-            web.post(f"{prefix}/chat/completions", self._chat),
-            web.post(f"{prefix}/responses", self._responses),
-            web.post(f"{prefix}/messages", self._messages),
+            web.post(f"{prefix}/chat/completions", compressed(self._chat)),
+            web.post(f"{prefix}/responses", compressed(self._responses)),
+            web.post(f"{prefix}/messages", compressed(self._messages)),
         ]
 
     async def _begin(self, request: web.Request) -> tuple[Value, Trouble | None]:
@@ -316,6 +323,22 @@ def named(event: Value) -> str:
     return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
+def wants_gzip(request: web.Request) -> bool:
+    return WANTS_GZIP in request.headers and "gzip" in request.headers.get("Accept-Encoding", "")
+
+
+def compressed(handler: Handler) -> Handler:
+    """This handler, with its whole answers in gzip where the request wants them so; `flow` sees to streams."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = await handler(request)
+        if wants_gzip(request) and not response.prepared:
+            response.enable_compression(web.ContentCoding.gzip)
+        return response
+
+    return handle
+
+
 async def left(request: web.Request) -> None:
     """Until the client has left."""
     while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110
@@ -327,6 +350,8 @@ async def flow(
 ) -> web.StreamResponse:
     """Send the events of a stream one by one, cut in the middle, or what is told instead."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    if wants_gzip(request):
+        response.enable_compression(web.ContentCoding.gzip)
     await response.prepare(request)
     if trouble is Trouble.STALL:
         await left(request)
