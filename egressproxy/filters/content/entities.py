@@ -10,7 +10,7 @@ from egressproxy.filters.content.emails import Emails
 from egressproxy.filters.content.lettered import Lettered, iban_at
 from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of
 from egressproxy.filters.content.numbers import CARD_FORM, NumberKind, Numbers, card_at
-from egressproxy.filters.content.own_patterns import OwnPattern
+from egressproxy.filters.content.own_patterns import OwnPatterns
 from egressproxy.filters.content.secret_keys import SecretKeys
 from egressproxy.filters.content.spans import Detector, Scanner
 
@@ -49,7 +49,8 @@ def scanner_of(
     for country in countries:
         if country not in COUNTRIES:
             raise ValueError(f"{country!r} has no identifiers here; there are those of {', '.join(COUNTRIES)}")
-    detectors: list[Detector] = [OwnPattern(*pattern) for pattern in patterns]
+    own = list(patterns)
+    detectors: list[Detector] = [OwnPatterns(own)] if own else []
     if wanted & KEYS:
         detectors.append(SecretKeys(wanted & KEYS))
     if "EMAIL" in wanted:

@@ -1,4 +1,4 @@
-"""OwnPattern: an expression of the operator's, for google-re2: its time is linear in the text.
+"""OwnPatterns: expressions of the operator's, for google-re2: their time is linear in the text.
 
 A match begins where the expression matches the next `max_length` characters, and takes no more: so a stream holds back
 that many, and the result does not depend on where it was cut.
@@ -6,21 +6,30 @@ that many, and the result does not depend on where it was cut.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["OwnPattern", "compiled", "searched_in"]
+__all__ = ["Glance", "OwnPatterns", "compiled", "searched_in"]
 
 #: Bytes of memory for the automaton of one expression.
 _MAX_MEMORY: Final = 8 << 20
 _MAX_PATTERN: Final = 2048
+#: Parts of an expression: an escape, a class, or a character.
+_PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|.", re.DOTALL)
+#: Parts that match no character, and depend on what stands around them.
+_ASSERTIONS: Final = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z"))
 
 
-def compiled(text: str, *, ignores_case: bool = False) -> Any:
-    """An RE2 expression for text (Unicode). Raises ValueError with what is wrong."""
-    if len(text) > _MAX_PATTERN:
-        raise ValueError(f"the expression has {len(text)} characters; at most {_MAX_PATTERN} are allowed")
+def compiled(text: str, *, ignores_case: bool = False, max_length: int = _MAX_PATTERN) -> Any:
+    """An RE2 expression for text (Unicode). Raises ValueError with what is wrong.
+
+    `max_length`: characters that it may have; 0 for any number.
+    """
+    if 0 < max_length < len(text):
+        raise ValueError(f"the expression has {len(text)} characters; at most {max_length} are allowed")
     import re2  # type: ignore[import-untyped]
 
     options = re2.Options()
@@ -39,8 +48,8 @@ def compiled(text: str, *, ignores_case: bool = False) -> Any:
     return expression
 
 
-class OwnPattern(Detector):
-    """Raises ValueError for an expression that RE2 does not take, or that matches nothing at all."""
+class _OwnPattern:
+    """One of OwnPatterns."""
 
     __slots__ = ("_entity", "_expression", "_max_length")
 
@@ -72,14 +81,74 @@ class OwnPattern(Detector):
                 at = begin + 1
             block += longest
 
+
+class OwnPatterns(Detector):
+    """`patterns` are entities, expressions, and the lengths of their longest matches in characters.
+
+    Raises ValueError for an expression that RE2 does not take, or that matches the empty text.
+    """
+
+    __slots__ = ("_longest", "_patterns", "glance")
+
+    def __init__(self, patterns: Sequence[tuple[str, str, int]]) -> None:
+        self._patterns = [_OwnPattern(*pattern) for pattern in patterns]
+        self._longest = max(longest for _, _, longest in patterns)
+        self.glance = Glance.of([(text, False) for _, text, _ in patterns])
+
+    def find(self, text: str, start: int, found: list[Span]) -> None:
+        """As `Detector.find`."""
+        if self.glance is not None and not self.glance(text[start:] if start else text):
+            return
+        for pattern in self._patterns:
+            pattern.find(text, start, found)
+
     def open_end(self, text: str, tail: str) -> int:
         """As `Detector.open_end`: a match may begin at each of the last characters."""
-        return min(len(text), self._max_length)
+        return min(len(text), self._longest)
+
+
+class Glance:
+    """Whether any of several expressions may match in a text: one search for all of them, and nearly always no.
+
+    It looks for them without their assertions (`^`, `\\b`), so that what one of them matches in a part of a text is
+    found in the whole: many texts may be looked at as one.
+    """
+
+    __slots__ = ("_search",)
+
+    def __init__(self, expression: str) -> None:
+        self._search = compiled(expression, max_length=0).search
+
+    @classmethod
+    def of(cls, expressions: Sequence[tuple[str, bool]]) -> Glance | None:
+        """For these expressions of RE2, each with whether it ignores case. None where they cannot be joined."""
+        try:
+            freed = [(_without_assertions(text), ignores_case) for text, ignores_case in expressions]
+            return cls("|".join(f"(?{'i' if ignores_case else ''}:{text})" for text, ignores_case in freed))
+        except ValueError:  # two groups of one name, or nothing is left
+            return None
+
+    def __call__(self, text: str) -> bool:
+        """False: none of them matches in this folded text, or in a part of it."""
+        try:
+            return self._search(text.encode()) is not None
+        except UnicodeEncodeError:
+            return self._search(_encodable(text).encode()) is not None
 
 
 def searched_in(expression: Any, text: str) -> bool:
     """Whether an expression matches somewhere in a text, be there half a surrogate pair or not."""
     return expression.search(_encodable(text)) is not None
+
+
+def _without_assertions(expression: str) -> str:
+    """An expression that matches whatever this one matches, and does not depend on what stands around that.
+
+    Raises ValueError for a quotation (`\\Q`), whose parts are not told apart here.
+    """
+    if r"\Q" in expression:
+        raise ValueError("it has a quotation")
+    return "".join("(?:)" if part in _ASSERTIONS else part for part in _PART.findall(expression))
 
 
 def _encodable(text: str) -> str:

@@ -22,9 +22,12 @@ from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.answer_ends import AnswerEnd, end_of, mark_as_cut, written_end
-from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of
+from egressproxy.filters.content.bodies import BodyKind, BodyText, MayHave, document_of, kind_of, media_type_of
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
+from egressproxy.filters.content.folding import Folder
+from egressproxy.filters.content.json_strings import strings_of
 from egressproxy.filters.content.national_ids import COUNTRIES
+from egressproxy.filters.content.own_patterns import Glance
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
 from egressproxy.filters.settings import FilterConfig, Within
@@ -36,6 +39,9 @@ _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
 #: Bytes of an answer, and characters of a text, that are looked at in one go.
 _STEP: Final = 8 * 1024
 _SLICE: Final = 4 * 1024
+#: Bytes of a whole answer up to which it is seen at a glance that nothing is against it.
+_AT_A_GLANCE: Final = 64 * 1024
+_FOLDER: Final = Folder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +203,10 @@ class ResponsePolicy(Filter):
             countries=config.countries,
             patterns=[(each.name, each.pattern, each.max_length) for each in config.deny],
         ) if config.entities or config.deny else None  # fmt: skip
+        self._entities = scanner_of(
+            config.entities, regions=config.regions, countries=config.countries
+        ) if config.entities else None  # fmt: skip
+        self._glance = Glance.of([(each.pattern, False) for each in config.deny])
         self._denies_unreadable = config.unreadable == "Deny" and config.mode == "Enforce"
         self._looks_inside = self.scanner is not None or config.max_length > 0 or config.tool_calls != "Any"
         self._note = f"response policy {id(self)}"
@@ -281,6 +291,8 @@ class ResponsePolicy(Filter):
                 kind = kind_of(x.response.fields)
                 if kind not in (BodyKind.JSON, BodyKind.UNKNOWN):
                     return data
+                if self._is_harmless(x, answer, data):
+                    return data
                 if len(data) > _STEP:
                     return self._whole_in_steps(x, answer, data)
                 *_, made = self._whole(x, answer, data)
@@ -330,6 +342,33 @@ class ResponsePolicy(Filter):
         for call in message.tool_calls():
             if call.name not in allowed:
                 answer.hits("tool-call", is_fixed=True)
+
+    def _is_harmless(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> bool:
+        """Whether nothing is against a whole answer, as `_whole` would find it with a look at each of its texts.
+
+        Raises Rejected and Unreadable, as that does.
+        """
+        if len(data) > _AT_A_GLANCE or data.lstrip()[:1] != b"{" or 0 <= answer.left < len(data):
+            return False
+        view = answer_view(x, data)
+        if self.config.tool_calls != "Any" and (b'"name"' in data or b"\\u" in data):
+            self._check_tools(answer, view)
+        texts: list[BodyText] | None = None
+        if self.config.deny:
+            said = strings_of(data)
+            if said is None:
+                texts = list(self._texts(x, data))
+                said = "\n".join([part.text for part in texts])
+            if self._glance is None or self._glance(_FOLDER.fold(said)[0]):
+                return False
+        entities = self._entities
+        if entities is None:
+            return True
+        parts = self._texts(x, data, entities.filter_for(data)) if texts is None else texts
+        return not any(entities.spans(part.text) for part in parts)
+
+    def _texts(self, x: Exchange, data: bytes, may_have: MayHave | None = None) -> Iterator[BodyText]:
+        return document_of(x, data, kind_of(x.response.fields), is_request=False).texts(may_have)
 
     def _whole(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Iterator[bytes | None]:
         """What of a whole answer goes on; before it None now and then, for others to have their turn."""

@@ -1,13 +1,19 @@
 # ruff: noqa: E501
 """ResponsePolicy, as the gateway builds and runs it."""
 
+import functools
 import gzip
 import json
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from egressproxy.errors import Reason
 from egressproxy.filters import Phase
+from egressproxy.filters.content.own_patterns import Glance
+from egressproxy.filters.content.response_policy import ResponsePolicy
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchange, response
 from tests.filters.content.test_pii_detector import STREAMS, read, stream, tool_events
 
@@ -275,3 +281,112 @@ def test_no_tunnel_goes_past_it_on_a_route_or_a_backend(phase, unreadable, passe
 def test_a_wrong_config_says_what_is_wrong(config, message):
     with pytest.raises(FilterBuildError, match=message):
         policy(**config)
+
+
+# --- at a glance, and text by text
+
+DENIED = [
+    [{"name": "FALCON", "pattern": r"(?i)project\s+falcon"}, {"name": "EXPORT", "pattern": "(?:not|never) for export"}],
+    [{"name": "LINE", "pattern": "^falcon$"}, {"name": "WORD", "pattern": r"\bAB[$^b]\b"}],
+    [{"name": "PATH", "pattern": r"c:\\falcon|\d{9}"}, {"name": "LONG", "pattern": r"fa.*\z", "maxLength": 4}],
+    [{"name": "QUOTED", "pattern": r"\Qa.b\E"}, {"name": "GREEK", "pattern": r"\p{^Latin}\x{e9}|[]x]{3}"}],
+    [{"name": "ONE", "pattern": "(?P<a>abc)"}, {"name": "TWO", "pattern": "(?P<a>bcd)|1e3"}],
+]
+WORDS = [
+    "project", "Falcon", "falcon", " ", "  ", "\n", "\t", '"', "\\", "/", "never", "for export", "AB$", "ABb", "c:\\falcon", "a.b", "é",
+    "\u0395é", "abcd", "]xx", "123456789", "1e3", "fa", "\u200b", "\uff46", "😀", ALICE, "4111 1111 1111 1111", "\x00", "{", "}", "\uff46alcon",
+]  # fmt: skip
+TOLD = st.lists(st.sampled_from(WORDS), max_size=5).map("".join)
+NUMBERS = st.sampled_from([1, 123456789, 1234567890.0, 1e9, -123456789, 0.5, True, None, 1e300])
+ARGUMENTS = st.one_of(
+    TOLD,
+    st.dictionaries(TOLD, st.one_of(TOLD, NUMBERS), max_size=2).map(json.dumps),
+    st.just('{"a": 1, "a": 2}'),
+    st.just("[" + "1" * 400 + "]"),
+)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": TOLD},
+    optional={
+        "tool_calls": ARGUMENTS.map(lambda said: [{"function": {"name": "f", "arguments": said}}]),
+        "annotations": st.lists(st.one_of(TOLD, NUMBERS), max_size=2),
+        "refusal": TOLD,
+    },
+)
+ANSWERS = st.builds(
+    lambda messages, more, spelt: json.dumps(
+        {
+            **more,
+            "choices": [{"index": n, "message": each, "finish_reason": "stop"} for n, each in enumerate(messages)],
+        },
+        ensure_ascii=spelt[0],
+        indent=spelt[1],
+    ),
+    st.lists(MESSAGES, max_size=2),
+    st.dictionaries(TOLD, st.one_of(TOLD, NUMBERS), max_size=2),
+    st.tuples(st.booleans(), st.sampled_from([None, 1])),
+)
+
+
+def outcome(harness, said):
+    result = run(harness, said.encode())
+    error = None if result.error is None else (result.error.status, result.error.message)
+    return error, None if error else result.response_body, dict(harness.metrics())
+
+
+@functools.cache
+def at_a_glance_and_not(number, action, entities, max_length):
+    config = {"deny": DENIED[number], "action": action, "entities": list(entities), "maxLength": max_length}
+    quick = policy(**config)
+    with mock.patch.object(Glance, "of", return_value=None):
+        return quick, policy(**config)
+
+
+SPELT = [
+    (2, '{"n": 1e9}'), (2, '{"n": 123456789.0}'), (2, '{"a": [-12.3456789E8]}'), (4, '{"content": "1\\u0065\\u0033"}'),
+    (0, '{"content": "never \\u0066or export"}'), (1, '{"content": "\uff46alcon"}'), (1, '{"content": "a\\nfalcon"}'),
+    (2, '{"content": "c:\\\\falcon"}'), (2, '{"content": "c:\\\\\\\\falcon"}'), (0, '{"never for export": 1}'),
+    (2, '{"arguments": "{\\"a\\": \\"c:\\\\\\\\falcon\\"}"}'), (2, '{"arguments": "{\\"a\\": 1e9}"}'), (0, '["never for export"]'),
+    (2, '{"arguments": "[\\"x\\", %s]"}' % ("1" * 400)), (0, '{"arguments": "{\\"a\\": 2, \\"a\\": \\"x\\"}"}'), (0, '"never for export"'), (0, '{"a": 1, "a": 2}'), (0, "\ufeff{}"),
+    (0, '{"content": "never for"}'), (0, '{"content": "never", "b": "for export"}'), (0, '{"content": "never\\/for export"}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "said"), SPELT)
+def test_a_glance_misses_no_spelling(number, said):
+    quick, slow = at_a_glance_and_not(number, "Reject", (), 0)
+    with mock.patch.object(ResponsePolicy, "_is_harmless", return_value=False):
+        expected = outcome(slow, said)
+    assert outcome(quick, said) == expected
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    said=ANSWERS,
+    number=st.integers(0, len(DENIED) - 1),
+    action=st.sampled_from(["Reject", "Truncate"]),
+    entities=st.sampled_from([(), ("EMAIL", "CARD")]),
+    max_length=st.sampled_from([0, 5, 10_000]),
+)
+def test_what_is_seen_at_a_glance_is_what_a_look_at_each_text_finds(said, number, action, entities, max_length):
+    quick, slow = at_a_glance_and_not(number, action, entities, max_length)
+    with mock.patch.object(ResponsePolicy, "_is_harmless", return_value=False):
+        expected = outcome(slow, said)
+    assert outcome(quick, said) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(TOLD, max_size=8),
+    number=st.integers(0, len(DENIED) - 1),
+    action=st.sampled_from(["Reject", "Truncate"]),
+)
+def test_and_of_each_piece_of_a_stream(pieces, number, action):
+    events = b"".join(
+        b"data: %s\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"content": each}}]}).encode()
+        for each in pieces
+    )
+    quick, slow = (
+        run(each, [*events.splitlines(keepends=True), b"data: [DONE]\n\n"], EVENTS)
+        for each in at_a_glance_and_not(number, action, (), 0)
+    )
+    assert (quick.response_body, str(quick.error)) == (slow.response_body, str(slow.error))
