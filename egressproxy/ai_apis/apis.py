@@ -54,9 +54,12 @@ _OPERATION_NAMES: Final = {
     Api.GEMINI: "generate_content",
 }
 
-#: The end of a path behind any prefix. Azure's has the model in it; Vertex AI serves Anthropic's under its own path.
+#: The end of a path behind any prefix. Azure's has the model in it, and its servers look at no case. Vertex AI serves
+#: Anthropic's under its own path.
 _OPENAI = re.compile(
-    rb"(?:/openai/deployments/(?P<model>[^/]+))?/(?P<kind>chat/completions|completions|embeddings|responses)\Z"
+    rb"(?:/openai/deployments/(?P<model>[^/]+)(?:/extensions)?)?"
+    rb"/(?P<kind>chat/completions|completions|embeddings|responses)\Z",
+    re.IGNORECASE,
 )
 _GOOGLE = re.compile(
     rb"(?P<publisher>/publishers/[^/]+)?/(?:models|tunedModels|endpoints)/(?P<model>[^/]+)"
@@ -72,6 +75,7 @@ _OPENAI_KINDS: Final = {
     b"responses": Api.OPENAI_RESPONSES,
 }
 _SLASHES = re.compile(rb"//+")
+_PARAMETERS = re.compile(rb";[^/]*")
 #: Bytes that stay as they are where a model is written into a path (RFC 3986 section 3.3). A colon does not: in
 #: Gemini's paths it ends the model.
 _SAFE: Final = "-._~@"
@@ -100,8 +104,9 @@ class Operation(NamedTuple):
 def operation_of(path: bytes) -> Operation | None:
     """The operation that a POST to this path asks for; None if it is none of those that are known.
 
-    Any prefix may stand before, and a query behind. Other spellings of a path are the same path: escapes that need not
-    be there, a slash at the end, two slashes for one. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
+    Any prefix may stand before, and a query behind. Other spellings of a path are the same path, as some servers read
+    it: escapes that need not be there, a slash at the end, two slashes for one, parameters behind ";" (RFC 3986 section
+    3.3), another case. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
     """
     return _operation_at(path.partition(b"?")[0])  # without the query, in which Gemini's clients send keys
 
@@ -109,37 +114,42 @@ def operation_of(path: bytes) -> Operation | None:
 @lru_cache(maxsize=256)
 def _operation_at(plain: bytes) -> Operation | None:
     found = _operation(plain)
-    if b"%" in plain or b"//" in plain or plain.endswith(b"/"):
-        other = _operation(_SLASHES.sub(b"/", unquote_to_bytes(plain)).rstrip(b"/"))
-        if other is not None and (found is None or other.api is not found.api):
+    if b"%" in plain or b"//" in plain or b";" in plain or plain.endswith(b"/"):
+        usual = _PARAMETERS.sub(b"", _SLASHES.sub(b"/", unquote_to_bytes(plain))).rstrip(b"/")
+        other = _operation(usual, is_decoded=True)
+        if other is not None and (found is None or other.api is not found.api or other.model != found.model):
             # Where the model stands is not known here: a path in another spelling keeps its own.
             return other._replace(path_model=(0, 0))
     return found
 
 
-def _operation(path: bytes) -> Operation | None:
-    if path.endswith(b"/v1/messages"):
+def _operation(path: bytes, *, is_decoded: bool = False) -> Operation | None:
+    if path[-12:].lower() == b"/v1/messages":
         return Operation(Api.ANTHROPIC)
     match = _OPENAI.search(path)
     if match is not None:
-        return Operation(_OPENAI_KINDS[match["kind"]], *_model_of(match, None))
+        return Operation(_OPENAI_KINDS[match["kind"].lower()], *_model_of(match, None, is_decoded))
     match = _GOOGLE.search(path)
     if match is not None:
         verb = match["verb"]
         is_stream = verb.startswith(b"stream")
         if not verb.endswith(b"awPredict"):
-            return Operation(Api.GEMINI, *_model_of(match, is_stream))
+            return Operation(Api.GEMINI, *_model_of(match, is_stream, is_decoded))
         if match["publisher"] == b"/publishers/anthropic":
-            return Operation(Api.ANTHROPIC, *_model_of(match, is_stream))
+            return Operation(Api.ANTHROPIC, *_model_of(match, is_stream, is_decoded))
         return None
     match = _BEDROCK.search(path)
     if match is not None:
         api = Api.BEDROCK_CONVERSE if match["verb"].startswith(b"converse") else Api.BEDROCK_INVOKE
-        return Operation(api, *_model_of(match, match["verb"].endswith(b"stream")))
+        return Operation(api, *_model_of(match, match["verb"].endswith(b"stream"), is_decoded))
     return None
 
 
-def _model_of(match: re.Match[bytes], is_stream: bool | None) -> tuple[str, bool | None, tuple[int, int]]:
-    if match["model"] is None:
+def _model_of(
+    match: re.Match[bytes], is_stream: bool | None, is_decoded: bool
+) -> tuple[str, bool | None, tuple[int, int]]:
+    model = match["model"]
+    if model is None:
         return "", is_stream, (0, 0)
-    return unquote_to_bytes(match["model"]).decode("utf-8", "replace"), is_stream, match.span("model")
+    plain = model if is_decoded else unquote_to_bytes(model)
+    return plain.decode("utf-8", "replace"), is_stream, match.span("model")

@@ -38,10 +38,36 @@ def test_a_path_tells_the_model_and_whether_the_answer_is_a_stream(path: bytes, 
 
 
 @pytest.mark.parametrize(
-    "path", [b"/v1//chat/completions", b"/v1/chat/completions/", b"/v1/chat%2Fcompletions", b"/v1/%63hat/completions"]
-)
+    "path",
+    [
+        b"/v1//chat/completions", b"/v1/chat/completions/", b"/v1/chat%2Fcompletions", b"/v1/%63hat/completions",
+        b"/v1/Chat/Completions", b"/V1/CHAT/%43ompletions/", b"/v1/chat;a=b/completions;c", b"/v1/chat/completions%3Ba",
+    ],
+)  # fmt: skip
 def test_other_spellings_of_a_path_are_the_same_path(path: bytes):
     assert operation_of(path) == Operation(Api.OPENAI_CHAT)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/OpenAI/Deployments/mine/Chat/completions", b"/openai//deployments/mine/chat/completions",
+        b"/openai/%64eployments/mine/chat/completions", b"/openai%2Fdeployments%2Fmine/chat/completions",
+        b"/openai/deployments/mine;a/chat/completions", b"/openai;a/deployments/mine/chat/completions",
+        b"/openai/deployments;a/%6Dine/chat/completions/", b"/openai/deployments/mine/extensions/chat/completions",
+    ],
+)  # fmt: skip
+def test_no_spelling_of_a_path_hides_the_model_that_it_names(path: bytes):
+    """Which counts, on a server of Azure, and not the one in the body."""
+    found = operation_of(path + b"?api-version=1")
+    assert found is not None
+    assert (found.api, found.model) == (Api.OPENAI_CHAT, "mine")
+
+
+def test_a_path_is_decoded_once():
+    found = operation_of(b"/openai/%64eployments/%256Dine/chat/completions")
+    assert found is not None
+    assert found.model == "%6Dine"
 
 
 @pytest.mark.parametrize(

@@ -243,3 +243,15 @@ def test_a_bound_holds_for_numbers_in_another_form(more: dict[str, Any]):
     refused(ask(policy(**bounds, out_of_bounds="Deny"), chat(**{"max_tokens": 10, **more})), 400)
     sent = json.loads(ask(policy(**bounds), chat(**more)).request_body)
     assert all(sent[name] in (100, 1.0) for name in more)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"/openai/deployments/big/chat/completions", b"/openai/%64eployments/big/chat/completions",
+        b"/openai//deployments/big/chat/completions", b"/OPENAI/Deployments/big/chat/completions",
+        b"/openai/deployments/big;a/chat/completions", b"/openai/deployments/big/extensions/chat/completions",
+    ],
+)  # fmt: skip
+def test_the_model_in_a_path_is_judged_in_every_spelling_of_the_path(path: bytes):
+    assert "'big' is not allowed" in refused(ask(policy(allow=["small"]), chat("small"), path))
