@@ -15,7 +15,7 @@ from egressproxy.ai_apis.shared import hide_usage, operation, request_view
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase
+from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
 from egressproxy.filters.limits.keys import NEEDS_BODY
 from egressproxy.filters.limits.prices import dearest, price_of
 from egressproxy.filters.limits.qos_config import QoSControllerConfig
@@ -58,7 +58,11 @@ class TokenQuota(SettledQuota):
         self.runs_in = (self.runs_in or frozenset()) | body_phases
 
     def request_headers(self, x: Exchange) -> HeaderResult:
-        """Take what a request needs whose body says nothing; others wait for `request_body`."""
+        """Take what a request needs whose body says nothing; others wait for `request_body`. Raises Rejected (403) for
+        an upgrade: a realtime API is asked in it, and nobody counts what it takes.
+        """
+        if x.request.upgrade:
+            self._refuse_upgrade(x)
         if self._waits(x):
             return None
         return self._take(x, "", None if x.is_tunnel or not x.request.body else TokenUse())
@@ -66,6 +70,8 @@ class TokenQuota(SettledQuota):
     def backend_request(self, x: Exchange) -> HeaderResult:
         """Take what an attempt needs, as its length tells."""
         if not x.request.body:
+            if x.request.upgrade:
+                self._refuse_upgrade(x)
             return self._take(x, "")
         use = TokenUse()
         if operation(x) is not None:
@@ -115,6 +121,15 @@ class TokenQuota(SettledQuota):
         if held is None or held.use is None:
             return data
         return held.use.feed(x, data, last)
+
+    def _refuse_upgrade(self, x: Exchange) -> None:
+        if self._is_report:
+            x.note_denials(Reason.FILTER_REJECTED)
+            return
+        raise Rejected(
+            "what is said in an upgraded connection cannot be counted, and tokens, cost or models are limited here",
+            remedy="serve upgrades by a route that has no such limit",
+        )
 
     def _waits(self, x: Exchange) -> bool:
         return bool(x.request.body) and not x.is_tunnel and not x.request.upgrade and operation(x) is not None

@@ -343,3 +343,29 @@ def test_tokens_of_one_backend_are_estimated_by_the_length():
     made.complete(x)
     assert made.rules[0].settled == 100
     made.backend_request(exchange("POST", CHAT, JSON, backend="a/b"))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"type": "Tokens", "limit": 1000, "unit": "Day"},
+        {"type": "Cost", "limit": 10, "unit": "Day"},
+        {"type": "Requests", "limit": 10, "unit": "Day", "per": ["Model"]},
+    ],
+)
+def test_what_is_said_in_an_upgraded_connection_cannot_be_counted(limit):
+    """A realtime API, or one of responses over WebSocket."""
+    more = {"prices": [{"models": ["*"], "input": 1, "output": 1}]} if limit["type"] == "Cost" else {}
+    for mode in ("Enforce", "Report"):
+        x = exchange("GET", "https://api.example/v1/realtime?model=gpt-realtime")
+        x.request.upgrade = b"websocket"
+        result = harness(limits=[limit], mode=mode, **more).run(x, response=response(101))
+        if mode == "Report":
+            assert result.error is None
+            assert x.would_deny == [Reason.FILTER_REJECTED]
+        else:
+            assert (result.error.status, result.error.reason) == (403, Reason.FILTER_REJECTED)
+    x = exchange("GET", "https://api.example/v1/realtime")
+    x.request.upgrade = b"websocket"
+    other = {"type": "Requests", "limit": 10, "unit": "Day"}
+    assert harness(limits=[other]).run(x, response=response(101)).error is None
