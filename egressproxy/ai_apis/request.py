@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.apis import Api, Operation
@@ -33,6 +34,13 @@ _USUAL: Final = frozenset(
 )  # fmt: skip
 #: Members of a request whose string is a text as it stands.
 _INSTRUCTIONS: Final = frozenset(("system", "instructions", "prompt"))
+#: Of a conversation in plain text: what is counted otherwise, types of what is no text, and members of messages.
+_COUNTED: Final = frozenset(("model", "messages"))
+_NUMBERS: Final = frozenset((int, float, bool, type(None)))
+_STRINGS: Final = {str}
+_PAIRS: Final = {2}
+_ROLE: Final = itemgetter("role")
+_CONTENT: Final = itemgetter("content")
 
 
 class _Places:
@@ -343,27 +351,24 @@ def tokens_of_plain_chat(value: dict[str, Any]) -> int | None:
     """The estimate for a conversation in plain text, as nearly all are: messages of a role and a text, beside numbers
     and instructions. None for any other request. It is what the walk over all texts adds up to.
     """
-    total = 0
-    for key, each in value.items():
-        kind = type(each)
-        if kind is list:
-            if key != "messages":
-                return None
-            for message in each:
-                if type(message) is not dict or len(message) != 2 or type(message.get("role")) is not str:
-                    return None
-                text = message.get("content")
-                if type(text) is not str:
-                    return None
-                total += _MESSAGE_TOKENS + ((len(text) + 3) // 4 if text.isascii() else estimated_tokens(text))
-        elif kind is str:
-            if key in _INSTRUCTIONS:
-                total += estimated_tokens(each)
-            elif key != "model":
-                return None
-        elif kind is dict or key == "type":
+    messages = value.get("messages")
+    if type(messages) is not list or not messages or type(value.get("model")) is not str:
+        return None
+    total = _MESSAGE_TOKENS * len(messages)
+    for key in value.keys() - _COUNTED:
+        each = value[key]
+        if type(each) is str and key in _INSTRUCTIONS:
+            total += estimated_tokens(each)
+        elif type(each) not in _NUMBERS:
             return None
-    return total
+    try:
+        texts = [*map(_CONTENT, messages)]
+        kinds = {*map(type, texts), *map(type, map(_ROLE, messages))}
+    except (LookupError, TypeError):
+        return None
+    if kinds != _STRINGS or {*map(len, messages)} != _PAIRS:
+        return None
+    return total + sum([(len(text) + 3) // 4 if text.isascii() else estimated_tokens(text) for text in texts])
 
 
 def _is_number(value: object) -> bool:

@@ -6,13 +6,13 @@ gets the same view.
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Operation, operation_of
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.request import AiRequest
-from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged
 from egressproxy.model.exchange import Exchange
 
@@ -24,6 +24,7 @@ __all__ = [
     "hide_usage",
     "operation",
     "request_view",
+    "said_in_answer",
     "usage_told",
 ]
 
@@ -80,6 +81,15 @@ def answer_view(x: Exchange, body: bytes) -> AiAnswer:
         found = AiAnswer.read(body)
         x.note(_VIEW, found)
     return found
+
+
+def said_in_answer(x: Exchange, body: bytes) -> Any:
+    """What this body of an answer says, for one that only reads it: as `loads` has it, or the view that is there.
+
+    Raises Unreadable.
+    """
+    view = x.notes.get(_VIEW) if x.notes is not None else None
+    return view.value if view is not None and view.source is body and not view.is_changed else loads(body)
 
 
 def _kept(x: Exchange, body: bytes, kind: type[_View]) -> _View | None:

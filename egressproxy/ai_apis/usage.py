@@ -36,11 +36,13 @@ def usage_of(value: Any) -> TokenUsage | None:
     """The usage that an answer, or an event of a stream, tells; None where it tells none. Reads any of the APIs."""
     if type(value) is not dict:
         return None
-    metrics = value.get(
-        "amazon-bedrock-invocationMetrics"
-    )  # in the last event of a stream, whatever the model's own form
-    if type(metrics) is dict:
-        return TokenUsage(_count(metrics, "inputTokenCount"), _count(metrics, "outputTokenCount"))
+    if "amazon-bedrock-invocationMetrics" in value:  # in the last event of a stream, whatever the model's own form
+        metrics = value["amazon-bedrock-invocationMetrics"]
+        if type(metrics) is dict:
+            return TokenUsage(_count(metrics, "inputTokenCount"), _count(metrics, "outputTokenCount"))
+    told = value.get("usage")
+    if type(told) is dict:
+        return _told(told)
     for holder in (value, value.get("response"), value.get("message")):
         if type(holder) is dict:
             told = holder.get("usage")
@@ -73,6 +75,8 @@ def _told(told: dict[str, Any]) -> TokenUsage:
         cached, written = _count(told, "cacheReadInputTokens"), _count(told, "cacheWriteInputTokens")
         return TokenUsage(_count(told, "inputTokens") + cached + written, _count(told, "outputTokens"), cached, written)
     if "prompt_tokens" in told:
+        if "prompt_tokens_details" not in told and "completion_tokens_details" not in told:
+            return TokenUsage(_count(told, "prompt_tokens"), _count(told, "completion_tokens"))
         details, more = _object(told, "prompt_tokens_details"), _object(told, "completion_tokens_details")
         return TokenUsage(
             _count(told, "prompt_tokens"),
@@ -108,7 +112,9 @@ def _gemini(told: dict[str, Any]) -> TokenUsage:
 
 def _count(told: dict[str, Any], name: str) -> int:
     found = told.get(name)
-    return min(found, _MOST) if type(found) is int and found > 0 else 0
+    if type(found) is not int or found <= 0:
+        return 0
+    return found if found < _MOST else _MOST
 
 
 def _object(told: dict[str, Any], name: str) -> dict[str, Any]:

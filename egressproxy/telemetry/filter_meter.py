@@ -16,7 +16,7 @@ from typing import Final
 from egressproxy.telemetry.counts import FilterMetric, MetricKind
 from egressproxy.telemetry.label_sets import OVERFLOW
 
-__all__ = ["FilterCounter", "FilterGauge", "FilterHistogram", "FilterMeter", "FilterMetrics"]
+__all__ = ["FilterCounter", "FilterGauge", "FilterHistogram", "FilterMeter", "FilterMetrics", "LabelledCounter"]
 
 #: The most label sets of one metric, over the life of the process, and characters of a label.
 MAX_SETS: Final = 1000
@@ -108,6 +108,31 @@ class FilterCounter:
         if key not in family.values:
             key = family.room_for(key)
         family.values[key] = family.values.get(key, 0) + amount
+
+    def labelled(self, *labels: str) -> LabelledCounter:
+        """The number with these labels, for one that is counted often."""
+        return LabelledCounter(self._family, (self._filter, *labels))
+
+
+class LabelledCounter:
+    """A number that grows, with labels that are known."""
+
+    __slots__ = ("_family", "_key", "_values")
+
+    def __init__(self, family: _Family, key: Labels) -> None:
+        self._family = family
+        self._key = key
+        self._values = family.values
+
+    def add(self, amount: float = 1) -> None:
+        """Add an amount of 0 or more."""
+        if amount < 0:
+            raise ValueError("a counter does not go backwards")
+        try:
+            self._values[self._key] += amount
+        except KeyError:  # the first
+            key = self._key = self._family.room_for(self._key)
+            self._values[key] = self._values.get(key, 0) + amount
 
 
 class FilterGauge:

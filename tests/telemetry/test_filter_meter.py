@@ -135,3 +135,24 @@ def test_the_reasons_of_a_filter_are_few_words():
         told.warning(f"Reason{n}", "")
     with pytest.raises(ValueError, match="20 reasons"):
         told.warning("Another", "")
+
+
+def test_a_counter_with_its_labels_counts_the_same_number_and_has_the_same_bound():
+    metrics = FilterMetrics()
+    counter = meter(metrics).counter("found", "Finds.", ("kind",))
+    card = counter.labelled("card")
+    assert not metrics.read(), "what has counted nothing is not shown"
+    card.add(2)
+    counter.add(1, "card")
+    card.add()
+    assert metrics.read()["found"].values == {("pii", "card"): 4}
+    late = counter.labelled("late")
+    for number in range(MAX_SETS):
+        counter.labelled(f"{number}").add()
+    late.add()
+    late.add()
+    values = metrics.read()["found"].values
+    assert ("pii", "late") not in values
+    assert values["pii", "_other"] == 3
+    with pytest.raises(ValueError, match="backwards"):
+        card.add(-1)

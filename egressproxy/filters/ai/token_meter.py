@@ -68,7 +68,7 @@ class TokenMeterConfig(FilterConfig):
 class _Measured(TokenUse):
     """A TokenUse that knows when things were."""
 
-    __slots__ = ("began_at", "ended_at", "first_at")
+    wants_model = True
 
     def __init__(self, now: float) -> None:
         super().__init__()

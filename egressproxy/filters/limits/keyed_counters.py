@@ -25,6 +25,9 @@ ENTRY_BYTES: Final = 32
 #: Entries that are looked at for one key. With half of them taken, two are usual.
 _PROBES: Final = 64
 _CELLS: Final = ENTRY_BYTES // 8
+#: Keys whose place is remembered, and the longest text of such a key in bytes.
+_KNOWN: Final = 4096
+_SHORT: Final = 256
 _PAIR: Final = Struct("=qq")
 _NO_LOCK: Final = nullcontext()
 
@@ -41,10 +44,10 @@ def _entries(keys: int) -> int:
 class KeyedCounters:
     """`memory` has `table_bytes` bytes, all 0 at first. `secret` makes the hash unpredictable: nobody can choose keys
     that are looked for in the same place. `lock` is for those that share the memory: `workers` processes, of which this
-    one is number `mine` (from 1); alone it is 0.
+    one is number `mine` (from 1); alone it is 0. `remembers`: set it where no text of a key is a secret.
     """
 
-    __slots__ = ("_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners")
+    __slots__ = ("_known", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners", "remembers")
 
     def __init__(
         self,
@@ -67,6 +70,9 @@ class KeyedCounters:
         self.owners = range(1, workers + 1) if workers else range(1)
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
+        self.remembers = False
+        #: By the text of a key: both numbers of it, and where they stand in `numbers`.
+        self._known: dict[bytes, tuple[int, int, int]] = {}
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
         """The key for what a limit counts apart. `owner`: the worker (0 to 255) whose own entry it is; 0: of all."""
@@ -100,6 +106,27 @@ class KeyedCounters:
         numbers[free], numbers[free + 1] = first, second
         cells[free + 2] = cells[free + 3] = 0.0
         return free + 2
+
+    def find_text(self, text: bytes, now: float) -> int:
+        """As `find`, for the key of this text: nearly always where it was found before.
+
+        An entry that still has a key is the one that `find` would lead to: a key never has two.
+        """
+        known = self._known.get(text)
+        if known is not None:
+            first, second, at = known
+            numbers, cells = self.numbers, self.cells
+            if numbers[at] == first and numbers[at + 1] == second:
+                if cells[at + 2] <= now:
+                    cells[at + 3] = 0.0
+                return at + 2
+        key = self.key(text)
+        found = self.find(key, now)
+        if self.remembers and found <= self._mask and len(text) <= _SHORT:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[text] = (*_PAIR.unpack(key), found - 2)
+        return found
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:
         """`until` and `used` of a key, (0.0, 0.0) where it is as new. Changes nothing."""

@@ -35,28 +35,23 @@ class MemoryStore:
     def take(self, takes: Sequence[Take]) -> Take | None:
         """As of QuotaStore."""
         now = monotonic()
-        keys = [take.key for take in takes]
         refusing: Take | None = None
         with takes[0].rule.table.lock:
             places = []
-            for take, key in zip(takes, keys, strict=True):
+            for take in takes:
                 rule = take.rule
-                cells, window = rule.table.cells, rule.window
-                at = rule.table.find(key, now)
+                cells, at = rule.table.cells, rule.table.find_text(take.text, now)
                 places.append(at)
-                until, used = cells[at], cells[at + 1]
-                wait = window.wait_s(until, used, take.amount, now)
+                wait = rule.window.wait_s(cells[at], cells[at + 1], take.amount, now)
                 if wait > 0.0:
                     take.wait_s = wait
-                    take.left, take.reset_s = window.left(until, used, now)
                     if refusing is None or wait > refusing.wait_s:
                         refusing = take
             if refusing is None:
                 for take, at in zip(takes, places, strict=True):
-                    window, cells = take.rule.window, take.rule.table.cells
-                    until, used = window.with_more(cells[at], cells[at + 1], take.amount, now)
-                    cells[at], cells[at + 1] = until, used
-                    take.left, take.reset_s = window.left(until, used, now)
+                    rule = take.rule
+                    cells = rule.table.cells
+                    cells[at], cells[at + 1] = rule.window.with_more(cells[at], cells[at + 1], take.amount, now)
         return refusing
 
     def settle(self, take: Take, difference: float) -> None:
@@ -65,9 +60,9 @@ class MemoryStore:
         rule = take.rule
         if rule.window.period(now) != take.period:
             return
-        key, cells = take.key, rule.table.cells
+        cells = rule.table.cells
         with rule.table.lock:
-            at = rule.table.find(key, now)
+            at = rule.table.find_text(take.text, now)
             cells[at], cells[at + 1] = rule.window.with_more(cells[at], cells[at + 1], difference, now)
 
     def peek(self, takes: Sequence[Take]) -> None:

@@ -39,16 +39,17 @@ class Held:
 
     __slots__ = ("places", "takes", "use")
 
-    def __init__(self) -> None:
+    def __init__(self, use: TokenUse | None) -> None:
         self.takes: list[Take] = []
         self.places: list[tuple[ConcurrencyRule, int]] = []
-        self.use: TokenUse | None = None
+        self.use = use
 
 
 class Quota(Filter):
     """The limits of one QoSController, where none has to be settled."""
 
     ignores_trailers = True
+    settles = False
 
     def __init__(self, context: FilterContext, store: QuotaStore | None = None) -> None:
         config: QoSControllerConfig = context.config
@@ -68,6 +69,12 @@ class Quota(Filter):
             "egress_limit_amount", "What was reserved of limits, and what it was in the end.", ["limit", "what"]
         )
         self._denied = "would_deny" if self._is_report else "denied"
+        for rule in self.rules:
+            rule.count_allowed = self._exchanges.labelled(rule.name, "allowed").add
+            if rule.type != "Requests":
+                rule.count_reserved = self._amounts.labelled(rule.name, "reserved").add
+                rule.count_settled = self._amounts.labelled(rule.name, "settled").add
+        self._is_kept = self.settles or self._headers == "Always"  # what an exchange took, until it is over
         response = Phase.BACKEND_RESPONSE if context.phase is Phase.BACKEND_REQUEST else Phase.RESPONSE_HEADERS
         runs_in = {context.phase}
         if self._headers == "Always":
@@ -116,23 +123,22 @@ class Quota(Filter):
     def _take(self, x: Exchange, model: str, use: TokenUse | None = None) -> Awaitable[None] | None:
         held = self._held(x)
         if held is None:
-            held = Held()
-            held.use = use
-            self._enter(x, held, model)
+            held = Held(use)
+            if self.concurrency:
+                self._enter(x, held, model)
         else:  # another attempt: every one is a request, and what is settled is taken anew
             self._release(held)
             held.use = use
         now = monotonic()
-        held.takes = takes = [
-            Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, held))
-            for rule in self._rules_for(x, use)
-        ]
+        held.takes = takes = []
+        for rule in self._rules_for(x, use):
+            takes.append(Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, held)))
         try:
             refusing = self._store.take(takes) if takes else None
         except LimitExceeded:
             self._leave(held)
             raise
-        if isinstance(refusing, Awaitable):
+        if refusing is not None and isinstance(refusing, Awaitable):
             return self._go_on(x, held, refusing)
         self._finish(x, held, refusing)
         return None
@@ -168,11 +174,12 @@ class Quota(Filter):
             for take in held.takes:
                 rule = take.rule
                 rule.allowed += 1
-                self._exchanges.add(1, rule.name, "allowed")
+                rule.count_allowed(1)
                 if rule.type != "Requests":
                     rule.reserved += take.amount
-                    self._amounts.add(take.amount, rule.name, "reserved")
-            x.note(self._note, held)
+                    rule.count_reserved(take.amount)
+            if self._is_kept:
+                x.note(self._note, held)
             return
         takes, held.takes = held.takes, []
         rule = refusing.rule
@@ -217,17 +224,21 @@ class Quota(Filter):
 class SettledQuota(Quota):
     """Of limits that are settled when the exchange is over: concurrency, and bytes."""
 
+    settles = True
+
     def complete(self, x: Exchange) -> None:
         """Give back what it holds, and count what it took in the end."""
         held: Held | None = x.notes.pop(self._note, None) if x.notes is not None else None
         if held is None:
             return
-        self._leave(held)
+        if held.places:
+            self._leave(held)
         for take in held.takes:
-            took = self._taken(take.rule, x, held)
+            rule = take.rule
+            took = self._taken(rule, x, held)
             if took is not None:
-                take.rule.settled += took
-                self._amounts.add(took, take.rule.name, "settled")
+                rule.settled += took
+                rule.count_settled(took)
                 if took != take.amount:
                     self._store.settle(take, took - take.amount)
 
@@ -285,7 +296,9 @@ def _identity(context: FilterContext, entry: LimitEntry) -> bytes:
 
 def _table(context: FilterContext, entry: LimitEntry, identity: bytes) -> KeyedCounters:
     keys = context.config.max_keys if entry.per else 1
-    return KeyedCounters(keys) if context.keyed is None else context.keyed(identity, keys)
+    made = KeyedCounters(keys) if context.keyed is None else context.keyed(identity, keys)
+    made.remembers = "Header" not in entry.per  # a field may be a credential
+    return made
 
 
 def _allows(entry: LimitEntry) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Sequence
+from copy import copy
 from hashlib import blake2b, sha1
 from time import monotonic
 from typing import Final
@@ -250,7 +251,6 @@ class RedisStore:
             if not isinstance(window, TokenBucket):
                 until, used = window.with_more(until, state, 0.0, now)
             self._keep(take, until, used, now)
-            take.left, take.reset_s = window.left(until, used, now)
             if is_refused == 1:
                 # The Redis has refused it, so it waits at least a moment, whatever our clock says.
                 take.wait_s = max(window.wait_s(until, used, take.amount, now), 1e-3)
@@ -260,9 +260,8 @@ class RedisStore:
 
     def _keep(self, take: Take, until: float, used: float, now: float) -> None:
         table = take.rule.table
-        key = take.key
         with table.lock:
-            at = table.find(key, now)
+            at = table.find_text(take.text, now)
             table.cells[at], table.cells[at + 1] = until, used
 
     def _send(self, link: RedisLink, script: _Script, keys: list[bytes], arguments: list[bytes]) -> None:
@@ -292,15 +291,17 @@ class RedisStore:
             raise LimitExceeded(takes[0].rule.reason, message, status=503, rule=self._source, retry_after_s=1)
         scaled = []
         for take in takes:
-            made = Take(take.rule, take.text, take.period, 0.0)
+            made = copy(take)
             made.amount = min(take.amount * self._machines, max(take.amount, take.rule.window.most))
             scaled.append(made)
         refusing = self._local.take(scaled)
-        for take, made in zip(takes, scaled, strict=True):
-            take.left, take.reset_s, take.wait_s = made.left / self._machines, made.reset_s, made.wait_s
-            if refusing is None:
+        if refusing is None:
+            for take in takes:
                 self._owe(take, take.amount)
-        return None if refusing is None else takes[scaled.index(refusing)]
+            return None
+        refused = takes[scaled.index(refusing)]
+        refused.wait_s = refusing.wait_s
+        return refused
 
     def _owe(self, take: Take, amount: float) -> None:
         key = _key(take)
@@ -365,7 +366,7 @@ def _state(said: bytes) -> float:
 
 def _key(take: Take) -> bytes:
     """The same in every process of the fleet; what the key says cannot be read from it."""
-    digest = blake2b(take.text + b"\0" + take.period, digest_size=16, key=take.rule.identity).hexdigest()
+    digest = blake2b(take.text, digest_size=16, key=take.rule.identity).hexdigest()
     return b"%b%b:%b" % (_PREFIX, take.rule.identity.hex().encode(), digest.encode())
 
 

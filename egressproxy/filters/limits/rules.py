@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,10 @@ REASONS: Final = {
 NEVER: Final = math.inf
 
 
+def _nothing(_amount: float) -> None:
+    """No metric."""
+
+
 @dataclass(slots=True, eq=False)
 class QuotaRule:
     """One limit.
@@ -39,6 +44,7 @@ class QuotaRule:
         identity: what distinguishes it from every other limit of a fleet.
         allowed, denied: exchanges.
         reserved, settled: amounts that were taken before, and what they were in the end.
+        count_allowed, count_reserved, count_settled: add to their metrics.
     """
 
     name: str
@@ -53,6 +59,9 @@ class QuotaRule:
     denied: int = 0
     reserved: float = 0.0
     settled: float = 0.0
+    count_allowed: Callable[[float], None] = _nothing
+    count_reserved: Callable[[float], None] = _nothing
+    count_settled: Callable[[float], None] = _nothing
 
     @property
     def message(self) -> str:
@@ -69,27 +78,29 @@ class QuotaRule:
 
 
 class Take:
-    """What one exchange takes of one limit: `amount`, for the key of this `text`, in the window `period`.
+    """What one exchange takes of one limit: `amount`, for the key of this `text`, in the window `period`, which becomes
+    a part of the text.
 
-    After it was asked for: `left` and `reset_s` (seconds until all of it is there again), and `wait_s` where it does
-    not fit.
+    After `peek`: `left` and `reset_s` (seconds until all of it is there again). After `take`, of one that does not fit:
+    `wait_s`.
     """
 
     __slots__ = ("amount", "left", "period", "reset_s", "rule", "text", "wait_s")
 
+    left: float
+    reset_s: float
+    wait_s: float
+
     def __init__(self, rule: QuotaRule, text: bytes, period: bytes, amount: float) -> None:
         self.rule = rule
-        self.text = text
+        self.text = text + b"\0" + period
         self.period = period
         self.amount = amount
-        self.left = 0.0
-        self.reset_s = 0.0
-        self.wait_s = 0.0
 
     @property
     def key(self) -> bytes:
         """The key of its rule's table."""
-        return self.rule.table.key(self.text + b"\0" + self.period)
+        return self.rule.table.key(self.text)
 
     def __repr__(self) -> str:
-        return f"Take({self.amount:g} of {self.rule.name}, {self.left:g} left)"
+        return f"Take({self.amount:g} of {self.rule.name})"

@@ -85,13 +85,14 @@ class TokenQuota(SettledQuota):
         held = self._held(x)
         if held is None or held.use is None:
             return None
-        kind = media_type(x.response.fields)
+        fields = x.response.fields
+        kind = media_type(fields)
         if kind not in _READ_TYPES:
             return None
         held.use.begin_answer(kind, operation(x))
-        is_short = 0 <= x.response.body <= _SHORT_ANSWER and b"content-encoding" not in x.response.fields
-        # What is here in a moment as a whole is held until then, and keeps its Content-Length.
-        return BodyMode.BUFFER if is_short and not held.use.is_stream else BodyMode.STREAM
+        if held.use.is_stream or not 0 <= x.response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
+            return BodyMode.STREAM
+        return BodyMode.BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Estimate what the request takes, and take it. Raises LimitExceeded."""
@@ -141,26 +142,35 @@ class TokenQuota(SettledQuota):
         use = held.use
         if use is None or rule.type not in ("Tokens", "Cost"):
             return super()._amount(rule, x, held)
-        needed = self._of_usage(rule, TokenUsage(use.estimate.input_tokens), use.model)
-        whole = self._of_usage(rule, use.estimate, use.model)
-        # An answer may turn out shorter: only what is asked can be too much for the limit.
-        amount = max(needed, min(whole, rule.window.most))
-        return max(LEAST if rule.type == "Tokens" else _LEAST_COST, amount)
+        if rule.type == "Cost":
+            needed = self._cost(TokenUsage(use.input_tokens), use.model)
+            amount = self._cost(TokenUsage(use.input_tokens, use.output_tokens), use.model)
+            least = _LEAST_COST
+        else:
+            needed = use.input_tokens if rule.count != "Output" else 0
+            amount = needed + use.output_tokens if rule.count != "Input" else needed
+            least = LEAST
+        most = rule.window.most
+        if amount > most:  # an answer may turn out shorter: only what is asked can be too much for the limit
+            amount = max(needed, most)
+        return amount if amount > least else least
 
     def _taken(self, rule: QuotaRule, x: Exchange, held: Held) -> float | None:
         if rule.type not in ("Tokens", "Cost"):
             return super()._taken(rule, x, held)
         assert held.use is not None
         usage = held.use.taken(x)
-        return None if usage is None else self._of_usage(rule, usage, held.use.model)
-
-    def _of_usage(self, rule: QuotaRule, usage: TokenUsage, model: str) -> float:
+        if usage is None:
+            return None
         if rule.type == "Cost":
-            price = price_of(self._config.prices, model) or self._dearest
-            return 0.0 if price is None else price.cost(usage)
+            return self._cost(usage, held.use.model)
         if rule.count == "Total":
-            return float(usage.total_tokens)
-        return float(usage.input_tokens if rule.count == "Input" else usage.output_tokens)
+            return usage.input_tokens + usage.output_tokens
+        return usage.input_tokens if rule.count == "Input" else usage.output_tokens
+
+    def _cost(self, usage: TokenUsage, model: str) -> float:
+        price = price_of(self._config.prices, model) or self._dearest
+        return 0.0 if price is None else price.cost(usage)
 
     def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
         fields = super()._fields(x, takes)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from egressproxy.ai_apis.answer import model_of
 from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.framing import Framing
 from egressproxy.ai_apis.request import AiRequest, estimated_tokens
-from egressproxy.ai_apis.shared import add_usage, usage_told
+from egressproxy.ai_apis.shared import add_usage, said_in_answer, usage_told
 from egressproxy.ai_apis.stream_events import read_event
 from egressproxy.ai_apis.streams import framing_of
 from egressproxy.ai_apis.strict_json import Unreadable, loads
@@ -38,33 +38,24 @@ def told_in_head(x: Exchange) -> TokenUsage | None:
 
 
 class TokenUse:
-    """Of one exchange. `estimate` is what it may take, `model` the one that it asks for, `served_model` the one that
-    the answer names ("" until it does), `seen_tokens` are about those of the text of a stream that has come so far.
+    """Of one exchange, which sets few of these.
+
+    Attributes:
+        input_tokens, output_tokens: what it may take.
+        is_call: its path or body is that of an API that is known.
+        model: the one that it asks for.
+        served_model: the one that the answer names, where `wants_model` asks for that; "" until it does.
+        seen_tokens: about those of the text of a stream that has come so far.
     """
 
-    __slots__ = (
-        "_framing",
-        "_has_ended",
-        "_is_over",
-        "_whole",
-        "estimate",
-        "hides_usage",
-        "is_call",
-        "model",
-        "seen_tokens",
-        "served_model",
-    )
-
-    def __init__(self) -> None:
-        self.model = self.served_model = ""
-        self.estimate = TokenUsage()
-        self.is_call = False  # its path or body is that of an API that is known
-        self.hides_usage = False
-        self._framing: Framing | None = None
-        self._whole: bytearray | None = None
-        self.seen_tokens = 0
-        self._is_over = False  # no more of the answer can be read
-        self._has_ended = False  # all of the answer has come
+    wants_model: ClassVar[bool] = False
+    model = served_model = ""
+    input_tokens = output_tokens = seen_tokens = 0
+    is_call = hides_usage = False
+    _framing: Framing | None = None
+    _whole: bytearray | None = None  # of an answer that comes in pieces
+    _is_over = False  # no more of the answer can be read
+    _has_ended = False  # all of the answer has come
 
     def read(
         self, body: bytes, view: AiRequest | None, operation: Operation | None, usual_output: int, most_output: int
@@ -81,22 +72,24 @@ class TokenUse:
             return body
         self.model = view.model
         asked = view.max_output_tokens
-        output = 0
         if view.api is not Api.OPENAI_EMBEDDINGS:
-            output = min(usual_output if asked is None or asked < 0 else asked, most_output) * view.choices
-        self.estimate = TokenUsage(view.estimated_input_tokens(), output)
-        self.hides_usage = view.ask_for_usage()
+            output = usual_output if asked is None or asked < 0 else asked
+            self.output_tokens = (output if output < most_output else most_output) * view.choices
+        self.input_tokens = view.estimated_input_tokens()
+        if view.ask_for_usage():
+            self.hides_usage = True
         return view.body()
 
     def guess(self, length: int, usual_output: int) -> None:
         """Estimate a request of which only the length is known: bytes, negative where nothing tells it."""
         self.is_call = True
-        self.estimate = TokenUsage(max(0, length) // _UNREADABLE, usual_output)
+        self.input_tokens = max(0, length) // _UNREADABLE
+        self.output_tokens = usual_output
 
     def begin_answer(self, media_type: bytes, operation: Operation | None) -> None:
         """An answer of this type has begun."""
         self._framing = framing_of(media_type, operation)
-        self._whole = bytearray() if self._framing is None else None
+        self._whole = None
         self.seen_tokens = 0
         self._is_over = self._has_ended = False
 
@@ -112,8 +105,7 @@ class TokenUse:
             return data
         if self._framing is not None:
             return self._feed_stream(x, self._framing, data, last)
-        if self._whole is not None:
-            self._feed_whole(x, self._whole, data, last)
+        self._feed_whole(x, data, last)
         return data
 
     def _feed_stream(self, x: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
@@ -137,7 +129,8 @@ class TokenUse:
                 if value is not None:
                     for delta in read_event(value).deltas:
                         self.seen_tokens += estimated_tokens(delta.text)
-                    self.served_model = self.served_model or model_of(value)
+                    if self.wants_model and not self.served_model:
+                        self.served_model = model_of(value)
                     usage = usage_of(value)
                     if usage is not None:
                         add_usage(x, usage)
@@ -146,18 +139,22 @@ class TokenUse:
                 kept.append(frame.raw)
         return b"".join(kept) if self.hides_usage else data
 
-    def _feed_whole(self, x: Exchange, whole: bytearray, data: bytes, last: bool) -> None:
-        if len(whole) + len(data) > _MAX_ANSWER:
+    def _feed_whole(self, x: Exchange, data: bytes, last: bool) -> None:
+        if not last or self._whole is not None:
+            whole = self._whole = bytearray() if self._whole is None else self._whole
+            whole += data
+            if last:
+                data = bytes(whole)
+        if len(data if last else whole) > _MAX_ANSWER:
             self._is_over = True
-            whole.clear()
-            return
-        whole += data
-        if last:
+            self._whole = None
+        elif last:
             try:
-                said = loads(bytes(whole))  # as streams are read: it is the provider that has said it, to us alone
+                said = said_in_answer(x, data)
             except Unreadable:
                 return
-            self.served_model = model_of(said)
+            if self.wants_model:
+                self.served_model = model_of(said)
             if usage_told(x) is None:
                 add_usage(x, usage_of(said))
 
@@ -171,16 +168,18 @@ class TokenUse:
         if not x.attempts:
             return usage_told(x) or TokenUsage()  # a cache may tell what its answer has taken once
         told = usage_told(x) or told_in_head(x)
+        if told is not None and self._framing is None:
+            return told
         if told is None and self.is_call and x.reason is Reason.CLIENT_GONE and not x.status:
             return None
         if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
             if told is None:
                 is_counted = self.seen_tokens or (self.is_call and 200 <= x.status < 300)
-                return TokenUsage(self.estimate.input_tokens, self.seen_tokens) if is_counted else TokenUsage()
+                return TokenUsage(self.input_tokens, self.seen_tokens) if is_counted else TokenUsage()
             return told._replace(output_tokens=max(told.output_tokens, self.seen_tokens))
         if told is not None:
             return told
         return None if self.is_call and 200 <= x.status < 300 else TokenUsage()
 
     def __repr__(self) -> str:
-        return f"TokenUse({self.model}, {self.estimate})"
+        return f"TokenUse({self.model}, {self.input_tokens} and {self.output_tokens} tokens)"

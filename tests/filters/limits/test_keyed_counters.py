@@ -85,3 +85,32 @@ def test_a_limit_has_one_table_for_as_long_as_its_room_stays():
     tables = OwnCounters()
     assert tables.keyed(b"a", 8) is tables.keyed(b"a", 8) is not tables.keyed(b"b", 8)
     assert tables.keyed(b"a", 16).keys == 16
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.floats(0.5, 20.0)), max_size=200))
+def test_what_is_remembered_of_a_key_leads_to_the_entry_that_a_search_finds(steps):
+    """With less room than keys, so that entries go from key to key, beside another worker that takes them, too."""
+    table = KeyedCounters(2, memory := memoryview(bytearray(table_bytes(2))), b"s" * 32)
+    other = KeyedCounters(2, memory, b"s" * 32)
+    table.remembers, now = True, 1.0
+    for number, length in steps:
+        now += 0.5
+        text = b"%d" % number
+        if number % 3:
+            spend(other, text, now + length, float(number), now)
+        else:
+            at = table.find_text(text, now)
+            assert at == other.find(other.key(text), now)
+            table.cells[at], table.cells[at + 1] = now + length, float(number)
+
+
+def test_nothing_is_remembered_of_keys_that_may_be_secret_and_not_of_ever_more_keys():
+    table = KeyedCounters(8)
+    table.find_text(b"secret", 1.0)
+    assert not table._known
+    table.remembers = True
+    for number in range(5000):
+        table.find_text(b"%d" % number, 1.0)
+        table.find_text(b"%d" % number + b"x" * 300, 1.0)
+    assert 0 < len(table._known) <= 4096
+    assert max(map(len, table._known)) < 300
