@@ -98,6 +98,7 @@ class Reason(str, Enum):
     BACKEND_INVALID = "backend_invalid"
     UNKNOWN_EXTENSION = "unknown_extension"
     FILTER_FAILED = "filter_failed"
+    FILTER_UNUSABLE = "filter_unusable"
     EXT_AUTH_ERROR = "ext_auth_error"
     CREDENTIAL_MISSING = "credential_missing"
     DRAINED = "drained"

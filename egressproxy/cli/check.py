@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,8 @@ def command(
 
     A problem is what a manifest must not contain, or a filter that cannot be built (the file of a Python filter is run
     for that): `run` would refuse the whole configuration. `unserved` is what is valid but cannot be served as it is
-    written (a missing Secret, a rule that is dropped, a policy without a target): the rest would be served. A `warning`
-    is about what is served as written but may not be meant. A `note` needs no action.
+    written (a Secret that is missing or does not fit, a rule that is dropped, a policy without a target): the rest
+    would be served. A `warning` is about what is served as written but may not be meant. A `note` needs no action.
 
     \b
     Examples:
@@ -70,7 +71,7 @@ def command(
 
     try:
         resources, compiled = loaded((*paths, *config, *sources), bind)
-        _build_filters(resources, compiled)
+        unusable = _build_filters(resources, compiled)
     except ConfigError as error:
         if output == "json":
             _print_json(False, {}, problems=error.problems)
@@ -78,7 +79,7 @@ def command(
             show_problems(error.problems, sys.stdout)
             click.echo(f"{_counted(len(error.problems), 'problem')}: this configuration would be refused as a whole.")
         sys.exit(1)
-    findings = all_warnings(resources, compiled)
+    findings = [*all_warnings(resources, compiled), *unusable]
     unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]
         for severity in (Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
@@ -100,24 +101,33 @@ def command(
     sys.exit(0 if is_good else 1)
 
 
-def _build_filters(resources: ResourceSet, compiled: Compiled) -> None:
-    """Raise ConfigError with every filter that cannot be built, each with the place where it is declared."""
+def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
+    """The Python filters that cannot be built with the Secrets that they have. Raises ConfigError with every filter
+    whose manifest or file is wrong. Each has the place where it is declared.
+    """
     from egressproxy.ir.extensions import extensions
 
     if next(extensions(compiled.spec), None) is None:
-        return  # importing the filters would take as long as reading a small configuration
+        return []  # importing the filters would take as long as reading a small configuration
     from egressproxy.config.compile.object_problems import problem_at
-    from egressproxy.config.reading.problems import ConfigError, Problem
+    from egressproxy.config.reading.problems import ConfigError, Problem, Severity
     from egressproxy.filters.catalog import Catalog
+    from egressproxy.filters.instances import UnusableFilter
     from egressproxy.filters.trial import failures
 
     found: dict[Problem, None] = {}  # a policy with two targets declares its filters twice
     for spec, error in failures(compiled.spec, Catalog()):
         message = str(error).removeprefix(f"{spec.source}: ")
         owner, path = _declaration(resources, spec)
-        found[Problem("", 0, 0, spec.source, "", message) if owner is None else problem_at(owner, path, message)] = None
-    if found:
-        raise ConfigError(sorted(found, key=lambda problem: (problem.file, problem.line, problem.column)))
+        problem = Problem("", 0, 0, spec.source, "", message) if owner is None else problem_at(owner, path, message)
+        if isinstance(error, UnusableFilter):
+            why = f"{message}; until it is mended, requests are refused"
+            problem = replace(problem, message=why, severity=Severity.UNSERVED, code="InvalidSecret")
+        found[problem] = None
+    refusing = [each for each in found if each.severity is Severity.ERROR]
+    if refusing:
+        raise ConfigError(sorted(refusing, key=lambda problem: (problem.file, problem.line, problem.column)))
+    return list(found)
 
 
 def _declaration(resources: ResourceSet, spec: ExtensionIR) -> tuple[Resource | None, str]:

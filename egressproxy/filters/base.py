@@ -35,6 +35,7 @@ __all__ = [
     "NextAttempt",
     "Phase",
     "Rejected",
+    "UnusableReference",
     "overrides",
 ]
 
@@ -116,6 +117,18 @@ class NextAttempt(UpstreamFault):
 
     def __init__(self, why: str) -> None:
         super().__init__(Reason.FILTER_REJECTED, f"a filter refused the response of the backend: {why}")
+
+
+class UnusableReference(ValueError):
+    """What a config names (a Secret, a variable of the environment) is there and does not fit the filter.
+
+    Raised while the filter is built: its places are closed then, and the rest of the configuration is served. `ref` is
+    the reference in the config, None where it is no Secret. The message must not hold the value.
+    """
+
+    def __init__(self, message: str, ref: SecretRef | None = None) -> None:
+        super().__init__(message)
+        self.ref = ref
 
 
 class LimitState(NamedTuple):
@@ -311,7 +324,7 @@ class FilterType:
         phases: where it may be placed.
         config_model: a pydantic model, or a dataclass derived from `settings.FilterConfig`. Such a dataclass is checked
             once, where the configuration is compiled, and the process that serves does not import pydantic for it.
-        build: makes the filter. Raises ValueError or OSError.
+        build: makes the filter. Raises UnusableReference, or ValueError or OSError for what refuses the configuration.
         also: phases in which a placed filter runs besides its own (an injector that also masks responses).
         secret_refs: the Secrets that a config refers to.
         backend_refs: the backends that a config refers to, each with its field in the config (`judge.backendRef`).

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from egressproxy.filters.base import FilterType, Phase
+from egressproxy.filters.base import FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.builtin import BUILTIN, FULL_NAMES, builtin_type, support_level
 from egressproxy.filters.limits.keyed_counters import KeyedCounters, OwnCounters
+from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
 if TYPE_CHECKING:
     from egressproxy.filters.packages import PackagedType
@@ -54,6 +58,27 @@ class Catalog:
         except ValueError as error:
             return f"package {packaged.package}: {error}"
         return ""
+
+    def misfit(self, spec: ExtensionIR, config: Any) -> tuple[str, SecretRef | None] | None:
+        """Why what the validated config of this spec names (a Secret, a variable) does not fit, and which Secret. None
+        where it fits, where something else is wrong, and for a type that runs the operator's code, which is not run.
+        """
+        kind = self.get(spec.implementation or spec.type)
+        if kind is None or kind.runs_code:
+            return None
+        meter, secrets = FilterMeter(FilterMetrics(), spec.name, kind.name), dict(spec.secrets)
+        context = FilterContext(
+            config, secrets, spec.name, spec.scope, spec.source, spec.folder, Phase(spec.phase), meter=meter
+        )
+        try:
+            made = kind.build(context)
+        except UnusableReference as error:
+            return str(error), error.ref
+        except Exception:
+            return None  # who builds it for traffic says so
+        with suppress(Exception):
+            made.close()
+        return None
 
     def keyed(self, key: bytes, keys: int) -> KeyedCounters:
         """The numbers of the limit with this key, for so many of its own keys; the same as long as the process lives.

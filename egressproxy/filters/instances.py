@@ -11,18 +11,20 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Final
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
+from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import PlacedFilter
 from egressproxy.filters.error_budget import ErrorBudget
 from egressproxy.filters.shared_counters import KEY_BYTES
-from egressproxy.ir.policy import Callee, ExtensionIR
+from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
+from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import FilterStats, Notices
 
-__all__ = ["FilterBuildError", "FilterInstances"]
+__all__ = ["FilterBuildError", "FilterInstances", "UnusableFilter"]
 
 
 #: The most filters of which runs are measured behind a scrape: there may be ten thousand.
@@ -33,12 +35,18 @@ class FilterBuildError(ValueError):
     """A filter cannot be built from its spec. The message names the declaring object, the filter and the reason."""
 
 
+class UnusableFilter(FilterBuildError):
+    """What the config names (a Secret, a variable of the environment) does not fit. The manifests are good, so that
+    its places are closed alone: see `FilterInstances.place_or_close`.
+    """
+
+
 class FilterInstances:
     """One filter per equal IR. `previous` is that of the snapshot in service, None at the first start. `notices` get
     the failures of filters.
     """
 
-    __slots__ = ("_catalog", "_counted", "_held", "_made", "_metrics", "_notices", "_previous", "_reach")
+    __slots__ = ("_catalog", "_closed", "_counted", "_held", "_made", "_metrics", "_notices", "_previous", "_reach")
 
     def __init__(
         self,
@@ -56,6 +64,8 @@ class FilterInstances:
         self._notices = notices
         self._metrics = FilterMetrics() if metrics is None else metrics
         self._made: dict[tuple[ExtensionIR, str], PlacedFilter] = {}
+        #: What stands where a filter cannot be used, with why. Not kept across reloads: what was wrong may be mended.
+        self._closed: dict[ExtensionIR, tuple[PlacedFilter, str]] = {}
         self._previous = {} if previous is None else previous._made
         #: The counters of the previous snapshot: a filter with another Secret or config goes on counting.
         self._counted = {_labels(placed.spec): placed.stats for placed in self._previous.values()}
@@ -71,7 +81,9 @@ class FilterInstances:
         return tuple(held or ())
 
     def place(self, spec: ExtensionIR) -> PlacedFilter:
-        """The filter of this spec, built at its first use. Raises FilterBuildError, with every fault of its config."""
+        """The filter of this spec, built at its first use. Raises FilterBuildError, with every fault of its config;
+        UnusableFilter where a Secret is at fault.
+        """
         if self._held is not None and spec in self._held:
             return self._held[spec]
         kind, context = self._context(spec)
@@ -82,10 +94,27 @@ class FilterInstances:
                 kind.inspect(context)
                 return self._held.setdefault(spec, PlacedFilter(spec, _Nothing()))
             placed = found or self._build(spec, kind, context)
+        except UnusableReference as error:
+            raise UnusableFilter(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
         except (ValueError, OSError) as error:
             raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
         self._made[key] = placed
         return placed
+
+    def place_or_close(self, spec: ExtensionIR) -> PlacedFilter:
+        """The filter of this spec; where a Secret does not fit it, one that refuses every request, whatever `failOpen`
+        says. Raises FilterBuildError for what is wrong with a manifest.
+        """
+        if spec in self._closed:
+            return self._closed[spec][0]
+        try:
+            return self.place(spec)
+        except UnusableFilter as error:
+            closed = _Closed(spec)
+            stats = self._counted.pop(_labels(spec), {})
+            placed = PlacedFilter(spec, closed, closed.runs_in, stats, notices=self._notices)
+            self._closed[spec] = placed, str(error).removeprefix(f"{spec.source}: ")
+            return placed
 
     def blocks(self, spec: ExtensionIR) -> bool:
         """Whether building this filter blocks, so that it must not be built on the event loop."""
@@ -109,14 +138,20 @@ class FilterInstances:
         """
         for placed in islice(self._made.values(), MAX_SAMPLED):
             placed.sample()
-        found = {id(stats): stats for placed in self._made.values() for stats in placed.stats.values()}
+        every = (*self._made.values(), *(placed for placed, _ in self._closed.values()))
+        found = {id(stats): stats for placed in every for stats in placed.stats.values()}
         return list(found.values())
 
     def seal(self) -> None:
-        """Close those of the previous snapshot that this one does not have; call it when this one is in service."""
+        """Close those of the previous snapshot that this one does not have, and tell which filters of this one cannot
+        be used; call it when this one is in service.
+        """
         for key, placed in self._previous.items():
             if key not in self._made:
                 placed.close()
+        for spec, (_, why) in self._closed.items():
+            told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
+            told.warning("FilterUnusable", f"{why}; requests that need it are refused until it is mended")
         self._previous = {}
         self._counted = {}
         self._reach = None  # it holds the builder
@@ -175,3 +210,32 @@ class _Nothing(Filter):
     """In the place of a filter whose code must not run yet."""
 
     runs_in = frozenset()
+
+
+class _Closed(Filter):
+    """In the place of a filter that cannot be used. It refuses before anything is sent to a backend."""
+
+    runs_in: frozenset[Phase]
+
+    def __init__(self, spec: ExtensionIR) -> None:
+        self._spec = spec
+        is_of_attempts = spec.level >= BACKEND_LEVEL or spec.phase in _OF_ATTEMPTS
+        self.runs_in = frozenset((Phase.BACKEND_REQUEST if is_of_attempts else Phase.REQUEST_HEADERS,))
+        if spec.phase == Phase.CONNECT.value:
+            self.runs_in |= {Phase.CONNECT}
+
+    def request_headers(self, x: Exchange) -> None:
+        """Raises GatewayFault(FILTER_UNUSABLE, 503)."""
+        raise GatewayFault(
+            Reason.FILTER_UNUSABLE,
+            f"filter {self._spec.name} ({self._spec.type}) cannot be used",
+            status=503,
+            rule=self._spec.source,
+            remedy="the status of the object says what is wrong",
+        )
+
+    connect = backend_request = forecast = request_headers
+
+
+#: The phases of one attempt.
+_OF_ATTEMPTS: Final = frozenset(each.value for each in (Phase.CONNECT, Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))

@@ -20,7 +20,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Rejected
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Rejected, UnusableReference
 
 __all__ = ["GROUP", "SWITCH", "PackagedType", "installed", "packaged_types"]
 
@@ -62,7 +62,7 @@ class PackagedType:
             raise ValueError(f"{self.value} has the name {found.name}, and its entry point {self.name}")
         if not found.phases:
             raise ValueError(f"{self.value} names no phases")
-        return replace(found, package=self.package, build=_reporting(found.build))
+        return replace(found, package=self.package, build=_reporting(found))
 
 
 def packaged_types() -> dict[str, PackagedType]:
@@ -110,19 +110,20 @@ def _normalized(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package.strip()).lower()
 
 
-def _reporting(build: Callable[[FilterContext], Filter]) -> Callable[[FilterContext], Filter]:
-    """`build`, which raises ValueError whatever goes wrong in it: with the place, and without the text, since what
-    builds a filter has seen secrets.
+def _reporting(kind: FilterType) -> Callable[[FilterContext], Filter]:
+    """Its `build`, which raises ValueError whatever goes wrong in it, or UnusableReference where the config names
+    Secrets, one of which may be at fault: with the place, and without the text, since what builds a filter has seen
+    secrets.
     """
 
     def built(context: FilterContext) -> Filter:
         try:
-            return build(context)
+            return kind.build(context)
         except Rejected as refusal:  # its message is meant to be shown
-            remedy = f" ({refusal.remedy})" if refusal.remedy else ""
-            raise ValueError(f"{refusal.message}{remedy}") from None
+            why = f"{refusal.message}{f' ({refusal.remedy})' if refusal.remedy else ''}"
         except (Exception, SystemExit) as error:
-            raise ValueError(f"{_place(error)}{type(error).__name__} while the filter was built") from None
+            why = f"{_place(error)}{type(error).__name__} while the filter was built"
+        raise UnusableReference(why) if kind.secret_refs(context.config) else ValueError(why)
 
     return built
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected, overrides
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, Rejected, UnusableReference, overrides
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model import state_folder
 
@@ -42,7 +42,9 @@ class PythonConfig(FilterConfig):
 
 
 def load_filter(context: FilterContext) -> Filter:
-    """Import the file and build its filter. Raises ValueError with the file, the line and the remedy."""
+    """Import the file and build its filter. Raises ValueError with the file, the line and the remedy; UnusableReference
+    where the constructor fails and the config names Secrets, one of which may be at fault.
+    """
     config: PythonConfig = context.config
     path = _locate(context)
     module = _import(path)
@@ -50,15 +52,16 @@ def load_filter(context: FilterContext) -> Filter:
     inner = replace(context, config=_read_config(module, config, path))
     if cls.runs_in is None:
         _expect_method(cls, context.phase, path, f"is placed in phase {context.phase.value}")
+    failure = UnusableReference if config.secrets else ValueError
     try:
         made = cls(inner) if "__init__" in _own_names(cls) else cls()  # type: ignore[call-arg]
     except Rejected as refusal:  # its message is meant to be shown
         remedy = f" ({refusal.remedy})" if refusal.remedy else ""
-        raise ValueError(f"{path}:{_line_in(refusal, path)}: {refusal.message}{remedy}") from None
+        raise failure(f"{path}:{_line_in(refusal, path)}: {refusal.message}{remedy}") from None
     except (Exception, SystemExit) as error:
         # The constructor has seen secrets: the text of what it raised is not repeated.
         line = _line_in(error, path)
-        raise ValueError(f"{path}:{line}: {type(error).__name__} while {cls.__name__} was built") from None
+        raise failure(f"{path}:{line}: {type(error).__name__} while {cls.__name__} was built") from None
     try:
         made.runs_in = frozenset((context.phase,) if made.runs_in is None else map(Phase, made.runs_in))
     except (TypeError, ValueError):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.filter_step import MisplacedFilter
-from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.filters.instances import FilterBuildError, FilterInstances, UnusableFilter
 from egressproxy.ir.extensions import chains, extensions
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR
@@ -16,7 +16,8 @@ __all__ = ["failures"]
 
 
 def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, FilterBuildError]]:
-    """The specs that cannot be built, each with its error.
+    """The specs that cannot be built, each with its error: UnusableFilter for a Python filter whose constructor fails
+    with the Secrets that it has. Of other types the compiler has told that in status.
 
     Files of Python filters are run, as at a start, but only if the other filters and the syntax of every file are good.
     """
@@ -25,14 +26,16 @@ def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, Filt
     known = (spec for spec in extensions(config) if spec.is_known)  # requests go on without the others
     faults = list(_faults(instances, dict.fromkeys(known)))
     faults = faults or list(_faults(instances, instances.release_code()))
-    return faults or list(_misplaced(instances, config))
+    if all(isinstance(error, UnusableFilter) for _, error in faults):
+        faults += _misplaced(instances, config)
+    return faults
 
 
 def _misplaced(instances: FilterInstances, config: ConfigIR) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
     """Filters that cannot stand where they are among the others."""
     for specs in dict.fromkeys(chains(config)):
         try:
-            compile_chain((spec for spec in specs if spec.is_known), instances.place)
+            compile_chain((spec for spec in specs if spec.is_known), instances.place_or_close)
         except MisplacedFilter as error:
             yield error.spec, FilterBuildError(str(error))
 
@@ -42,4 +45,5 @@ def _faults(instances: FilterInstances, specs: Iterable[ExtensionIR]) -> Iterato
         try:
             instances.place(spec)
         except FilterBuildError as error:
-            yield spec, error
+            if not isinstance(error, UnusableFilter) or instances.blocks(spec):
+                yield spec, error

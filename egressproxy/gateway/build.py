@@ -111,7 +111,7 @@ class SnapshotBuilder:
         if not waiting:
             return made
         for spec in waiting:
-            yield partial(self.filters.place, spec)
+            yield partial(self.filters.place_or_close, spec)
         self.parts.forget_chains()
         return (yield from self.whole(config))
 
@@ -211,7 +211,7 @@ class SnapshotBuilder:
         """Build those of its filters that are not to be built on the event loop; `chain` finds them then."""
         for spec in extensions_of(rule):
             if self.filters.blocks(spec):
-                yield partial(self.filters.place, spec)
+                yield partial(self.filters.place_or_close, spec)
 
     def route(self, attached: _Attachment, rule: HttpRuleIR) -> Cooperative[Route]:
         """One rule of a route. Stream routes, and what serves destinations without a route, have the same form."""

@@ -176,4 +176,4 @@ class SharedParts:
         return found
 
     def _placed(self, spec: ExtensionIR) -> PlacedFilter:
-        return self._asking.get(spec) or self._filters.place(spec)
+        return self._asking.get(spec) or self._filters.place_or_close(spec)

@@ -44,6 +44,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.MISDIRECTED: "NR",
     Reason.BACKEND_INVALID: "NC",  # no cluster
     Reason.UNKNOWN_EXTENSION: "NC",
+    Reason.FILTER_UNUSABLE: "NC",
     Reason.FILTER_REJECTED: "UAEX",  # refused by an authorisation step
     Reason.CONTENT_DENIED: "UAEX",
     Reason.MODEL_DENIED: "UAEX",

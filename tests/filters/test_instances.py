@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters import Exchange, Filter, FilterContext, Phase
-from egressproxy.filters.base import FilterType
+from egressproxy.filters.base import FilterType, UnusableReference
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.instances import FilterBuildError, FilterInstances
+from egressproxy.filters.chain import Chain, compile_chain, run
+from egressproxy.filters.instances import FilterBuildError, FilterInstances, UnusableFilter
 from egressproxy.filters.settings import FilterConfig
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.filters.testing import exchange
+from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.telemetry.notices import Notices
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation, scripted_filter
 
@@ -121,3 +125,57 @@ def test_a_reload_closes_the_filters_that_it_has_left_out():
         assert (a.closed, b.closed) == (0, 1)
     finally:
         talk.close()
+
+
+# --- a Secret that does not fit ----------------------------------------------------------------------------------
+STATE = {"fits": False}
+
+
+class Keyed(Filter):
+    def __init__(self, context: FilterContext) -> None:
+        if not STATE["fits"]:
+            raise UnusableReference("the key is none")
+
+
+KEYED = FilterType("a.example/Keyed:v1", frozenset(Phase), NoConfig, Keyed)
+
+
+def closed(phase: Phase, level: int = 1) -> Chain:
+    spec = ExtensionIR("mine", KEYED.name, phase.value, level=level, fail_open=True, config="{}", source="Backend a/b")
+    return compile_chain([spec], FilterInstances(Catalog([KEYED])).place_or_close)
+
+
+@pytest.mark.parametrize("level", [0, 1, BACKEND_LEVEL])
+@pytest.mark.parametrize("phase", Phase)
+def test_it_refuses_in_every_phase_before_anything_is_sent(phase: Phase, level: int):
+    chain = closed(phase, level)
+    of_attempts = level == BACKEND_LEVEL or phase in (Phase.CONNECT, Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE)
+    steps = chain.backend_request if of_attempts else chain.request_headers
+    assert (chain.connect is not None) == (phase is Phase.CONNECT)
+    for each in (steps, *filter(None, (chain.connect,))):
+        assert each is not None
+        with pytest.raises(GatewayFault, match=r"filter mine .* cannot be used") as caught:
+            run(each, exchange("GET", "http://a.test/"))
+        error = caught.value
+        assert (error.status, error.reason, error.rule) == (503, Reason.FILTER_UNUSABLE, "Backend a/b")
+        assert "none" not in f"{error.message} {error.remedy}"  # what is wrong is for the operator alone
+
+
+def test_it_is_built_again_in_each_snapshot_and_told_when_it_is_in_service():
+    notices = Notices()
+    spec = ExtensionIR("mine", KEYED.name, "request-headers", config="{}", source="Backend a/b")
+    first = FilterInstances(Catalog([KEYED]), notices=notices)
+    with pytest.raises(UnusableFilter, match=r"Backend a/b: filter mine .*: the key is none"):
+        first.place(spec)
+    placed = first.place_or_close(spec)
+    assert first.place_or_close(spec) is placed
+    assert not list(notices.take())
+    first.seal()
+    (told,) = notices.take()
+    assert (told.reason, told.regarding.name) == ("FilterUnusable", "b")
+    assert "the key is none; requests that need it are refused until it is mended" in told.message
+    STATE["fits"] = True
+    try:
+        assert isinstance(FilterInstances(Catalog([KEYED]), first).place_or_close(spec).filter, Keyed)
+    finally:
+        STATE["fits"] = False

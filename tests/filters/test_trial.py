@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.instances import FilterBuildError, UnusableFilter
 from egressproxy.filters.trial import failures
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
@@ -21,6 +22,7 @@ from egressproxy.ir.route import (
     StreamRouteIR,
     WeightedBackend,
 )
+from egressproxy.model.secret import SecretBytes
 
 BAD = ExtensionIR("bad", "egressproxy.io/Python:v1", "request-headers", config='{"path": "none.py"}', source="X a/b")
 GOOD = ExtensionIR("good", "egressproxy.io/BodyLimit:v1", "request-headers", config='{"maxBytes": 5}')
@@ -86,3 +88,36 @@ def test_a_filter_that_cannot_stand_where_it_is_is_told():
     early = replace(last, priority=5)
     config = listener(http_routes=(HttpRouteIR("a/r", (), (HttpRuleIR(extensions=(cache, early, unknown)),)),))
     assert failures(config, Catalog()) == []
+
+
+KEYED = """
+from egressproxy.filters import Filter
+
+class Keyed(Filter):
+    def __init__(self, context):
+        int(context.secrets["s/k"].reveal())
+
+    def request_headers(self, x):
+        pass
+"""
+
+
+def test_a_secret_that_does_not_fit_is_told_of_operators_code_alone(tmp_path: Path):
+    (tmp_path / "keyed.py").write_text(KEYED)
+    code = '{"path": "keyed.py", "secrets": [{"name": "s", "key": "k"}]}'
+    secrets = (("s/k", SecretBytes(b"hush")),)
+    python = replace(BAD, config=code, folder=str(tmp_path), secrets=secrets)
+    injector = '{"secretRef": {"name": "s", "key": "k"}, "scrubResponses": true, "template": "{}"}'
+    short = ExtensionIR("short", "egressproxy.io/CredentialInjector:v1", "backend-request", config=injector)
+    config = listener(extensions=(python, replace(short, secrets=secrets)))
+    ((spec, error),) = failures(config, Catalog())
+    assert (spec, type(error)) == (python, UnusableFilter)
+    assert "ValueError while Keyed was built" in str(error)
+    assert "hush" not in str(error)
+    missing = replace(python, secrets=())
+    ((spec, error),) = failures(listener(extensions=(missing,)), Catalog())
+    assert type(error) is UnusableFilter
+    without = replace(python, config='{"path": "keyed.py"}', secrets=())
+    ((spec, error),) = failures(listener(extensions=(without,)), Catalog())
+    assert type(error) is FilterBuildError  # the file alone is at fault: that refuses the configuration
+    assert [type(each) for _, each in failures(listener(extensions=(python, BAD)), Catalog())] == [FilterBuildError]

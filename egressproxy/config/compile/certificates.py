@@ -7,14 +7,14 @@ with the first certificate: a configuration without one is read a tenth faster.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.secret import SecretBytes
 
 if TYPE_CHECKING:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 
 __all__ = [
     "CertificateProblem",
@@ -26,6 +26,8 @@ __all__ = [
     "read_key_pair",
 ]
 
+#: SHA-224, 112 bits.
+_MIN_DIGEST_BYTES: Final = 28
 #: From when until when something is valid, since the epoch.
 Span = tuple[float, float]
 
@@ -37,23 +39,28 @@ class CertificateProblem(ValueError):
 def read_key_pair(name: str, chain: bytes, key: bytes) -> tuple[CertificateIR, Span]:
     """A certificate chain (leaf first) and its private key, both PEM, that belong together; and when the leaf is valid.
 
-    Raises CertificateProblem where one is malformed, the key is encrypted, or it is not the certificate's.
+    Raises CertificateProblem where one is malformed or weak, the key is encrypted, or it is not the certificate's.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    leaf = _certificates(chain, "tls.crt")[0]
+    certificates = _certificates(chain, "tls.crt")
+    leaf = certificates[0]
     try:
         private = serialization.load_pem_private_key(key, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise CertificateProblem("tls.key is not an unencrypted private key in PEM") from None
     if _is_weak(private):
         raise CertificateProblem("tls.key is too weak: use RSA with 2048 bits or more, or a P-256 key")
+    for number, each in enumerate(certificates, 1):
+        if weakness := _weakness(each):
+            raise CertificateProblem(f"certificate {number} of tls.crt {weakness}")
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise CertificateProblem("tls.key does not belong to the first certificate of tls.crt")
-    return CertificateIR(name, _text(chain, "tls.crt"), SecretBytes(key), _dns_names(leaf)), _span(leaf)
+    lines = b"".join(line.strip() + b"\n" for line in key.splitlines())  # OpenSSL knows no blanks before them
+    return CertificateIR(name, _text(certificates), SecretBytes(lines), _dns_names(leaf)), _span(leaf)
 
 
 def covers(names: Iterable[str], hostname: str) -> bool:
@@ -70,7 +77,7 @@ def covers(names: Iterable[str], hostname: str) -> bool:
 def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> tuple[str, list[Span]]:
     """One CA certificate or more, PEM, and when each is valid. Raises CertificateProblem."""
     certificates = _certificates(pem, field)
-    return _text(pem, field), list(map(_span, certificates))
+    return _text(certificates), list(map(_span, certificates))
 
 
 def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, Span]:
@@ -78,13 +85,16 @@ def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, Span]:
 
     Infinity where none of them ends. Raises CertificateProblem.
     """
-    text = _text(pem, field)
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    lists = _crls(pem.decode("latin-1"), field)
     begins: dict[bytes, float] = {}
     ends: dict[bytes, float] = {}
-    for crl in _crls(text, field):
+    for crl in lists:
         issuer, end = crl.issuer.public_bytes(), crl.next_update_utc
         begins[issuer] = min(begins.get(issuer, float("inf")), crl.last_update_utc.timestamp())
         ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if end is None else end.timestamp())
+    text = "".join(crl.public_bytes(Encoding.PEM).decode() for crl in lists)
     return text, (max(begins.values()), min(ends.values()))
 
 
@@ -108,19 +118,38 @@ def common_ca(first: str, second: str) -> str:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     wanted = {c.public_bytes(Encoding.DER) for c in _certificates(second.encode(), "ca.crt")}
-    kept = [c for c in _certificates(first.encode(), "ca.crt") if c.public_bytes(Encoding.DER) in wanted]
-    return "".join(c.public_bytes(Encoding.PEM).decode() for c in kept)
+    return _text([c for c in _certificates(first.encode(), "ca.crt") if c.public_bytes(Encoding.DER) in wanted])
 
 
-def _is_weak(key: PrivateKeyTypes) -> bool:
+def _is_weak(key: PrivateKeyTypes | PublicKeyTypes) -> bool:
     """Whether OpenSSL refuses the key at security level 2 (112 bits): found here, it closes one listener, not all."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
-    if isinstance(key, rsa.RSAPrivateKey):
+    if isinstance(key, rsa.RSAPrivateKey | rsa.RSAPublicKey):
         return key.key_size < 2048
-    if isinstance(key, ec.EllipticCurvePrivateKey):
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
         return key.key_size < 224
-    return not isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
+    edwards = ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey | ed448.Ed448PrivateKey | ed448.Ed448PublicKey
+    return not isinstance(key, edwards)
+
+
+def _weakness(certificate: x509.Certificate) -> str:
+    """Why OpenSSL refuses this certificate of a chain at security level 2, or nothing can be done with it; "" if not.
+
+    The signature of a certificate that has signed itself is not looked at, as there.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        if _is_weak(certificate.public_key()):
+            return "has a key that is too weak: use RSA with 2048 bits or more, or a P-256 key"
+        digest = certificate.signature_hash_algorithm
+    except (ValueError, UnsupportedAlgorithm):
+        return "has a key or a signature of a kind that is not supported"
+    is_its_own = certificate.issuer == certificate.subject
+    if digest is not None and digest.digest_size < _MIN_DIGEST_BYTES and not is_its_own:
+        return f"is signed with {digest.name.upper()}, which is too weak: have it issued anew, with SHA-256"
+    return ""
 
 
 def _span(certificate: x509.Certificate) -> Span:
@@ -136,15 +165,10 @@ def _certificates(pem: bytes, field: str) -> list[x509.Certificate]:
         raise CertificateProblem(f"{field} is not a certificate in PEM") from None
 
 
-def _text(pem: bytes, field: str) -> str:
-    try:
-        return pem.decode("ascii")
-    except UnicodeDecodeError:
-        pass
+def _text(certificates: Iterable[x509.Certificate]) -> str:
+    """In PEM as OpenSSL reads it: without blanks before the lines, and what stands between the blocks."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    # Comments between PEM blocks may be in any language; only the blocks count.
-    certificates = _certificates(pem, field)
     return "".join(c.public_bytes(Encoding.PEM).decode() for c in certificates)
 
 

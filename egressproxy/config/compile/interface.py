@@ -15,7 +15,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Key, Resource
 from egressproxy.errors import Denied
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.gateway import ConfigIR
-from egressproxy.ir.policy import PolicyIR
+from egressproxy.ir.policy import ExtensionIR, PolicyIR
 from egressproxy.model.certificate import Validity
 
 __all__ = [
@@ -152,6 +152,9 @@ class FilterCatalog(Protocol):
 
     def why_unusable(self, type_name: str, /) -> str:
         """Why the type of an installed package is not there, "" where no package has one of this name."""
+
+    def misfit(self, spec: ExtensionIR, config: Any, /) -> tuple[str, SecretReference | None] | None:
+        """Why what a config names does not fit its filter, and which Secret; None where nothing is known against it."""
 
     def names(self) -> Sequence[str]:
         """All names, for suggestions."""

@@ -15,7 +15,7 @@ from egressproxy.errors import Reason
 from egressproxy.filters.audit.bodies import Redactor, SeenBody
 from egressproxy.filters.audit.chain_writer import stamp, writer_of
 from egressproxy.filters.audit.config import AuditConfig, secret_refs
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 
@@ -45,9 +45,13 @@ class Audit(Filter):
             key = context.secrets.get(config.key_ref.label)
             if key is None:
                 name = config.key_ref.label.rstrip("/")
-                raise ValueError(f"the Secret {name} of keyRef is not there: create it, or say which of its keys")
+                why = f"the Secret {name} of keyRef is not there: create it, or say which of its keys"
+                raise UnusableReference(why, config.key_ref)
         self._config = config
-        self._settings = config.settings(key)
+        try:
+            self._settings = config.settings(key)
+        except ValueError as error:
+            raise UnusableReference(f"keyRef: {error}", config.key_ref) from None
         self._writer = writer_of(config.folder)
         self._redactor = Redactor() if config.bodies == "Redacted" else None
         self._request_note = f"audit request {id(self)}"

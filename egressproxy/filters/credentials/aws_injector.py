@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Denied, Reason
-from egressproxy.filters.base import BodyMode, FilterContext, Phase
+from egressproxy.filters.base import BodyMode, FilterContext, Phase, UnusableReference
 from egressproxy.filters.credentials.aws_chunks import ChunkError, ChunkSigner
 from egressproxy.filters.credentials.aws_config import Aws
 from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
@@ -97,10 +97,12 @@ class AwsInjector(BoundCredential):
             return
         try:
             keys = static_keys(context, self._aws)
+            if keys is not None:
+                self._keep(keys)
         except ValueError as error:
-            raise ValueError(f"the Secrets of aws.accessKey cannot be used: {error}") from None
-        if keys is not None:
-            self._keep(keys)
+            refs = self._aws.access_key
+            at_fault = refs.access_key_id_ref if refs is not None else None
+            raise UnusableReference(f"the Secrets of aws.accessKey cannot be used: {error}", at_fault) from None
 
     def _take(self, value: object) -> None:
         assert isinstance(value, AwsKeys)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.filters.base import FilterContext, Phase
+from egressproxy.filters.base import FilterContext, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
 from egressproxy.filters.credentials.bound_credential import BoundCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
@@ -43,7 +43,7 @@ _NOTHING: Final = SecretBytes(b"")
 
 
 class CredentialInjector(BoundCredential):
-    """Building it raises ValueError for a value that a field cannot have. Without a value, requests fail."""
+    """Building it raises UnusableReference for a value that a field cannot have. Without a value, requests fail."""
 
     keeps_length = True
 
@@ -84,7 +84,7 @@ class CredentialInjector(BoundCredential):
             try:
                 self._keep(raw)
             except ValueError as error:
-                raise ValueError(f"{what} {error}") from None
+                raise UnusableReference(f"{what} {error}", config.secret_ref) from None
 
     def _take(self, value: object) -> None:
         assert isinstance(value, bytes)
@@ -173,7 +173,9 @@ def _static(config: CredentialInjectorConfig, context: FilterContext) -> tuple[s
 
 
 def _fetch(config: CredentialInjectorConfig, context: FilterContext) -> Callable[[], Awaitable[Fetched]] | None:
-    """What fetches a value that changes while the filter lives; None for one that does not. Raises ValueError."""
+    """What fetches a value that changes while the filter lives; None for one that does not. Raises UnusableReference,
+    and ValueError for a path of a file that must not be read.
+    """
     # Here, since few filters have such a source.
     if config.file or config.command is not None:
         from egressproxy.filters.credentials import local_sources

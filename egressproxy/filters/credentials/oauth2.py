@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote_plus, urlparse
 
-from egressproxy.filters.base import FilterContext
+from egressproxy.filters.base import FilterContext, UnusableReference
 from egressproxy.filters.credentials.assertions import AssertionKey
 from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
@@ -33,7 +33,7 @@ Fetch = Callable[[], Awaitable[Fetched]]
 
 
 def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
-    """Asks the token endpoint. A missing Secret is a failed fetch. Raises ValueError for a key that is none."""
+    """Asks the token endpoint. A missing Secret is a failed fetch. Raises UnusableReference for a key that is none."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
     key = _key(context, config.private_key_ref, config.key_id)
     secret = secret_of(context, config.client_secret_ref)
@@ -94,11 +94,11 @@ def _authentication(
 def from_google_service_account(context: FilterContext, config: GoogleServiceAccount) -> Fetch:
     """The JWT bearer grant as the JSON file of a service account says it.
 
-    Raises ValueError for a file that is none, or whose token endpoint is another one.
+    Raises UnusableReference for a file that is none, or whose token endpoint is another one.
     """
     call = context.calls.get(config.token_endpoint.backend_ref.label)
     text = secret_of(context, config.key_ref)
-    account = _google_account(text, config.token_endpoint.path) if text is not None else None
+    account = _google_account(text, config) if text is not None else None
 
     async def fetch() -> Fetched:
         asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
@@ -112,18 +112,21 @@ def from_google_service_account(context: FilterContext, config: GoogleServiceAcc
     return fetch
 
 
-def _google_account(text: SecretBytes, path: str) -> tuple[AssertionKey, dict[str, Any]]:
+def _google_account(text: SecretBytes, config: GoogleServiceAccount) -> tuple[AssertionKey, dict[str, Any]]:
     try:
         found = json.loads(text.reveal())
         email, pem, uri = found["client_email"], found["private_key"], found["token_uri"]
         key = AssertionKey(SecretBytes(pem.encode()), str(found.get("private_key_id", "")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(
+        raise UnusableReference(
             "gcp.serviceAccount: keyRef has to lead to the JSON key file of a service account, with client_email, "
-            "private_key and token_uri"
+            "private_key and token_uri",
+            config.key_ref,
         ) from None
+    path = config.token_endpoint.path
     if urlparse(uri).path != path:
-        raise ValueError(f"gcp.serviceAccount: tokenEndpoint.path is {path}, and the key file says another token_uri")
+        why = f"gcp.serviceAccount: tokenEndpoint.path is {path}, and the key file says another token_uri"
+        raise UnusableReference(why, config.key_ref)
     return key, {"iss": email, "sub": email, "aud": uri}
 
 
@@ -133,7 +136,7 @@ def _key(context: FilterContext, ref: SecretRef | None, key_id: str) -> Assertio
         return AssertionKey(pem, key_id) if pem is not None else None
     except ValueError as error:
         assert ref is not None
-        raise ValueError(f"the secret {ref.label} cannot sign: {error}") from None
+        raise UnusableReference(f"the secret {ref.label} cannot sign: {error}", ref) from None
 
 
 def secret_of(context: FilterContext, ref: SecretRef | None) -> SecretBytes | None:

@@ -29,6 +29,7 @@ PROXY_ERRORS: dict[Reason, str] = {
     Reason.MISDIRECTED: "destination_not_found",
     Reason.BACKEND_INVALID: "proxy_configuration_error",
     Reason.UNKNOWN_EXTENSION: "proxy_configuration_error",
+    Reason.FILTER_UNUSABLE: "proxy_configuration_error",
     Reason.FILTER_FAILED: "proxy_internal_error",
     Reason.CREDENTIAL_MISSING: "proxy_configuration_error",
     Reason.INTERNAL: "proxy_internal_error",

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
+from egressproxy.filters.chain import Steps
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
@@ -43,6 +44,7 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.backend import Destination
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.grpc.statuses import is_grpc, status_of
 from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
@@ -89,6 +91,7 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
         found = [_backend(decided, route, backend, snapshot.filters) for backend in backends]
         made["backends"] = await asyncio.gather(*found)
         error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
+        error = _forecast(route.chain.request_headers, x) or error
         if route.auth is not None and not route.auth.is_usable:
             error = error_values(route.auth.unusable())
     if error is not None:
@@ -259,8 +262,9 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
             target = backend.connector.tunnel_target(x)
             tls = backend.connector.spec.backend.tls or DEFAULT_TLS
             x.backend_origin = origin_of(target.host, target.port, tls if x.backend_is_secure else None)
-            for step in backend.chain.backend_request or ():
-                step.filter.forecast(x)
+        refused = _forecast(backend.chain.connect if x.is_tunnel else backend.chain.backend_request, x)
+        if refused is not None:
+            made["error"] = refused
     except GatewayError as error:
         made["error"] = error_values(error)
     return made
@@ -371,6 +375,16 @@ def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] |
     if tls is None or not decided.originates_tls:
         return None
     return tls_values(tls, host, backend.destination)
+
+
+def _forecast(steps: Steps | None, x: Exchange) -> dict[str, Any] | None:
+    """What one of these filters refuses every such request with; None where none does."""
+    try:
+        for step in steps or ():
+            step.filter.forecast(x)
+    except GatewayError as error:
+        return error_values(error)
+    return None
 
 
 def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from itertools import cycle
 from typing import Annotated, Final, Literal
 
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected, UnusableReference
 from egressproxy.filters.settings import (
     CalledBackendRef,
     Checked,
@@ -117,7 +117,7 @@ class Webhook(Filter):
         self._fields = (_JSON, *((each.name.encode(), each.value.encode()) for each in config.headers))
         self._is_signed = config.secret_ref is not None
         secret = context.secrets.get(config.secret_ref.label) if config.secret_ref is not None else None
-        self._key = _key(secret.reveal()) if secret is not None else b""
+        self._key = _key(secret.reveal(), config.secret_ref) if secret is not None else b""
         self._calls = cycle([context.calls[ref.label] for ref in config.backend_refs if ref.label in context.calls])
         self.max_buffer_bytes = config.max_body_bytes
         sent = frozenset(Phase(name) for name in config.send)
@@ -206,15 +206,18 @@ def signature_fields(key: bytes, number: str, time_s: int, message: bytes) -> tu
     )
 
 
-def _key(secret: bytes) -> bytes:
-    """The bytes that sign: what stands in base64 behind `whsec_`, or the Secret as it is."""
+def _key(secret: bytes, ref: SecretRef | None) -> bytes:
+    """The bytes that sign: what stands in base64 behind `whsec_`, or the Secret as it is. Raises UnusableReference."""
     secret = secret.strip()
     if not secret.startswith(_PREFIX):
         return secret
     try:
-        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+        key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     except binascii.Error:
-        raise ValueError("the Secret begins with whsec_, and is not base64 behind it") from None
+        raise UnusableReference("the Secret begins with whsec_, and is not base64 behind it", ref) from None
+    if not key:
+        raise UnusableReference("the Secret has no key behind whsec_", ref)
+    return key
 
 
 def _has_body(x: Exchange) -> bool:

@@ -45,6 +45,7 @@ _OF_HTTP: Final[Mapping[int, GrpcStatus]] = {
 _OF_REASON: Final[Mapping[Reason, GrpcStatus]] = {
     Reason.BACKEND_INVALID: GrpcStatus.UNAVAILABLE,  # Gateway API, GRPCRouteRule.backendRefs
     Reason.UNKNOWN_EXTENSION: GrpcStatus.UNAVAILABLE,
+    Reason.FILTER_UNUSABLE: GrpcStatus.UNAVAILABLE,
     Reason.REQUEST_TIMEOUT: GrpcStatus.DEADLINE_EXCEEDED,
     Reason.RESPONSE_TIMEOUT: GrpcStatus.DEADLINE_EXCEEDED,
     Reason.CLIENT_TIMEOUT: GrpcStatus.DEADLINE_EXCEEDED,

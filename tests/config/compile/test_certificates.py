@@ -15,6 +15,9 @@ from egressproxy.config.compile.certificates import (
     read_crls,
     read_key_pair,
 )
+from egressproxy.ir.backend import BackendTlsIR
+from egressproxy.ir.gateway import ClientCertificatesIR, ListenerTlsIR
+from egressproxy.net.tls_contexts import client_context, server_context
 from tests.support.pki import Pki
 
 
@@ -118,3 +121,47 @@ def test_a_weak_key_is_refused_before_openssl_does():
 )
 def test_a_wildcard_of_a_certificate_stands_for_one_label(names: tuple[str, ...], hostname: str, expected: bool):
     assert covers(names, hostname) is expected
+
+
+def signed(subject: str, key: rsa.RSAPrivateKey, issuer: str, by: rsa.RSAPrivateKey, *, sha1: bool = False) -> bytes:
+    """A certificate in PEM. The library does not sign with SHA-1, so that the name of the algorithm is exchanged."""
+    now = datetime.datetime.now(datetime.UTC)
+    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)]) for each in (subject, issuer)]
+    builder = x509.CertificateBuilder(*reversed(names), key.public_key(), x509.random_serial_number(), now, now)
+    made = builder.sign(by, hashes.SHA256())
+    if not sha1:
+        return made.public_bytes(serialization.Encoding.PEM)
+    der = made.public_bytes(serialization.Encoding.DER)
+    der = der.replace(bytes.fromhex("2a864886f70d01010b"), bytes.fromhex("2a864886f70d010105"))
+    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+
+
+def pem_of(key: rsa.RSAPrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+def test_a_chain_that_openssl_would_not_serve_is_refused_where_it_is_read():
+    good, weak = rsa.generate_private_key(65537, 2048), rsa.generate_private_key(65537, 1024)
+    with pytest.raises(CertificateProblem, match=r"certificate 1 of tls\.crt is signed with SHA1"):
+        read_key_pair("x", signed("a.test", good, "ca", good, sha1=True), pem_of(good))
+    chain = signed("a.test", good, "mid", good) + signed("mid", good, "ca", good, sha1=True)
+    with pytest.raises(CertificateProblem, match=r"certificate 2 of tls\.crt is signed with SHA1"):
+        read_key_pair("x", chain, pem_of(good))
+    with pytest.raises(CertificateProblem, match=r"certificate 2 of tls\.crt has a key that is too weak"):
+        read_key_pair("x", signed("a.test", good, "mid", weak) + signed("mid", weak, "ca", good), pem_of(good))
+    own = signed("a.test", good, "a.test", good, sha1=True)  # nobody relies on the signature
+    server_context(ListenerTlsIR(certificates=(read_key_pair("x", own, pem_of(good))[0],)))
+
+
+@pytest.mark.parametrize("indent", [b"  ", b"\t", b""])
+@pytest.mark.parametrize("end", [b"\n", b"  \n", b"\r\n"])
+def test_blanks_around_lines_of_pem_do_no_harm(pki: Pki, indent: bytes, end: bytes):
+    def blanks(text: str) -> bytes:
+        return b"".join(indent + line + end for line in text.encode().splitlines())
+
+    made = pki.certificate("a.example")
+    found, _ = read_key_pair("x", blanks(made.chain_pem), blanks(made.key_pem.reveal().decode()))
+    ca, crl = read_ca_bundle(blanks(pki.ca_pem))[0], read_crls(blanks(pki.crl()))[0]
+    server_context(ListenerTlsIR(certificates=(found,), clients=ClientCertificatesIR(ca_pem=ca)))
+    client_context(BackendTlsIR(ca_pem=ca, crl_pem=crl, client_certificate=found.chain_pem, client_key=found.key_pem))

@@ -7,13 +7,14 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.interface import FilterTypeInfo, Key
+from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.meta import Resource
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["INJECTOR", "secrets_of"]
+__all__ = ["INJECTOR", "misfit_of", "secrets_of"]
 
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
 INJECTOR: Final = "egressproxy.io/CredentialInjector:"
@@ -50,8 +51,31 @@ def secrets_of(
     return tuple(dict.fromkeys(secrets))
 
 
+def misfit_of(
+    catalog: FilterCatalog, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str
+) -> tuple[str, str] | None:
+    """What this config (whose field is `path`) names, is there, and does not fit the filter: why, and its field. None
+    where all of it fits, where some is missing (`secrets_of` has noted that), and for a config of None.
+    """
+    if config is None:
+        return None
+    labels = {ref.label for ref in found.secret_refs(config)}
+    if labels != dict(spec.secrets).keys() or not (labels or found.machine_field(config)):
+        return None
+    misfit = catalog.misfit(spec, config)
+    if misfit is None:
+        return None
+    why, ref = misfit
+    field = _field_of(config, ref) if ref is not None else found.machine_field(config)
+    return why, f"{path}.{field}" if field else path
+
+
 def _field_of(config: Any, ref: object) -> str:
-    """The field of a config that holds this reference, as it is written: `basic.usernameRef`; "" if none does."""
+    """The field of a config that holds this reference, as it is written: `basic.usernameRef`, `secrets[0]`; "" if none
+    does.
+    """
+    if isinstance(config, tuple):
+        return next((f"[{index}]" for index, each in enumerate(config) if each is ref), "")
     if not is_dataclass(config):
         return ""
     for each in fields(config):
@@ -60,5 +84,5 @@ def _field_of(config: Any, ref: object) -> str:
         if value is ref or inner:
             first, *rest = each.name.split("_")
             name = first + "".join(word.capitalize() for word in rest)
-            return f"{name}.{inner}" if inner else name
+            return f"{name}{inner if inner[:1] == '[' else f'.{inner}'}" if inner else name
     return ""

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from egressproxy.config.compile.extensions.config_problems import config_problems, first_error
 from egressproxy.config.compile.extensions.config_schema import ConfigFault, SchemaError
-from egressproxy.config.compile.extensions.config_secrets import secrets_of
+from egressproxy.config.compile.extensions.config_secrets import misfit_of, secrets_of
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.extensions.extension_phase import ChosenPhase, ImpossiblePhase, chosen_phase
 from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
@@ -128,6 +128,7 @@ class ExtensionCompiler:
             settings=settings,
         )
         self._note_calls(owner, spec, found, settings, path or name)
+        self._note_misfit(owner, spec, found, settings, path or name)
         return RankedExtension(spec, age_of(owner), index)
 
     def _extension(
@@ -219,6 +220,7 @@ class ExtensionCompiler:
             settings=self._settings(found, text),
         )
         self._note_calls(owner, spec, found, config, f"{path}.{raw_name}")
+        self._note_misfit(owner, spec, found, config, f"{path}.{raw_name}")
         return spec
 
     def _note_calls(self, owner: Resource, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str) -> None:
@@ -231,6 +233,11 @@ class ExtensionCompiler:
         for where, name in found.backend_names(config):
             full_name = name if "/" in name else f"{owner.namespace}/{name}"
             self.named_backends[owner.key, f"{path}.{where}", full_name] = None
+
+    def _note_misfit(self, owner: Resource, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str) -> None:
+        misfit = misfit_of(self._catalog, spec, found, config, path)
+        if misfit is not None:
+            self.faults[owner.key].note_misfit(*misfit)
 
     def _declared_extension(
         self,
@@ -283,6 +290,7 @@ class ExtensionCompiler:
             config,
             "spec.processor" if declared.definition.spec.python is None else declared.settings_path,
         )
+        self._note_misfit(declared.definition, spec, implementation, config, declared.settings_path)
         return spec
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:

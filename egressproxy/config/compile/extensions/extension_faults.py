@@ -44,6 +44,10 @@ class ExtensionFaults:
         )
         self.unresolved[unresolved.reason, f"{path}: {sentence}"] = None
 
+    def note_misfit(self, why: str, path: str) -> None:
+        """A Secret or variable that is there and does not fit its filter; `path` is the field that names it."""
+        self.unresolved["InvalidSecret", f"{path}: {why}; until it is mended, requests are refused"] = None
+
     def note_backend(self, unresolved: UnresolvedRef, path: str) -> None:
         """A backend that a filter cannot call; `path` is the field that names it."""
         self.unresolved[unresolved.reason, f"{path}: {unresolved.with_hint}; what needs it fails"] = None
