@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
-from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.json_size import has_too_many_parts
 from egressproxy.ai_apis.message import MAX_COMMAS, MAX_PARTS, JsonMessage, TextPart
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, loads_strictly
-from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, where
+from egressproxy.ai_apis.texts import Found, TextKind, TextRole, where
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 
-__all__ = ["BodyKind", "BodyText", "BodyTexts", "FormDocument", "MayHave", "document_of", "kind_of", "media_type_of"]
+__all__ = [
+    "BodyKind",
+    "BodyText",
+    "BodyTexts",
+    "FormDocument",
+    "JsonDocument",
+    "document_of",
+    "is_binary",
+    "kind_of",
+    "media_type_of",
+]
 
 
 class BodyKind(Enum):
@@ -38,10 +47,6 @@ _TEXTS: Final = frozenset((b"application/xml", b"application/javascript", b"appl
 _EVENTS: Final = frozenset((b"text/event-stream", b"application/vnd.amazon.eventstream"))
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
-
-
-#: Whether something that is looked for may be in a text, or in the JSON that the text is.
-MayHave = Callable[[str], object]
 
 
 class BodyText(Protocol):
@@ -74,8 +79,8 @@ class BodyText(Protocol):
 class BodyTexts(Protocol):
     """A whole body."""
 
-    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
-        """Each text, which may be replaced meanwhile. Texts that `may_have` says nothing of may be left out."""
+    def texts(self) -> Iterator[BodyText]:
+        """Each text, which may be replaced meanwhile."""
 
     def body(self) -> bytes:
         """The body with what was replaced; the very object that came where nothing was."""
@@ -136,7 +141,7 @@ def _json_document(x: Exchange, body: bytes, is_request: bool) -> BodyTexts:
         is_ai = operation(x) is not None or message.value.get("jsonrpc") == "2.0"
     else:
         message, is_ai = JsonMessage(body, JsonMessage.parse(body)), operation(x) is not None
-    return _JsonDocument(message, is_ai)
+    return JsonDocument(message, is_ai)
 
 
 #: Members that hold binary data in messages of AI providers.
@@ -182,25 +187,24 @@ class _String:
         self._message.put(self.path, text)
 
 
-class _JsonDocument:
-    """First the texts of a conversation, if it is one; then every other string, names of members too."""
+class JsonDocument:
+    """First the texts of a conversation, if it is one; then every other string, names of members too.
 
-    __slots__ = ("_is_ai", "_message")
+    `is_ai`: it is a message of an AI provider or of MCP, in which members of some names hold what is no text.
+    """
+
+    __slots__ = ("is_ai", "message")
 
     def __init__(self, message: JsonMessage, is_ai: bool) -> None:
-        self._message = message
-        self._is_ai = is_ai
+        self.message = message
+        self.is_ai = is_ai
 
-    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
-        if may_have is None or (self._is_ai and _may_have_inner(self._message.source)):
-            return self._every()
-        return self._candidates(may_have)
-
-    def _every(self) -> Iterator[BodyText]:
+    def texts(self) -> Iterator[BodyText]:
+        """As BodyTexts."""
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
-        if self._is_ai:
-            for part in self._message.texts():
+        if self.is_ai:
+            for part in self.message.texts():
                 found = part.found
                 told.add(found.path)
                 if found.inner:
@@ -210,86 +214,38 @@ class _JsonDocument:
                 yield part
         for path in outer:
             yield from self._inner_names(path)
-        yield from self._strings(self._message.value, (), told)
+        yield from self._strings(self.message.value, (), told)
 
     def _inner_names(self, path: Path) -> Iterator[BodyText]:
         """What a string of JSON says beside its texts: names, and long numbers. Raises Unreadable."""
-        text = self._message.at(path)
+        text = self.message.at(path)
         value = loads_strictly(text)
         for inner, said, is_name in _names_and_numbers(value, ()):
             if is_name:
-                yield _String(self._message, path, said, is_name=True)
+                yield _String(self.message, path, said, is_name=True)
             else:
-                yield TextPart(self._message, Found(path, inner, TextRole.ASSISTANT, TextKind.ARGUMENTS, said))
-
-    def _candidates(self, may_have: MayHave) -> Iterator[BodyText]:
-        """As `_every`, of those that may have something: most strings of a body are words of its API."""
-        message = self._message
-        found: list[_String] = []
-        places: set[Path] = set()
-        self._collect(message.value, (), may_have, found, places)
-        if not (found or places):  # every text of a conversation is a string
-            return
-        told: set[Path] = set()
-        if self._is_ai:
-            for text in found_texts(message.value):
-                if text.path in places:
-                    told.add(text.path)
-                    yield TextPart(message, text)
-            if message.is_changed and isinstance(message, AiAnswer):  # log probabilities may be gone
-                found.clear()
-                self._collect(message.value, (), may_have, found, places)
-        for each in found:
-            if each.is_signed or each.path not in told:
-                yield each
-
-    def _collect(self, value: Any, path: Path, may_have: MayHave, found: list[_String], places: set[Path]) -> None:
-        """Append what may have something. `places` are the paths of such strings, those of binary data included: of
-        them the texts of a conversation count.
-        """
-        if type(value) is dict:
-            for key, each in value.items():
-                if may_have(key):
-                    found.append(_String(self._message, path, key, is_name=True))
-                if type(each) is str:
-                    if each and may_have(each):
-                        here = (*path, key)
-                        places.add(here)
-                        if not (self._is_ai and _is_binary(key, each)):
-                            found.append(_String(self._message, here, each, is_name=False))
-                elif each is not None and each is not True and each is not False:
-                    self._collect(each, (*path, key), may_have, found, places)
-        elif type(value) is list:
-            for index, each in enumerate(value):
-                self._collect(each, (*path, index), may_have, found, places)
-        elif type(value) is str and value:
-            if not path:
-                raise Unreadable("it is a string alone")
-            if may_have(value):
-                places.add(path)
-                found.append(_String(self._message, path, value, is_name=False))
-        elif digits := _digits(value):
-            found.append(_Digits(self._message, path, digits, is_name=False))
+                yield TextPart(self.message, Found(path, inner, TextRole.ASSISTANT, TextKind.ARGUMENTS, said))
 
     def _strings(self, value: Any, path: Path, told: set[Path]) -> Iterator[BodyText]:
         if type(value) is dict:
             for key, each in list(value.items()):
-                yield _String(self._message, path, key, is_name=True)
-                if type(each) is not str or not (self._is_ai and _is_binary(key, each)):
+                yield _String(self.message, path, key, is_name=True)
+                if type(each) is not str or not (self.is_ai and is_binary(key, each)):
                     yield from self._strings(each, (*path, key), told)
         elif type(value) is list:
             for index, each in enumerate(value):
                 yield from self._strings(each, (*path, index), told)
         elif type(value) is str and value and path not in told:
             if path:
-                yield _String(self._message, path, value, is_name=False)
+                yield _String(self.message, path, value, is_name=False)
             else:
                 raise Unreadable("it is a string alone")
         elif (digits := _digits(value)) and path not in told:
-            yield _Digits(self._message, path, digits, is_name=False)
+            yield _Digits(self.message, path, digits, is_name=False)
 
     def body(self) -> bytes:
-        return self._message.body()
+        """As BodyTexts."""
+        return self.message.body()
 
 
 class _Digits(_String):
@@ -318,14 +274,8 @@ def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool
         yield path, digits, False
 
 
-def _may_have_inner(source: bytes) -> bool:
-    """Whether a string in a message may be JSON that is looked into, as arguments of calls are. With escapes in it a
-    name may be spelled otherwise.
-    """
-    return b"arguments" in source or (b'"input"' in source and b"tool_" in source) or b"\\u" in source
-
-
-def _is_binary(key: str, text: str) -> bool:
+def is_binary(key: str, text: str) -> bool:
+    """Whether a string of a conversation, the member of this name, is base64 and no text."""
     if key not in _BINARY:
         if not text.startswith("data:"):
             return False
@@ -361,7 +311,7 @@ class _TextDocument:
         if "\0" in self.text:  # UTF-16 is UTF-8 with these, and Python's `json.loads` reads it
             raise Unreadable("it has NUL characters: it is no text, or not UTF-8")
 
-    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
+    def texts(self) -> Iterator[BodyText]:
         yield self
 
     def replace(self, text: str) -> None:
@@ -381,17 +331,17 @@ class _LinesDocument:
         if body.count(b"\n") > MAX_PARTS or has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
         self._lines = [
-            _JsonDocument(JsonMessage(line, JsonMessage.parse(line)), False) if line.strip() else line
+            JsonDocument(JsonMessage(line, JsonMessage.parse(line)), False) if line.strip() else line
             for line in re.split(rb"(\r?\n)", body)
         ]
 
-    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
+    def texts(self) -> Iterator[BodyText]:
         for line in self._lines:
-            if isinstance(line, _JsonDocument):
+            if isinstance(line, JsonDocument):
                 yield from line.texts()
 
     def body(self) -> bytes:
-        return b"".join([line.body() if isinstance(line, _JsonDocument) else line for line in self._lines])
+        return b"".join([line.body() if isinstance(line, JsonDocument) else line for line in self._lines])
 
 
 class FormDocument:
@@ -406,7 +356,7 @@ class FormDocument:
         self._pieces = re.split(rb"([&;=])", body)
         self._is_changed = False
 
-    def texts(self, may_have: MayHave | None = None) -> Iterator[BodyText]:
+    def texts(self) -> Iterator[BodyText]:
         """Each name and each value, decoded."""
         for index in range(0, len(self._pieces), 2):
             if self._pieces[index]:

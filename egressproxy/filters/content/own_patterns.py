@@ -90,6 +90,8 @@ class OwnPatterns(Detector):
 
     __slots__ = ("_longest", "_patterns", "glance")
 
+    stays_in_strings = False
+
     def __init__(self, patterns: Sequence[tuple[str, str, int]]) -> None:
         self._patterns = [_OwnPattern(*pattern) for pattern in patterns]
         self._longest = max(longest for _, _, longest in patterns)

@@ -18,13 +18,21 @@ from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
-from egressproxy.filters.content.bodies import BodyKind, BodyText, FormDocument, document_of, kind_of, media_type_of
+from egressproxy.filters.content.bodies import (
+    BodyKind,
+    BodyText,
+    FormDocument,
+    document_of,
+    kind_of,
+    media_type_of,
+)
 from egressproxy.filters.content.entities import scanner_of
 from egressproxy.filters.content.pii_config import PIIDetectorConfig
 from egressproxy.filters.content.placeholders import Placeholders, Restorer
 from egressproxy.filters.content.presidio import Presidio
 from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.filters.content.text_editor import Chained, TextEditor
+from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["PII_DETECTOR", "PIIDetector"]
@@ -205,14 +213,20 @@ class PIIDetector(Filter):
             return data
         if self._is_on_leg:
             x.note(self._note, None)  # what an earlier attempt has kept is no longer good
-        state = self._state(x)
-        if self._replaced:
-            state.placeholders.avoid(data, self._replaced)
         if self._presidio is not None or len(data) > _STEP:
-            return self._in_steps(x, data, scanner, state)
+            return self._in_steps(x, data, scanner)
         try:
             document = document_of(x, data, kind_of(x.request.fields), is_request=True)
-            for part in document.texts(scanner.filter_for(data)):
+            written = WrittenJson.of(document, scanner)
+            if written is not None:
+                found = scanner.spans(written.text)
+                if not found:
+                    return data
+                made = written.replaced(found, self._request_state(x, data).replace)
+                if made is not None:
+                    return made
+            state = self._request_state(x, data)
+            for part in document.texts():
                 found = scanner.spans(part.text)
                 if found:
                     self._replace(part, found, state.replace)
@@ -220,14 +234,29 @@ class PIIDetector(Filter):
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)
 
-    async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner, state: _State) -> bytes:
+    def _request_state(self, x: Exchange, data: bytes) -> _State:
+        """That of a request in which something was found."""
+        state = self._state(x)
+        if self._replaced:
+            state.placeholders.avoid(data, self._replaced)
+        return state
+
+    async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner) -> bytes:
         """As above, for what is long or asks the analyzer: others have their turn between the parts."""
         try:
             document = document_of(x, data, kind_of(x.request.fields), is_request=True)
+            written = None if self._presidio is not None else WrittenJson.of(document, scanner)
+            if written is not None:
+                many = await self._spans_in_steps(scanner, written.text)
+                if many is not None:
+                    made = data if not many else written.replaced(many, self._request_state(x, data).replace)
+                    if made is not None:
+                        return made
+            state = self._request_state(x, data)
             seen = 0
             for part in document.texts():
                 text = part.text
-                found = await self._spans_in_steps(scanner, text, 403) if len(text) > _SLICE else scanner.spans(text)
+                found = await self._spans_of(scanner, text, 403) if len(text) > _SLICE else scanner.spans(text)
                 if self._presidio is not None and not text.isspace():
                     found = apart([*found, *await self._presidio.spans(text, x)], 0, [])
                 if found:
@@ -271,8 +300,14 @@ class PIIDetector(Filter):
             return data
         try:
             document = document_of(x, data, kind_of(x.response.fields), is_request=False)
-            may_have = None if self.answers is None or state.placeholders.values else self.answers.filter_for(data)
-            for part in document.texts(may_have):
+            if self.answers is not None and not state.placeholders.values:
+                written = WrittenJson.of(document, self.answers)
+                if written is not None:
+                    found = self.answers.spans(written.text)
+                    made = written.replaced(found, state.replace_in_answer) if found else data
+                    if made is not None:
+                        return made
+            for part in document.texts():
                 self._edit_answer(part, [] if self.answers is None else self.answers.spans(part.text), state)
             return document.body()
         except Unreadable as error:
@@ -284,7 +319,7 @@ class PIIDetector(Filter):
             document = document_of(x, data, kind_of(x.response.fields), is_request=False)
             seen = 0
             for part in document.texts():
-                self._edit_answer(part, await self._spans_in_steps(self.answers, part.text, 502), state)
+                self._edit_answer(part, await self._spans_of(self.answers, part.text, 502), state)
                 seen += len(part.text) + 64
                 if seen > _SLICE:
                     seen = 0
@@ -342,8 +377,15 @@ class PIIDetector(Filter):
             raise self.refusal(f"the {what}'s body cannot be looked at: {error}", status)
         return data
 
-    async def _spans_in_steps(self, scanner: Scanner, text: str, status: int) -> list[Span]:
-        """The spans of a long text; others have their turn after every few thousand characters."""
+    async def _spans_of(self, scanner: Scanner, text: str, status: int) -> list[Span]:
+        """The spans of a long text. Raises Rejected for too many of them."""
+        found = await self._spans_in_steps(scanner, text)
+        if found is None:
+            raise self.too_many("request" if status == 403 else "answer", status)
+        return found
+
+    async def _spans_in_steps(self, scanner: Scanner, text: str) -> list[Span] | None:
+        """The spans of a long text; others have their turn after every few thousand characters. None: too many."""
         stream = SpanStream(scanner, scanner.plain)
         found: list[Span] = []
         done = 0
@@ -351,7 +393,7 @@ class PIIDetector(Filter):
             decided, places = stream.take(text[start : start + _SLICE], start + _SLICE >= len(text))
             found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in places]
             if len(found) > _MAX_VALUES:
-                raise self.too_many("request" if status == 403 else "answer", status)
+                return None
             done += len(decided)
             await asyncio.sleep(0)
         return found

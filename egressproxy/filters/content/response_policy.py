@@ -22,7 +22,7 @@ from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.answer_ends import AnswerEnd, end_of, mark_as_cut, written_end
-from egressproxy.filters.content.bodies import BodyKind, BodyText, MayHave, document_of, kind_of, media_type_of
+from egressproxy.filters.content.bodies import BodyKind, BodyText, document_of, kind_of, media_type_of
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.json_strings import strings_of
@@ -30,6 +30,7 @@ from egressproxy.filters.content.national_ids import COUNTRIES
 from egressproxy.filters.content.own_patterns import Glance
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
+from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.model.exchange import Exchange
 
@@ -357,18 +358,20 @@ class ResponsePolicy(Filter):
         if self.config.deny:
             said = strings_of(data)
             if said is None:
-                texts = list(self._texts(x, data))
+                texts = list(document_of(x, data, kind_of(x.response.fields), is_request=False).texts())
                 said = "\n".join([part.text for part in texts])
             if self._glance is None or self._glance(_FOLDER.fold(said)[0]):
                 return False
         entities = self._entities
         if entities is None:
             return True
-        parts = self._texts(x, data, entities.filter_for(data)) if texts is None else texts
-        return not any(entities.spans(part.text) for part in parts)
-
-    def _texts(self, x: Exchange, data: bytes, may_have: MayHave | None = None) -> Iterator[BodyText]:
-        return document_of(x, data, kind_of(x.response.fields), is_request=False).texts(may_have)
+        if texts is None:
+            document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+            written = WrittenJson.of(document, entities)
+            if written is not None:
+                return not entities.spans(written.text)
+            texts = list(document.texts())
+        return not any(entities.spans(part.text) for part in texts)
 
     def _whole(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Iterator[bytes | None]:
         """What of a whole answer goes on; before it None now and then, for others to have their turn."""

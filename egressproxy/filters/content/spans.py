@@ -48,6 +48,8 @@ class Detector(ABC):
 
     #: Characters of which at least one is in whatever it finds, as the inside of a class of `re`; "": it cannot tell.
     needs: str = ""
+    #: Whether control characters part what it finds, as the end of a text does.
+    stays_in_strings: bool = True
 
     @abstractmethod
     def find(self, text: str, start: int, found: list[Span]) -> None:
@@ -62,17 +64,21 @@ class Detector(ABC):
 
 
 class Scanner:
-    """Several detectors. Where spans overlap, the one that begins first has the characters; of those that begin at one
+    """Several detectors. `sees_digits`: numbers are among what they find; `stays_in_strings`: as Detector, of all.
+
+    Where spans overlap, the one that begins first has the characters; of those that begin at one
     place the longest, then that of the first detector. What is left of another one stays a span.
     """
 
-    __slots__ = ("_detectors", "_needed", "escaped", "plain")
+    __slots__ = ("_detectors", "_needed", "escaped", "plain", "sees_digits", "stays_in_strings")
 
     def __init__(self, detectors: Sequence[Detector]) -> None:
         self._detectors = tuple(detectors)
         needs = [detector.needs for detector in detectors]
         #: Finds a character that something may be found at; None: nothing is known of some detector.
         self._needed = re.compile(f"[{''.join(needs)}]").search if needs and all(needs) else None
+        self.sees_digits = any("0-9" in each for each in needs)
+        self.stays_in_strings = all(detector.stays_in_strings for detector in detectors)
         self.plain = Folder()
         self.escaped = Folder(has_escapes=True)
 
@@ -92,17 +98,6 @@ class Scanner:
     def stream(self, replace: Replace, *, has_escapes: bool = False) -> TextStream:
         """For a text that comes in pieces; `has_escapes`: it is JSON as it is written."""
         return EscapedTextStream(self, self.escaped, replace) if has_escapes else TextStream(self, self.plain, replace)
-
-    def may_have(self, text: str) -> bool:
-        """Whether a text, or the JSON that it is, may have a span: False at a small part of the price of `spans`."""
-        needed = self._needed
-        return needed is None or needed(text) is not None or "\\" in text or not text.isascii()
-
-    def filter_for(self, source: bytes) -> Callable[[str], object] | None:
-        """What says of the texts of this JSON whether they may have a span, as `may_have`; None: any may."""
-        if self._needed is None:
-            return None
-        return self._needed if b"\\" not in source and source.isascii() else self.may_have
 
     def scan(self, folded: str, start: int, kept: list[Span]) -> list[Span]:
         """The spans of folded text from `start`; what came before is context, and `kept` began there."""

@@ -1,0 +1,151 @@
+"""WrittenJson: a body of JSON that is scanned as one text, because nothing that is looked for goes on behind a string.
+
+One scan of the body costs a small part of a scan of each of its strings, and what is found is replaced where it stands.
+Where that is not enough (a name, a number, arguments that are JSON themselves), the texts are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary
+from egressproxy.filters.content.spans import Replace, Scanner, Span
+
+__all__ = ["WrittenJson"]
+
+#: Escapes of which each stands for one character, none of which is in anything that is looked for. That of the
+#: backslash is the first: what follows it is no escape.
+_PARTING: Final = ("\\\\", '\\"', "\\n", "\\r", "\\t", "\\b", "\\f")
+_OTHER_ESCAPE = re.compile(r"\\(?:/|u([dD][89ABab][0-9A-Fa-f]{2})\\u([0-9A-Fa-f]{4})|u([0-9A-Fa-f]{4}))")
+#: A number that may have other digits than are written: `4.1e15`, or more than a double has.
+_ODD_NUMBER = re.compile(r"(?:^|[:,\[])[ \t\r\n\1]*-?(?:[0-9.]+[Ee]|[0-9]{9,}\.)")
+_END_OF_NAME = re.compile(r"\0[ \t\r\n]*:")
+#: The beginning of a string that may be JSON, or data.
+_INNER = re.compile(r"[ \1]*[{\[]|data:")
+_BASE64 = re.compile(r"[0-9A-Za-z+/=_\1-]{64,}")
+#: Members that are signed by a provider, or say again what others say.
+_BOUND: Final = ("\0thinking\0", "\0reasoningText\0", "\0logprobs\0", "\0logprobsResult\0", "\0top_logprobs\0")
+#: Characters of a string that is worth a look at what it is.
+_LONG: Final = 4096
+
+
+class WrittenJson:
+    """`text` has a NUL for each quotation mark that begins or ends a string, and U+0001 for what escapes stand for that
+    part words and numbers; JSON itself has neither.
+    """
+
+    __slots__ = ("_index", "_source", "text")
+
+    def __init__(self, source: bytes, text: str, index: list[int] | None) -> None:
+        self._source = source
+        self.text = text
+        self._index = index  # of each character, and of the end, in the source
+
+    @classmethod
+    def of(cls, document: BodyTexts, scanner: Scanner) -> WrittenJson | None:
+        """None for other bodies, and where a scan of the whole may find something else than those of its texts."""
+        if type(document) is not JsonDocument or not scanner.stays_in_strings:
+            return None
+        message = document.message
+        if type(message.value) not in (dict, list):
+            return None
+        source = message.source
+        text = source.decode()
+        index = None
+        has_inner_escapes = False
+        if "\\" in text:
+            has_inner_escapes = "\\\\" in text
+            for escape in _PARTING:
+                text = text.replace(escape, "\1\1")
+            if "\\" in text:
+                text, index = _unescaped(text)
+                has_inner_escapes |= "\\" in text
+        text = text.replace('"', "\0")
+        has_inner = "\0arguments\0" in text or "\0input\0" in text
+        if has_inner and has_inner_escapes:
+            return None
+        if scanner.sees_digits:
+            if _ODD_NUMBER.search("".join(text.split("\0")[::2])) is not None:
+                return None
+            if has_inner and _ODD_NUMBER.search(text) is not None:
+                return None
+        if document.is_ai and len(text) > _LONG:
+            text = _without_binary(text)
+        return cls(source, text, index)
+
+    def replaced(self, found: list[Span], replace: Replace) -> bytes | None:
+        """The body with these spans of the text replaced by what needs no escape; None where one of them stands
+        elsewhere than in a string that can be replaced so: nothing was replaced then.
+        """
+        text, index = self.text, self._index
+        begin = end = 0  # of the string that the span is in
+        for span in found:
+            if span.start >= end:
+                if text.count("\0", end and end + 1, span.start) % 2 == 0:
+                    return None  # a number
+                begin, end = text.rfind("\0", 0, span.start) + 1, text.find("\0", span.start)
+                if _END_OF_NAME.match(text, end) is not None or _INNER.match(text, begin) is not None:
+                    return None
+                if _BASE64.fullmatch(text, begin, end) is not None:
+                    return None
+            if span.entity == "PRIVATE_KEY":
+                return None  # its lines are parted by escapes, and it has a greatest length
+        for name in _BOUND:
+            if name in text:
+                return None
+        source = self._source.decode()
+        pieces: list[str] = []
+        done = 0
+        for start, stop, entity, _ in found:
+            value = text[start:stop]
+            made = replace(entity, value)
+            if made != value:
+                if index is not None:
+                    start, stop = index[start], index[stop]
+                pieces.append(source[done:start])
+                pieces.append(made)
+                done = stop
+        if not done:
+            return self._source
+        pieces.append(source[done:])
+        return "".join(pieces).encode()
+
+    def __repr__(self) -> str:
+        return f"WrittenJson({len(self.text)} characters)"
+
+
+def _without_binary(text: str) -> str:
+    """The text with U+0001 for what is not looked at in a conversation, such as images."""
+    pieces = text.split("\0")
+    for at in range(3, len(pieces), 2):
+        piece = pieces[at]
+        if len(piece) > _LONG:
+            name = pieces[at - 2] if pieces[at - 1].strip(" \t\r\n") == ":" else ""
+            if is_binary(name, piece.replace("\1\1", "\n")):
+                pieces[at] = "\1" * len(piece)
+    return "\0".join(pieces)
+
+
+def _unescaped(text: str) -> tuple[str, list[int]]:
+    """The text with characters for their escapes, and the index of each in what came; U+0001 for those that part."""
+    parts: list[str] = []
+    index: list[int] = []
+    at = 0
+    for match in _OTHER_ESCAPE.finditer(text):
+        begin = match.start()
+        parts.append(text[at:begin])
+        index.extend(range(at, begin))
+        index.append(begin)
+        at = match.end()
+        high, low, code = match.groups()
+        if high is not None:
+            parts.append(chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + (int(low, 16) - 0xDC00)))
+        elif code is None:
+            parts.append("/")
+        else:
+            character = chr(int(code, 16))
+            parts.append("\1" if character < " " or character == '"' else character)
+    parts.append(text[at:])
+    index.extend(range(at, len(text) + 1))
+    return "".join(parts), index
