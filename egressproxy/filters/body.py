@@ -8,27 +8,34 @@ pass unread has no place in its chain.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final
 
-from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import GatewayError
 from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, BodyMode, Phase, sees_trailers
+from egressproxy.filters.chosen_steps import (
+    MAX_RESULT,
+    UNBOUND,
+    ChosenSteps,
+    checked_result,
+    length_not_kept,
+    too_long,
+)
 from egressproxy.filters.coded_body import CodedBody, head_of, undecodable
 from egressproxy.filters.content_coding import CODINGS, coding_of, note_change
-from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
+from egressproxy.filters.filter_step import Step, Steps, settle, start, wait
 from egressproxy.filters.trailers import run_trailers
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import ResponseHead
 
-__all__ = ["MAX_RESULT", "BodyChain", "BodyPlan"]
+__all__ = ["MAX_RESULT", "BodyChain", "BodyPlan", "ChosenSteps"]
 
-#: What one call of a body method may return, in bytes. A filter that returns more has failed.
-MAX_RESULT: Final = 64 * 1024 * 1024
+#: How many choices of one plan are kept: filters choose by kinds of messages, of which there are few.
+MAX_CHOICES: Final = 64
 
-
-class ResultTooLarge(Exception):
-    """A body method has returned more than MAX_RESULT bytes."""
+# Names of this module: an attribute of an Enum costs a look-up each time.
+_STREAM, _BUFFER = BodyMode.STREAM, BodyMode.BUFFER
 
 
 class BodyPlan:
@@ -38,7 +45,7 @@ class BodyPlan:
     `heads`, and see them whatever becomes of the body.
     """
 
-    __slots__ = ("decodes", "heads", "phase", "steps", "trailers")
+    __slots__ = ("_choices", "decodes", "heads", "phase", "steps", "trailers")
 
     def __init__(self, steps: Steps, phase: Phase, trailers: Steps = (), heads: frozenset[Step] = frozenset()) -> None:
         self.steps = steps
@@ -46,29 +53,63 @@ class BodyPlan:
         self.trailers = trailers
         self.heads = heads
         self.decodes = any(step.decodes for step in steps)
+        self._choices: dict[int, ChosenSteps] = {}
 
     def begin(self, x: Exchange) -> BodyChain | None:
         """A chain for the body of one exchange; None if every filter lets it pass unread, and sees no trailers.
 
         Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
-        flows = []
+        chosen = self.choose(x)
+        return None if chosen is None else self.chain(x, chosen)
+
+    def choose(self, x: Exchange) -> ChosenSteps | None:
+        """Ask each filter how it gets the body of one exchange: once for each body. Returns and raises as `begin`."""
+        key, phase = 0, self.phase  # a number of base 3, with a digit for each step
         for step in self.steps:
-            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
-            if mode is None:
-                continue
-            if step.mark:
+            mode_for = step.mode_for
+            digit = 0
+            try:
+                mode = step.filter.body_mode if mode_for is None else mode_for(x, phase)
+                if mode is _BUFFER:
+                    digit = 2
+                elif mode is _STREAM:
+                    digit = 1
+                elif mode is not None:
+                    raise _no_mode(mode)
+            except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+                settle(step, error, may_fail_open=step.fail_open)
+            key = 3 * key + digit
+            if digit and step.mark:
                 x.note(step.mark, True)
-            flows.append(_StepState(step, bytearray() if mode is BodyMode.BUFFER else None, step.call))
-        if not flows and not self.heads:
+        if not key and not self.heads:
             return None
+        return self._choices.get(key) or self._choice(key)
+
+    def _choice(self, key: int) -> ChosenSteps:
+        rest, chosen = key, []
+        for step in reversed(self.steps):
+            rest, digit = divmod(rest, 3)
+            if digit:
+                chosen.append((step, step.filter.max_buffer_bytes if digit == 2 else UNBOUND))
+        made = self._made(chosen[::-1])
+        if len(self._choices) < MAX_CHOICES:
+            self._choices[key] = made
+        return made
+
+    def _made(self, chosen: list[tuple[Step, int]]) -> ChosenSteps:
+        behind = {id(step.filter) for step, _ in chosen}
+        trailers = tuple([step for step in self.trailers if step in self.heads or id(step.filter) in behind])
+        return ChosenSteps(self.phase, chosen, trailers)
+
+    def chain(self, x: Exchange, chosen: ChosenSteps) -> BodyChain:
+        """The chain of these filters for the body of one exchange. Raises BadRequest (415), or UpstreamFault (502)."""
         coding = b""
-        if self.decodes:
-            flows, coding = self._undoing(x, flows)
-        chain = BodyChain(flows, self.phase, coding)
-        if self.trailers:
-            behind = {id(flow.step.filter) for flow in flows}
-            chain.trailers = tuple([step for step in self.trailers if step in self.heads or id(step.filter) in behind])
+        if chosen.decodes:
+            coding = coding_of(head_of(x, self.phase).fields)
+            if coding:
+                chosen, coding = self._undoing(x, chosen, coding)
+        chain = BodyChain(chosen, coding)
         if not (chain.keeps_length or chain.holds):
             note_change(head_of(x, self.phase).fields)
         return chain
@@ -93,25 +134,22 @@ class BodyPlan:
                 x.response.fields.remove(b"content-length")
                 return
 
-    def _undoing(self, x: Exchange, flows: list[_StepState]) -> tuple[list[_StepState], bytes]:
+    def _undoing(self, x: Exchange, chosen: ChosenSteps, coding: bytes) -> tuple[ChosenSteps, bytes]:
         """The coding to undo for these filters, b"" for none. Where it cannot be undone: those that go on without, as
         far as they fail open. Raises BadRequest (415), or UpstreamFault (502).
         """
         head = head_of(x, self.phase)
-        coding = coding_of(head.fields)
-        if not coding or not any(flow.step.decodes for flow in flows):
-            return flows, b""
         is_part = isinstance(head, ResponseHead) and head.status == 206
         if coding in CODINGS and not is_part:
-            return flows, coding
-        for flow in flows:
-            step = flow.step
+            return chosen, coding
+        for step in chosen.steps:
             if step.decodes:
                 step.stats.fail("UnknownCoding", is_open=step.fail_open)
                 if not step.fail_open:
                     why = "only a part of a coded one is here" if is_part else "its Content-Encoding is unknown here"
                     raise undecodable(self.phase, why, step.spec.source, is_unknown=True)
-        return [flow for flow in flows if not flow.step.decodes], b""
+        left = [each for each in zip(chosen.steps, chosen.bounds, strict=True) if not each[0].decodes]
+        return self._made(left), b""
 
     def __repr__(self) -> str:
         return f"BodyPlan({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
@@ -123,12 +161,16 @@ def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:
         mode = step.mode_for(x, phase)  # type: ignore[misc]  # the caller has looked
         if mode is None or isinstance(mode, BodyMode):
             return mode
-        if isinstance(mode, Coroutine):
-            mode.close()
-        raise TypeError
+        raise _no_mode(mode)
     except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
         settle(step, error, may_fail_open=step.fail_open)
         return None
+
+
+def _no_mode(mode: object) -> TypeError:
+    if isinstance(mode, Coroutine):
+        mode.close()
+    return TypeError()
 
 
 @dataclass(slots=True, eq=False)
@@ -151,32 +193,36 @@ class BodyChain:
         keeps_length: what goes on is as long as what has come.
         holds: one of its filters gets the body whole: nothing goes on before the last piece has come.
         held: the bytes that they hold.
-        trailers: the steps that see the trailers behind this body.
     """
 
     __slots__ = (
-        "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "held", "holds", "keeps_length", "trailers",
-    )  # fmt: skip
+        "_chosen",
+        "_coded",
+        "_flows",
+        "_may_answer",
+        "_original",
+        "_owed",
+        "_phase",
+        "held",
+        "holds",
+        "keeps_length",
+    )
 
-    def __init__(self, flows: Sequence[_StepState], phase: Phase, coding: bytes = b"") -> None:
+    def __init__(self, chosen: ChosenSteps, coding: bytes = b"") -> None:
         """`coding` is undone for the filters, and done again behind them."""
-        self._flows = flows
-        self._phase = phase
+        self._chosen = chosen
+        self._phase = phase = chosen.phase
+        self._flows = [
+            _StepState(step, None if bound == UNBOUND else bytearray(), step.call)
+            for step, bound in zip(chosen.steps, chosen.bounds, strict=True)
+        ]
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
-        only_reads = keeps_length = True
-        holds = False
-        for flow in flows:
-            only_reads = only_reads and flow.step.only_reads
-            keeps_length = keeps_length and flow.step.filter.keeps_length
-            holds = holds or flow.buffer is not None
-        self.keeps_length = only_reads or (keeps_length and not coding)
-        self.holds = holds
-        self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=only_reads) if coding else None
+        self.keeps_length = chosen.only_reads or (chosen.keeps_length and not coding)
+        self.holds = chosen.holds
+        self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=chosen.only_reads) if coding else None
         self.held = 0
-        self.trailers: Steps = ()
         # The first filter sees the body as it came.
-        wants = phase is Phase.REQUEST_BODY and any(flow.step.filter.needs_original for flow in flows[1:])
-        self._original = bytearray() if wants and self.holds else None
+        self._original = bytearray() if chosen.wants_original and self.holds else None
         self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
@@ -224,7 +270,7 @@ class BodyChain:
 
     def expect_trailers(self, x: Exchange, block: bytes) -> None:
         """The next piece is the last, and these trailers follow: filters that see them are told by a note."""
-        if self.trailers:
+        if self._chosen.trailers:
             x.note(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 
     def run_trailers(self, x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
@@ -233,7 +279,7 @@ class BodyChain:
         Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
-        return run_trailers([step for step in self.trailers if id(step.filter) not in off], x, block)
+        return run_trailers([step for step in self._chosen.trailers if id(step.filter) not in off], x, block)
 
     def tail(self, x: Exchange, sent: bytes) -> bytes | None:
         """The end of the body that has gone on, its content coding undone; None where it is not known, and nothing fits
@@ -247,14 +293,9 @@ class BodyChain:
         """What goes on to end the body with `data` instead of what was to come. `tail` must not be None."""
         return data if self._coded is None else self._coded.ended(data)
 
-    def takes_whole(self, length: int) -> bool:
-        """Whether a body of so many bytes may as well be fed in one piece: the first filter gets it whole, and none
-        sees trailers.
-        """
-        if not self._flows or self.trailers:
-            return False
-        first = self._flows[0]
-        return first.buffer is not None and self._coded is None and 0 < length <= first.step.filter.max_buffer_bytes
+    def pass_whole(self, x: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
+        """All of the body in one piece. Returns and raises as `feed`."""
+        return self.feed(x, body, True)
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """As `feed`, and waits for the task."""
@@ -279,7 +320,7 @@ class BodyChain:
             step.stats.runs += 1
             try:
                 result = flow.call(x, data, last)
-                if isinstance(result, Awaitable):
+                if not isinstance(result, bytes) and isinstance(result, Awaitable):
                     return start(self._go_on(position, result, x, data, last), result)
                 data = self._given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
@@ -292,17 +333,8 @@ class BodyChain:
         if self.keeps_length:
             self._owed -= len(data)
             if self._owed < 0 or (last and self._owed):
-                raise self._broken_promise()
+                raise length_not_kept(self._chosen.steps)
         return data
-
-    def _broken_promise(self) -> GatewayFault:
-        for flow in self._flows:
-            flow.step.stats.fail("LengthNotKept", is_open=False)
-        names = ", ".join(flow.step.spec.name for flow in self._flows)
-        message = f"filter {names} did not keep the length of the body"
-        return GatewayFault(
-            Reason.FILTER_FAILED, message, status=502, rule=self._flows[-1].step.spec.source, close=True
-        )
 
     async def _go_on(self, position: int, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool) -> bytes:
         flow = self._flows[position]
@@ -318,25 +350,14 @@ class BodyChain:
             buffer += data
             self.held += len(data)
             return
-        flow.step.stats.rejected += 1
-        message = f"the body is longer than the {bound} bytes that filter {flow.step.spec.name} takes"
-        if self._phase is Phase.REQUEST_BODY:
-            raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=flow.step.spec.source, close=True)
-        raise UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=flow.step.spec.source)
+        raise too_long(flow.step, bound, self._phase)
 
     def _given(self, flow: _StepState, data: bytes, result: object) -> bytes:
         """What the filter has returned for `data`. Raises FilterAnswered, and TypeError for what is no result."""
-        if not isinstance(result, bytes):
-            if isinstance(result, LocalResponse) and self._may_answer:
-                raise FilterAnswered(checked_answer(flow.step, result), flow.step)
-            raise TypeError
-        if len(result) > MAX_RESULT:
-            raise ResultTooLarge
-        if flow.step.only_reads:
-            return data
+        given = checked_result(flow.step, data, result, may_answer=self._may_answer)
         if (flow.step.fail_open or self.holds) and not flow.has_changed:
-            flow.has_changed = result != data
-        return result
+            flow.has_changed = given != data
+        return given
 
 
 async def _whole(outcome: bytes | asyncio.Task[bytes]) -> bytes:

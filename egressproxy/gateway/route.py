@@ -56,6 +56,7 @@ class Route:
     needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
     legs: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
+    filters_alone: bool = field(init=False)  # those filters do, and nobody else needs the body
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     is_judged: bool = field(init=False)  # else whatever it matches may go
     mode: Mode = field(init=False)
@@ -79,6 +80,7 @@ class Route:
             self.buffers_request or self.chain.request_body is not None or self.needs_body >= 0 or bool(self.legs)
         )
         self.reads_early = self.auth is not None or self.looks_at_bodies
+        self.filters_alone = not (self.buffers_request or self.needs_body >= 0 or self.legs or self.reads_early)
         self.is_judged = self.destinations.denies or self.permission is not None
         self.mode = policy.mode
         self.clock_s = on_the_wheel(self.request_s)

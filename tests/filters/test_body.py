@@ -224,16 +224,17 @@ def test_a_body_in_very_many_pieces_is_held_once(made):
     assert sent == 10**6 + 2 * isinstance(made, Around)
 
 
-def test_a_body_is_taken_whole_up_to_the_bound_of_a_first_filter_that_buffers():
+def test_a_body_is_collected_up_to_the_bound_of_a_first_filter_that_buffers():
     for filters, length, expected in (
         ((Around(),), 16, True),
         ((Around(),), 17, False),
         ((Around(),), -1, False),
         ((Around(), Upper()), 16, True),
         ((Upper(), Around()), 4, False),
+        ((Upper(),), 4, False),
     ):
         x, plan, _ = body(*filters)
-        assert plan.begin(x).takes_whole(length) is expected
+        assert plan.choose(x).collects(length) is expected
 
 
 def test_a_body_in_one_piece_that_is_too_long_is_refused_all_the_same():

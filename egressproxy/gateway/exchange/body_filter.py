@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
-from egressproxy.filters.body import BodyChain
+from egressproxy.filters.body import BodyChain, ChosenSteps
 from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
@@ -15,7 +15,7 @@ from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "feed_whole"]
+__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "passed_whole"]
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
@@ -228,12 +228,12 @@ class Collector:
         self._client.driver.resume()
 
 
-async def feed_whole(x: Exchange, chain: BodyChain, body: bytes, client: HeldFor) -> bytes:
-    """What the filters make of a body that is here whole, without the way from sink to sink. Raises as `BodyChain.feed`
-    does.
+async def passed_whole(x: Exchange, filters: ChosenSteps | BodyChain, body: bytes, client: HeldFor) -> bytes:
+    """What the filters make of a body that is here whole, without the way from sink to sink. Raises as
+    `BodyChain.feed`.
     """
     end_if_no_memory(client, len(body))
-    outcome = chain.feed(x, body, True)
+    outcome = filters.pass_whole(x, body)
     if isinstance(outcome, bytes):
         return outcome
     try:

@@ -261,6 +261,10 @@ class Client(UpstreamCaller):
             own.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
+    def take_request_body(self) -> bytes | None:
+        """The whole body of the request, if all of it is here. This form does not know."""
+        return None
+
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
         """Interim responses are passed on to 1.1 clients."""
         backend, connector = self.resources.backend, self.resources.connector

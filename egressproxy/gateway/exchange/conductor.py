@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.body import BodyChain, BodyPlan
+from egressproxy.filters.body import BodyChain, BodyPlan, ChosenSteps
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
@@ -23,7 +23,7 @@ from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
-from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, feed_whole
+from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, passed_whole
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW
@@ -186,11 +186,17 @@ class Conductor:
             if not resources.is_handed_over:
                 self.complete(x, client)
 
-    def begin_response(self, x: Exchange, client: Client, chain: BodyChain | None, upstream: Answer) -> bool:
-        """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent."""
-        response, request, resources = x.response, x.request, client.resources
+    def begin_response(
+        self, x: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None
+    ) -> bool:
+        """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent.
+
+        `body` is what filters have made of one that was here.
+        """
+        request = x.request
+        resources = client.resources
         if chain is not None and not chain.keeps_length:
-            response.body = CHUNKED
+            x.response.body = CHUNKED
         close = resources.close = (
             resources.close
             or request.connection_close
@@ -198,12 +204,13 @@ class Conductor:
             or client.state.is_closed
             or (client.has_ended and client.is_last)
         )
-        if upstream.has_ended:
-            body: bytes | None = b""
-        else:
-            body = upstream.whole_body() if chain is None else None
-        client.send_response(response, request, self.pseudonym, body, close=close)
-        x.status = response.status  # not before: what cannot be written is answered 500
+        if body is None:
+            if upstream.has_ended:
+                body = b""
+            elif chain is None:
+                body = upstream.whole_body()
+        client.send_response(x.response, request, self.pseudonym, body, close=close)
+        x.status = x.response.status  # not before: what cannot be written is answered 500
         if body is None:
             return False
         resources.release(reusable=upstream.is_reusable)
@@ -227,25 +234,31 @@ class Conductor:
 
     async def filter_response(self, x: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
         """Send the response through those body filters that do not let it pass unread."""
-        chain = None
+        chosen = None
         if x.response.body != 0:
-            chain = plan.begin(x)
+            chosen = plan.choose(x)
         elif x.method == b"HEAD" or x.response.status == 304:
             plan.describe(x)
-        if chain is not None and chain.holds:
-            await self.hold_response(x, client, chain, upstream)
-        elif not self.begin_response(x, client, chain, upstream):
+        if chosen is not None and chosen.holds:
+            await self.hold_response(x, client, plan, chosen, upstream)
+            return
+        chain = None if chosen is None else plan.chain(x, chosen)
+        if not self.begin_response(x, client, chain, upstream):
             await self.relay_response(x, client, chain, upstream)
 
-    async def hold_response(self, x: Exchange, client: Client, chain: BodyChain, upstream: Answer) -> None:
+    async def hold_response(
+        self, x: Exchange, client: Client, plan: BodyPlan, chosen: ChosenSteps, upstream: Answer
+    ) -> None:
         """Collect the body through filters of which one gets it whole, and then send the head and what they return."""
         resources = client.resources
-        trailers = b""
+        trailers, chain = b"", None
         try:
+            filters = chosen if chosen.takes_whole(x) else (chain := plan.chain(x, chosen))
             whole = None if upstream.has_ended else upstream.whole_body()
             if whole is not None:
-                body = await feed_whole(x, chain, whole, client)
+                body = await passed_whole(x, filters, whole, client)
             else:
+                chain = chain or plan.chain(x, chosen)
                 collector = Collector(client)
                 body_filter = resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
                 upstream.send_response_body_to(body_filter)
@@ -261,12 +274,14 @@ class Conductor:
         if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
             body = trailers = b""
         response.body = CHUNKED if trailers else len(body)
-        answer = TranslatedAnswer(upstream, body)
-        if not self.begin_response(x, client, chain if trailers else None, answer):
-            if body:
-                client.send_body(body)
-            client.end_body(trailers)
-            resources.release(reusable=upstream.is_reusable)
+        if not trailers:
+            self.begin_response(x, client, None, upstream, body)
+            return
+        self.begin_response(x, client, chain, TranslatedAnswer(upstream, body))
+        if body:
+            client.send_body(body)
+        client.end_body(trailers)
+        resources.release(reusable=upstream.is_reusable)
 
     # --- bodies ----------------------------------------------------------------------------------------------------
     async def begin_request_body(self, x: Exchange, client: Client, head: RequestHead, route: Route) -> bytes | None:
@@ -274,7 +289,19 @@ class Conductor:
         filter of the head has collected it already; None where it is still to come.
         """
         resources, plan = client.resources, route.chain.request_body
-        chain = resources.request_chain = plan.begin(x) if plan is not None else None
+        chosen = plan.choose(x) if plan is not None else None
+        if route.filters_alone and chosen is not None and chosen.takes_whole(x):
+            whole = None if head.expect_continue else client.take_request_body()
+            if whole is None and head.body <= SHORT_BODY and chosen.collects(head.body):
+                collector = Collector(client)
+                invite_body(client, head)
+                client.send_request_body_to(collector)
+                while not collector.is_whole:
+                    await pause()
+                whole = collector.body
+            if whole is not None:
+                return await passed_whole(x, chosen, whole, client)
+        chain = resources.request_chain = plan.chain(x, chosen) if plan is not None and chosen is not None else None
         limit = route.needs_body if not route.legs else route.body_limit(x)
         if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
             return None
@@ -285,16 +312,7 @@ class Conductor:
         resources.request_chain = None
         collector = Collector(client, limit)
         sink: BodyFilter | Collector = collector
-        whole = None  # the chain, where the body is collected before it
-        if (
-            chain is not None
-            and early is None
-            and limit < 0
-            and head.body <= SHORT_BODY
-            and chain.takes_whole(head.body)
-        ):
-            whole = chain
-        elif chain is not None:
+        if chain is not None:
             sink = resources.request_filter = BodyFilter(x, chain, collector, client, client)
         if early is None:
             invite_body(client, head)
@@ -304,7 +322,7 @@ class Conductor:
             sink.end_body(b"")
         while not collector.is_whole:
             await pause()
-        return collector.body if whole is None else await feed_whole(x, whole, collector.body, client)
+        return collector.body
 
     # --- the end -------------------------------------------------------------------------------------------------
     def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:

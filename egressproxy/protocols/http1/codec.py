@@ -110,6 +110,19 @@ class RequestReader(MessageReader[Hop]):
         assert self._fault is not None
         raise self._fault()
 
+    def take_whole_body(self, limit: int = -1) -> bytes | None:
+        """The body that a length announced, if the buffer holds it and nothing else: no end follows. Else None.
+
+        None, too, where it is longer than `limit` bytes; -1: any length.
+        """
+        buffer, at = self._buffer, self._at
+        if self._state is not _LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
+            return None
+        self._state = _HEAD
+        self._left = self._at = self._scanned = 0
+        self._buffer = b""
+        return bytes(buffer[at:])
+
     def _head(self, method: bytes, target: bytes, minor: bytes, block: bytes, hop_fields: HopFields) -> RequestHead:
         if hop_fields != self._hop_fields or minor != self._minor:
             hop = self._new_hop(hop_fields, minor)

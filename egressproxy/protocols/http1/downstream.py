@@ -262,6 +262,18 @@ class DownstreamConnection(FlowControl):
             if not self._is_pumping:
                 self._pump()
 
+    def take_request_body(self) -> bytes | None:
+        """The body of the request, if all of it is here and went nowhere: it is read then. Else None."""
+        if self.sink is not None or self.body_size:
+            return None
+        body = self.reader.take_whole_body(self.body_limit)
+        if body is not None:
+            self._state = _RESPONDING
+            self.body_size = len(body)
+            if self.is_reading_paused:
+                self.resume_reading()
+        return body
+
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
     ) -> None:

@@ -745,3 +745,66 @@ def test_a_response_without_a_body_is_described_as_the_one_with_its_body(convers
     assert b"Content-Length" not in got or not changes
     assert body.pieces == []
     assert talk.idle == 1
+
+
+class Framing(Filter):
+    """Gets requests whole, and shows where they begin and end."""
+
+    body_mode = BodyMode.BUFFER
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        assert last
+        return b"<" + data + b">"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+@pytest.mark.parametrize("expects", [False, True])
+def test_a_filter_gets_a_request_whole_however_it_comes(converse: Start, cut: int, expects: bool):
+    talk = converse(placed("b", "request_body"), filters={"b": Framing()})
+    for number in range(2):
+        talk.client >> POST + b"Content-Length: 3\r\n" + b"Expect: 100-continue\r\n" * expects + b"\r\n" + b"abc"[:cut]
+        if cut < 3:
+            talk.client >> b"abc"[cut:]
+        if not number:
+            talk.dialled("a.example", 80)
+        sent = talk.origin.take(rb"POST / .*?\r\n\r\n<abc>").group()
+        assert b"Content-Length: 5\r\n" in sent
+        assert b"Expect" not in sent
+        talk.origin >> OK
+        talk.client.take((rb"HTTP/1.1 100 .*?\r\n\r\n" if expects else b"") + re.escape(OK_PASSED))
+    talk.client >> GET
+    talk.origin << GET_SENT
+    assert [record["status"] for record in talk.records] == [200, 200]
+
+
+def test_a_request_that_comes_whole_and_is_too_long_for_its_route_never_reaches_a_filter(converse: Start):
+    body = Framing()
+    script = Script("request_headers", lambda x: setattr(x, "max_body_bytes", 2))
+    talk = converse(
+        forward(extensions=[scripted_filter("s", "request-headers"), scripted_filter("b", "request-body")]),
+        filters={"s": script, "b": body},
+    )
+    talk.client >> POST + b"Content-Length: 3\r\n\r\nabc"
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (413, "body_too_large")
+
+
+def test_what_follows_a_request_that_comes_whole_is_the_next_request(converse: Start):
+    talk = converse(placed("b", "request_body"), filters={"b": Framing()})
+    talk.client >> (POST + b"Content-Length: 3\r\n\r\nabc") + GET
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST / .*?\r\n\r\n<abc>")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    talk.origin << GET_SENT
+
+
+def test_a_client_that_ends_behind_a_request_that_comes_whole_is_answered(converse: Start):
+    talk = converse(placed("b", "request_body"), filters={"b": Framing()})
+    talk.client >> POST + b"Content-Length: 3\r\n\r\nabc"
+    talk.client.ends()
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST / .*?\r\n\r\n<abc>")
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 .*")
+    talk.client.is_closed()

@@ -81,6 +81,33 @@ def test_a_body_comes_in_the_pieces_it_arrived_in_and_is_followed_by_its_end() -
     assert reader.has_partial_head
 
 
+@pytest.mark.parametrize(
+    ("line", "limit", "expected"),
+    [
+        (POST, -1, b"abc"),
+        (POST, 3, b"abc"),
+        (POST, 2, None),
+        (POST[:-1], -1, None),
+        (POST + GET, -1, None),
+        (CHUNKED, -1, None),
+        (GET, -1, None),
+    ],
+)
+def test_a_body_is_taken_whole_where_all_of_it_is_here_and_nothing_else(
+    line: bytes, limit: int, expected: bytes | None
+):
+    reader = requests(line)
+    head = reader.next()
+    assert isinstance(head, RequestHead)
+    assert reader.take_whole_body(limit) == expected
+    rest = [] if expected is not None or not head.body else [reader.next()]
+    assert rest in ([], [line[line.index(b"\r\n\r\n") + 4 :][:3]], [b"abc\r\n"])
+    if expected is not None:
+        assert reader.next() is None
+        reader.feed(GET)
+        assert isinstance(reader.next(), RequestHead), "no end follows"
+
+
 def test_a_valid_request_before_a_broken_one_is_read() -> None:
     reading = read_requests(GET + b"BROKEN\r\n\r\n" + GET)
     assert [m.head.method for m in reading.messages] == [b"GET"]  # type: ignore[union-attr]

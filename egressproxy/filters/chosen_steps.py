@@ -1,0 +1,168 @@
+"""ChosenSteps: the filters that get a body, as they have chosen to get it, and the short way of a body that is whole.
+
+Bodies whose filters choose alike share one: what can be said of all of them is decided once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Iterable
+from typing import Final
+
+from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.filters.base import ORIGINAL_BODY, Phase
+from egressproxy.filters.coded_body import head_of
+from egressproxy.filters.content_coding import note_change
+from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
+from egressproxy.model.exchange import Exchange, LocalResponse
+
+__all__ = ["MAX_RESULT", "UNBOUND", "ChosenSteps", "checked_result", "length_not_kept", "too_long"]
+
+#: What one call of a body method may return, in bytes. A filter that returns more has failed.
+MAX_RESULT: Final = 64 * 1024 * 1024
+#: The bound of a filter that collects nothing.
+UNBOUND: Final = sys.maxsize
+
+#: A step, the bytes that it collects at most, and the same of those behind it.
+_Linked = tuple[tuple[Step, int, "_Linked"], ...]
+
+
+class ResultTooLarge(Exception):
+    """A body method has returned more than MAX_RESULT bytes."""
+
+
+class ChosenSteps:
+    """What is known of the filters of one body before its first piece.
+
+    Attributes:
+        steps: those that get the body.
+        bounds: for each of them the bytes that it collects at most; UNBOUND for one that gets the body as it comes.
+        trailers: the steps that see the trailers behind the body.
+        decodes: one of them wants content codings undone.
+        only_reads, keeps_length: this holds for all of them.
+        holds: one of them gets the body whole: nothing goes on before the last piece has come.
+        wants_original: one behind the first wants to know the body as it came.
+    """
+
+    __slots__ = (
+        "_linked", "bounds", "decodes", "holds", "keeps_length", "only_reads", "phase", "steps", "trailers",
+        "wants_original",
+    )  # fmt: skip
+
+    def __init__(self, phase: Phase, chosen: Iterable[tuple[Step, int]], trailers: Steps) -> None:
+        """`chosen` are the steps with their bounds."""
+        self.phase = phase
+        self.steps = tuple([step for step, _ in chosen])
+        self.bounds = tuple([bound for _, bound in chosen])
+        self.trailers = trailers
+        self.decodes = any(step.decodes for step in self.steps)
+        self.only_reads = all(step.only_reads for step in self.steps)
+        self.keeps_length = self.only_reads or all(step.filter.keeps_length for step in self.steps)
+        self.holds = any(bound != UNBOUND for bound in self.bounds)
+        self.wants_original = phase is Phase.REQUEST_BODY and any(step.filter.needs_original for step in self.steps[1:])
+        linked: _Linked = ()
+        for step, bound in reversed(list(zip(self.steps, self.bounds, strict=True))):
+            linked = ((step, bound, linked), *linked)
+        self._linked = linked
+
+    def takes_whole(self, x: Exchange) -> bool:
+        """Whether `pass_whole` serves for the body of this exchange: it is held, and no coding has to be undone."""
+        return self.holds and not (self.decodes and b"content-encoding" in head_of(x, self.phase).fields)
+
+    def collects(self, length: int) -> bool:
+        """Whether a body of so many bytes may be collected before all of them: the first gets it whole, and none sees
+        trailers.
+        """
+        return not self.trailers and 0 < length <= self.bounds[0] != UNBOUND
+
+    def pass_whole(self, x: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
+        """What the filters make of a body that is here whole. Raises as `BodyChain.feed`.
+
+        It is what that returns for the same bytes in one piece: each filter is called once, with all of what the one
+        before it has returned, so that there is no state between calls.
+        """
+        if self.wants_original:
+            x.note(ORIGINAL_BODY, body)
+        return self._pass(self._linked, x, len(body), body, has_changed=False)
+
+    def _pass(
+        self, linked: _Linked, x: Exchange, came: int, data: bytes, *, has_changed: bool
+    ) -> bytes | asyncio.Task[bytes]:
+        """`came` are the bytes before the first filter."""
+        for step, bound, rest in linked:
+            if len(data) > bound:
+                raise too_long(step, bound, self.phase)
+            step.stats.runs += 1
+            try:
+                result = step.call(x, data, True)
+                if result is data:
+                    continue
+                if not isinstance(result, bytes) and isinstance(result, Awaitable):
+                    going_on = self._go_on(step, result, rest, x, came, data, has_changed)
+                    return start(going_on, result)
+                result = checked_result(step, data, result, may_answer=True)
+                has_changed = has_changed or result != data
+                data = result
+            except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+                settle(step, error, may_fail_open=step.fail_open)
+        if has_changed:
+            note_change(head_of(x, self.phase).fields)
+        if self.keeps_length and len(data) != came:
+            raise length_not_kept(self.steps)
+        return data
+
+    async def _go_on(
+        self,
+        step: Step,
+        awaitable: Awaitable[object],
+        rest: _Linked,
+        x: Exchange,
+        came: int,
+        data: bytes,
+        has_changed: bool,
+    ) -> bytes:
+        """The rest of the filters, from the one that waits."""
+        try:
+            result = checked_result(step, data, await wait(step, awaitable), may_answer=True)
+            has_changed = has_changed or result != data
+            data = result
+        except Exception as error:
+            settle(step, error, may_fail_open=step.fail_open)
+        outcome = self._pass(rest, x, came, data, has_changed=has_changed)
+        return outcome if isinstance(outcome, bytes) else await outcome
+
+    def __repr__(self) -> str:
+        return f"ChosenSteps({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
+
+
+def checked_result(step: Step, data: bytes, result: object, *, may_answer: bool) -> bytes:
+    """What goes on where a filter has returned `result` for `data`.
+
+    Raises FilterAnswered for a response where it `may_answer`, TypeError for what is no result, and ResultTooLarge.
+    """
+    if not isinstance(result, bytes):
+        if isinstance(result, LocalResponse) and may_answer:
+            raise FilterAnswered(checked_answer(step, result), step)
+        raise TypeError
+    if len(result) > MAX_RESULT:
+        raise ResultTooLarge
+    return data if step.only_reads else result
+
+
+def too_long(step: Step, bound: int, phase: Phase) -> GatewayError:
+    """The error for a body that is longer than a filter collects; it is counted."""
+    step.stats.rejected += 1
+    message = f"the body is longer than the {bound} bytes that filter {step.spec.name} takes"
+    if phase is Phase.REQUEST_BODY:
+        return LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=step.spec.source, close=True)
+    return UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=step.spec.source)
+
+
+def length_not_kept(steps: Steps) -> GatewayFault:
+    """The error of filters that have promised to keep the length of a body and do not; it is counted."""
+    for step in steps:
+        step.stats.fail("LengthNotKept", is_open=False)
+    names = ", ".join(step.spec.name for step in steps)
+    message = f"filter {names} did not keep the length of the body"
+    return GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=steps[-1].spec.source, close=True)
