@@ -70,6 +70,8 @@ PHRASES: Final = {
 #: Marks with which chat templates of open models tell who speaks: in a user's text they are no accident.
 _MARKS = re.compile(r"<\|(?:im_start|im_end|system|assistant|endoftext|start_header_id|eot_id)\|>|\[/?INST\]|<</?SYS>>")
 _NOT_WORDS = re.compile(r"[\W_]+")
+#: The same for ASCII, with small letters, at a tenth of the price.
+_ORDERED: Final = bytes(code if chr(code).isalnum() else 32 for code in range(128)).lower() + bytes(128)
 
 
 class InjectionPhrases:
@@ -91,7 +93,20 @@ class InjectionPhrases:
         folded = self._folder.fold(text)[0]
         if _MARKS.search(folded) is not None:
             return "template-marks"
-        ordered = _NOT_WORDS.sub(" ", folded).lower()
+        ordered = _in_order(folded)
         if not searched_in(self._all, ordered):
             return ""
         return next((name for name, expression in self._each.items() if searched_in(expression, ordered)), "")
+
+    def may_have(self, folded: str) -> bool:
+        """Whether one of the texts that this folded one is made of may have a phrase. False: none has."""
+        return _MARKS.search(folded) is not None or searched_in(self._all, _in_order(folded))
+
+
+def _in_order(folded: str) -> str:
+    if not folded.isascii():
+        return _NOT_WORDS.sub(" ", folded).lower()
+    text = folded.encode().translate(_ORDERED)
+    while b"  " in text:
+        text = text.replace(b"  ", b" ")
+    return text.decode()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 __all__ = ["strings_of"]
 
-#: A whole number that is not written as one: `str` of its value is not there to be found.
-_ROUND_NUMBER: Final = re.compile(rb"[:,\[]\s*-?[0-9]+(?:\.[0-9]+)?[eE]|[0-9]{8}\.[0-9]")
+#: A whole number that is not written as one: `str` of its value is not there to be found. For RE2: `re` takes ten times
+#: as long for it.
+_ROUND_NUMBER: Final = rb"[:,\[]\s*-?[0-9]+(?:\.[0-9]+)?[eE]|[0-9]{8}\.[0-9]"
 #: Source: RFC 8259 section 7.
 _ESCAPES: Final = (
     (rb"\n", b"\n"), (rb"\"", b'"'), (rb"\t", b"\t"), (rb"\/", b"/"), (rb"\r", b"\r"), (rb"\b", b"\b"),
@@ -22,7 +23,7 @@ def strings_of(body: bytes) -> str | None:
     None where it cannot be told so: there are code points in escapes, numbers in another form, or strings that may be
     JSON themselves, as arguments of calls are.
     """
-    if b"arguments" in body or b'"input"' in body or _ROUND_NUMBER.search(body) is not None:
+    if b"arguments" in body or b'"input"' in body or _round_number().search(body) is not None:
         return None
     if b"\\" in body:
         if b"\\u" in body:
@@ -31,3 +32,13 @@ def strings_of(body: bytes) -> str | None:
         for escape, character in _ESCAPES:
             body = body.replace(escape, character)
     return body.decode()
+
+
+@cache
+def _round_number() -> Any:
+    import re2  # type: ignore[import-untyped]
+
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.never_capture = True
+    return re2.compile(_ROUND_NUMBER, options)

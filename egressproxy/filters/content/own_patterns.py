@@ -7,12 +7,16 @@ that many, and the result does not depend on where it was cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final
 
 from egressproxy.filters.content.spans import Detector, Span
+from egressproxy.filters.settings import Within
 
-__all__ = ["Glance", "OwnPatterns", "compiled", "searched_in"]
+__all__ = ["Glance", "OwnPatterns", "RuleName", "check_names", "compiled", "searched_in"]
+
+#: The name of a rule of the operator's, which stands in metrics and messages as it is written.
+RuleName = Annotated[str, Within(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 
 #: Bytes of memory for the automaton of one expression.
 _MAX_MEMORY: Final = 8 << 20
@@ -21,6 +25,19 @@ _MAX_PATTERN: Final = 2048
 _PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|.", re.DOTALL)
 #: Parts that match no character, and depend on what stands around them.
 _ASSERTIONS: Final = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z"))
+
+
+def check_names(names: Iterable[str], others: Iterable[str]) -> None:
+    """Raises ValueError for the name of a rule that another one has, whatever the case of its letters. `others`: the
+    names of the filter's own rules.
+    """
+    taken = {name.casefold(): name for name in others}
+    for name in names:
+        other = taken.setdefault(name.casefold(), name)
+        if other is not name or name in others:
+            raise ValueError(
+                f"`deny` has a rule {name}, and {other} is another rule: metrics would not tell them apart"
+            )
 
 
 def compiled(text: str, *, ignores_case: bool = False, max_length: int = _MAX_PATTERN) -> Any:

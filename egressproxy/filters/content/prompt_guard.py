@@ -9,24 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from egressproxy.ai_apis.shared import operation
+from egressproxy.ai_apis.message import TextPart
+from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.stream_events import Channel
 from egressproxy.ai_apis.streams import StreamEditor, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
-from egressproxy.filters.content.bodies import BodyKind, BodyText, document_of, kind_of, media_type_of
+from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of
 from egressproxy.filters.content.folding import Folder
-from egressproxy.filters.content.injection_phrases import InjectionPhrases
+from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
+from egressproxy.filters.content.json_strings import strings_of
 from egressproxy.filters.content.judge import Judge, JudgeAbsent, JudgeSettings
-from egressproxy.filters.content.own_patterns import compiled, searched_in
+from egressproxy.filters.content.own_patterns import Glance, RuleName, check_names, compiled, searched_in
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import every_spelling
+from egressproxy.model.fields import Fields, every_spelling
 
 __all__ = ["PROMPT_GUARD", "PromptGuard", "PromptGuardConfig"]
 
@@ -35,16 +37,27 @@ _STEP: Final = 64 * 1024
 _OVERLAP: Final = 1024
 _READ: Final = frozenset((BodyKind.JSON, BodyKind.LINES, BodyKind.TEXT, BodyKind.FORM, BodyKind.UNKNOWN))
 _ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.TEXT, BodyKind.UNKNOWN, BodyKind.EVENTS))
-#: Pairs of a text, and whether it belongs to the newest turn.
-_Texts = list[tuple[str, bool]]
+#: Roles as the APIs spell them. Nobody knows what a server makes of another one, such as `User`.
+_ROLES_AS_SPELT: Final = frozenset(("system", "developer", "user", "assistant", "model", "tool", "function"))
+_TURNS: Final = ("messages", "input", "contents")
+_OWN_RULES: Final = (*PHRASES, "template-marks", "max-text-length", "max-total-length", "not-allowed", "judge")
 _SAID: Final = frozenset((TextKind.TEXT, TextKind.REFUSAL, TextKind.REASONING, TextKind.ARGUMENTS))
+
+
+class _Texts(NamedTuple):
+    """What is looked at in a message. `spoken`: texts, each with whether it belongs to the newest turn. `others`: what
+    nobody says, such as the descriptions of tools: expressions and phrases are looked for there, nothing else.
+    """
+
+    spoken: list[tuple[str, bool]]
+    others: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class GuardPattern(FilterConfig):
     """An expression of RE2, with a name for metrics and messages."""
 
-    name: Annotated[str, Within(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    name: RuleName
     pattern: Annotated[str, Within(min_length=1)]
     ignore_case: bool = True
 
@@ -53,18 +66,21 @@ class GuardPattern(FilterConfig):
 class PromptGuardConfig(FilterConfig):
     """What is looked at, what for, and what is done.
 
-    `apply_to`: the messages that are looked at. `roles`: whose texts of a request. `turns`: all of a conversation, or
-    what stands behind the last word of the model. `deny`: a text that one of them matches is denied. `allow`: if there
-    are any, a text that none of them matches is denied. `injection_phrases`: whether requests are looked at for those
-    that we know. `max_text_length`, `max_total_length`: in characters, 0 for no limit. `judge`: who else decides.
-    `action`: `Annotate` lets pass what is denied, with the name of the rule in the request field `header`; mode
-    `Report` only counts. `message`: what the client is told. `unreadable`: what is done with bodies, tunnels and
-    upgrades that cannot be looked at. `max_body_bytes`: of what is looked at whole.
+    `apply_to`: the messages that are looked at. `roles`: whose texts of a request; with all of them what nobody says
+    is looked at, too. `turns`: all of a conversation, or what stands behind the last word of the model. `deny`: a text
+    that one of them matches is denied. `allow`: if there are any, a text that none of them matches is denied.
+    `injection_phrases`: whether requests are looked at for those that we know. `max_text_length`, `max_total_length`:
+    in characters, 0 for no limit. `judge`: who else decides. `action`: `Annotate` lets pass what is denied, with the
+    name of the rule in the request field `header`; mode `Report` only counts. `message`: what the client is told.
+    `unreadable`: what is done with bodies, tunnels and upgrades that cannot be looked at. `max_body_bytes`: of what is
+    looked at whole.
     """
 
     apply_to: Literal["Requests", "Responses", "Both"] = "Requests"
     roles: Annotated[tuple[Literal["system", "user", "assistant", "tool"], ...], Within(min_length=1)] = (
+        "system",
         "user",
+        "assistant",
         "tool",
     )
     turns: Literal["All", "Newest"] = "All"
@@ -87,6 +103,7 @@ class PromptGuardConfig(FilterConfig):
         looks = self.deny or self.allow or self.max_text_length or self.max_total_length or self.judge
         if not looks and (not self.injection_phrases or self.apply_to == "Responses"):
             raise ValueError("nothing is looked for: write `deny`, `allow`, a maximum length or `judge`")
+        check_names([each.name for each in self.deny], _OWN_RULES)
 
 
 class _Collector:
@@ -118,8 +135,12 @@ class PromptGuard(Filter):
         self._on_requests = config.apply_to != "Responses"
         self._on_answers = config.apply_to != "Requests"
         self._roles = frozenset(map(TextRole, config.roles))
+        self._asks_everybody = len(self._roles) == len(TextRole) - 1
         self._deny = [(each.name, compiled(each.pattern, ignores_case=each.ignore_case)) for each in config.deny]
         self._allow = [compiled(each.pattern, ignores_case=each.ignore_case) for each in config.allow]
+        self._glance = Glance.of([(each.pattern, each.ignore_case) for each in config.deny])
+        #: Otherwise each text counts for itself.
+        self._sees_at_a_glance = not (config.allow or config.max_text_length or config.max_total_length or config.judge)
         self._phrases = InjectionPhrases() if config.injection_phrases else None
         self._folder = Folder()
         self._judge: Judge | None = None
@@ -181,7 +202,9 @@ class PromptGuard(Filter):
         if self._is_on_leg:
             x.note(self._note, None)
         try:
-            texts = list(self._asked(x, data)) if data else []
+            if self._is_clear(x, data, x.request.fields, "request"):
+                return data
+            texts = self._asked(x, data) if data else _Texts([], [])
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)
         return self._decided(x, data, texts, "request")
@@ -189,14 +212,37 @@ class PromptGuard(Filter):
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """Raises Rejected (502)."""
         try:
-            texts = self._answered(x, data) if data else []
+            if self._is_clear(x, data, x.response.fields, "response"):
+                return data
+            texts = self._answered(x, data) if data else _Texts([], [])
         except Unreadable as error:
             return self._unreadable(data, error, "answer", 502)
         return self._decided(x, data, texts, "response")
 
+    def _is_clear(self, x: Exchange, data: bytes, fields: Fields, direction: str) -> bool:
+        """Whether a body is seen at a glance to have nothing that is denied. Raises Unreadable."""
+        if not self._sees_at_a_glance or len(data) > _STEP or data.lstrip()[:1] != b"{":
+            return False
+        if kind_of(fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
+            return False
+        _ = request_view(x, data) if direction == "request" else answer_view(x, data)  # it can be read
+        said = strings_of(data)
+        return said is not None and not self._may_be_denied(said, direction)
+
+    def _may_be_denied(self, text: str, direction: str) -> bool:
+        """Whether a rule may deny one of the texts that this one is made of: it says too often that it may."""
+        folded = self._folder.fold(text)[0]
+        if self._deny and (self._glance is None or self._glance(folded)):
+            return True
+        return self._phrases is not None and direction == "request" and self._phrases.may_have(folded)
+
     def _decided(self, x: Exchange, data: bytes, texts: _Texts, direction: str) -> bytes | Coroutine[Any, Any, bytes]:
-        if len(data) > _STEP or (self._judge is not None and texts):
+        if len(data) > _STEP or (self._judge is not None and texts.spoken):
             return self._in_steps(x, data, texts, direction)
+        if self._sees_at_a_glance and not self._may_be_denied(
+            "\n".join([text for text, _ in self._looked_at(texts)]), direction
+        ):
+            return data
         rule = ""
         for rule in self._rules(texts, direction):
             if rule:
@@ -232,15 +278,13 @@ class PromptGuard(Filter):
     def _rules(self, texts: _Texts, direction: str) -> Iterator[str]:
         """The name of a rule that denies these texts; before it "" now and then, for others to have their turn."""
         config = self._config
-        if config.max_total_length and sum(len(text) for text, _ in texts) > config.max_total_length:
+        if config.max_total_length and sum(len(text) for text, _ in texts.spoken) > config.max_total_length:
             yield "max-total-length"
+        if config.max_text_length and any(len(text) > config.max_text_length for text, _ in texts.spoken):
+            yield "max-text-length"
         seen = 0
-        for text, is_newest in texts:
-            if config.max_text_length and len(text) > config.max_text_length:
-                yield "max-text-length"
-            if not is_newest and config.turns == "Newest":
-                continue
-            is_allowed = not self._allow
+        for text, is_spoken in self._looked_at(texts):
+            is_allowed = not self._allow or not is_spoken
             for start in range(0, len(text), _STEP):
                 piece = text[start : start + _STEP + _OVERLAP]
                 rule = self._rule_of(piece, direction)
@@ -254,6 +298,12 @@ class PromptGuard(Filter):
             if not is_allowed:
                 yield "not-allowed"
 
+    def _looked_at(self, texts: _Texts) -> list[tuple[str, bool]]:
+        """The texts of these turns, each with whether somebody says it."""
+        is_all = self._config.turns == "All"
+        spoken = [(text, True) for text, is_newest in texts.spoken if is_all or is_newest]
+        return spoken + [(text, False) for text in texts.others]
+
     def _rule_of(self, text: str, direction: str) -> str:
         if self._deny:
             folded = self._folder.fold(text)[0]
@@ -266,7 +316,7 @@ class PromptGuard(Filter):
         judge, settings = self._judge, self._config.judge
         if judge is None or settings is None:
             return ""
-        shown = [text for text, is_newest in texts if is_newest or settings.turns == "All"]
+        shown = [text for text, is_newest in texts.spoken if is_newest or settings.turns == "All"]
         if not shown:
             return ""
         try:
@@ -277,18 +327,28 @@ class PromptGuard(Filter):
                 return ""
             raise self._refusal(str(error), 503) from None
 
-    def _asked(self, x: Exchange, data: bytes) -> Iterator[tuple[str, bool]]:
+    def _asked(self, x: Exchange, data: bytes) -> _Texts:
         """The texts of a request that are looked at."""
-        kind = kind_of(x.request.fields)
-        parts: list[BodyText] = list(document_of(x, data, kind, is_request=True).texts())
-        spoken = [part for part in parts if part.role is not TextRole.NONE]
+        parts = list(document_of(x, data, kind_of(x.request.fields), is_request=True).texts())
+        found = [part.found for part in parts if isinstance(part, TextPart)]
+        spoken = [each for each in found if each.role is not TextRole.NONE]
         if not spoken:
-            yield from ((part.text, True) for part in parts)
-            return
-        newest = 1 + max((n for n, part in enumerate(spoken) if part.role is TextRole.ASSISTANT), default=-1)
-        for number, part in enumerate(spoken):
-            if part.role in self._roles:
-                yield part.text, number >= newest
+            return _Texts([(part.text, True) for part in parts], [])
+        # Places in the order of the JSON. A word that the model is to go on with (Anthropic) is in the newest turn.
+        places = {path: number for number, path in enumerate(dict.fromkeys(each.path[:2] for each in spoken))}
+        others = [places[each.path[:2]] for each in spoken if each.role is not TextRole.ASSISTANT]
+        last = max(others, default=-1)
+        model = (places[each.path[:2]] for each in spoken if each.role is TextRole.ASSISTANT)
+        newest = 1 + max((place for place in model if place < last), default=-1)
+        is_everybody = self._asks_everybody or _has_other_roles(x, data)
+        return _Texts(
+            [
+                (each.text, places[each.path[:2]] >= newest)
+                for each in spoken
+                if is_everybody or each.role in self._roles
+            ],
+            [each.text for each in found if each.role is TextRole.NONE] if is_everybody else [],
+        )
 
     def _answered(self, x: Exchange, data: bytes) -> _Texts:
         """The texts of an answer, those of a stream put together."""
@@ -297,7 +357,7 @@ class PromptGuard(Filter):
         if framing is None:
             parts = list(document_of(x, data, kind_of(fields), is_request=False).texts())
             spoken = [part for part in parts if part.role is not TextRole.NONE]
-            return [(part.text, True) for part in spoken or parts if part.kind in _SAID]
+            return _Texts([(part.text, True) for part in spoken or parts if part.kind in _SAID], [])
         collected: list[_Collector] = []
 
         def collector(channel: Channel) -> _Collector:
@@ -307,7 +367,7 @@ class PromptGuard(Filter):
         editor = StreamEditor(framing, collector)
         editor.feed(data)
         editor.end()
-        return [("".join(each.pieces), True) for each in collected]
+        return _Texts([("".join(each.pieces), True) for each in collected], [])
 
     def _unreadable(self, data: bytes, error: Unreadable, what: str, status: int) -> bytes:
         if self._denies_unreadable:
@@ -319,6 +379,17 @@ class PromptGuard(Filter):
 
     def __repr__(self) -> str:
         return f"PromptGuard({self._name})"
+
+
+def _has_other_roles(x: Exchange, data: bytes) -> bool:
+    """Whether a turn of a request is said by a role in another spelling: a server may read it as any of them."""
+    if data.lstrip()[:1] != b"{":
+        return False
+    value = request_view(x, data).value
+    turns = [each for key in _TURNS if type(value.get(key)) is list for each in value[key]]
+    return any(
+        type(turn) is dict and type(role := turn.get("role")) is str and role not in _ROLES_AS_SPELT for turn in turns
+    )
 
 
 PROMPT_GUARD = FilterType(

@@ -27,7 +27,7 @@ from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.json_strings import strings_of
 from egressproxy.filters.content.national_ids import COUNTRIES
-from egressproxy.filters.content.own_patterns import Glance
+from egressproxy.filters.content.own_patterns import Glance, RuleName, check_names
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
 from egressproxy.filters.content.written_json import WrittenJson
@@ -37,6 +37,7 @@ from egressproxy.model.exchange import Exchange
 __all__ = ["RESPONSE_POLICY", "ResponsePolicy", "ResponsePolicyConfig"]
 
 _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
+_OWN_RULES: Final = (*ENTITIES, "max-length", "max-bytes", "content-type", "tool-call")
 #: Bytes of an answer, and characters of a text, that are looked at in one go.
 _STEP: Final = 8 * 1024
 _SLICE: Final = 4 * 1024
@@ -49,7 +50,7 @@ _FOLDER: Final = Folder()
 class DeniedText(FilterConfig):
     """What an expression of RE2 finds. A match has at most `max_length` characters: a stream holds back as many."""
 
-    name: Annotated[str, Within(pattern=_NAME)]
+    name: RuleName
     pattern: Annotated[str, Within(min_length=1)]
     max_length: Annotated[int, Within(ge=1, le=256)] = 64
 
@@ -86,6 +87,7 @@ class ResponsePolicyConfig(FilterConfig):
         looks = self.entities or self.deny or self.max_length or self.max_bytes or self.content_types
         if not looks and self.tool_calls == "Any":
             raise ValueError("nothing is limited: write `entities`, `deny`, a limit, `contentTypes` or `toolCalls`")
+        check_names([each.name for each in self.deny], _OWN_RULES)
 
 
 class _WatchedAnswer:

@@ -1,15 +1,18 @@
 """PromptGuard, as the gateway builds and runs it; its judges are made up here."""
 
 import json
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from egressproxy.errors import Reason
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.base import Rejected
 from egressproxy.filters.calls import CallAnswer, CallFailed
-from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
-from egressproxy.filters.content.prompt_guard import PROMPT_GUARD, PromptGuardConfig
+from egressproxy.filters.content.injection_phrases import _NOT_WORDS, PHRASES, InjectionPhrases, _in_order
+from egressproxy.filters.content.prompt_guard import PROMPT_GUARD, PromptGuard, PromptGuardConfig
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchange, response
 from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
@@ -93,9 +96,27 @@ def test_a_denial_is_403_with_the_rule_or_the_operator_s_words():
     assert said.error.message == "filter test: Ask the security team."
 
 
-def test_texts_of_users_and_tools_are_looked_at_and_others_where_they_are_named():
-    assert run(guard(), ask(f"system: {INJECTION}", "user: hi")).error is None
+@pytest.mark.parametrize("role", ["system", "developer", "user", "User", "assistant", "tool", " tool", "critic", ""])
+def test_texts_of_all_roles_are_looked_at(role):
+    assert denied_by(run(guard(), ask("user: hi", f"{role}: {INJECTION}"))) == "ignore-instructions"
+
+
+def test_what_nobody_says_is_looked_at_too():
+    tool = {"type": "function", "function": {"name": "f", "description": INJECTION}}
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}).encode()
+    assert denied_by(run(guard(), body)) == "ignore-instructions"
+    assert run(guard(roles=["user"]), body).error is None
+    short = guard(maxTextLength=10, maxTotalLength=10, allow=[{"name": "hi", "pattern": "hi"}], injectionPhrases=False)
+    assert run(short, body).error is None
+
+
+@pytest.mark.parametrize(("role", "passes"), [("system", True), ("user", False), ("User", False), (" tool", False)])
+def test_roles_that_are_named_are_looked_at_alone_and_every_other_spelling(role, passes):
+    assert (run(guard(roles=["user"]), ask("user: hi", f"{role}: {INJECTION}")).error is None) is passes
     assert run(guard(roles=["system"]), ask(f"system: {INJECTION}", "user: hi")).error is not None
+
+
+def test_results_of_tools_are_looked_at():
     result = [{"type": "tool_result", "tool_use_id": "1", "content": INJECTION}]
     body = json.dumps({"messages": [{"role": "user", "content": result}]}).encode()
     assert denied_by(run(guard(), body)) == "ignore-instructions"
@@ -106,6 +127,22 @@ def test_the_newest_turn_is_what_stands_behind_the_model_s_last_word():
     assert run(guard(), talk).error is not None
     assert run(guard(turns="Newest"), talk).error is None
     assert run(guard(turns="Newest"), ask("assistant: no", "user: a", f"user: {INJECTION}")).error is not None
+
+
+def test_a_last_word_that_the_model_is_to_go_on_with_ends_no_turn():
+    assert run(guard(turns="Newest"), ask("assistant: no", f"user: {INJECTION}", "assistant: Sure,")).error is not None
+    assert (
+        run(guard(turns="Newest"), ask(f"user: {INJECTION}", "assistant: no", "user: a", "assistant: b")).error is None
+    )
+
+
+def test_arguments_of_an_earlier_call_do_not_hide_the_newest_turn():
+    call = {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "x", "n": 1234567890}'}}],
+    }
+    body = json.dumps({"messages": [call, {"role": "tool", "content": INJECTION}]}).encode()
+    assert denied_by(run(guard(turns="Newest"), body)) == "ignore-instructions"
 
 
 def test_own_expressions_deny_and_allow():
@@ -166,6 +203,51 @@ def test_tunnels_and_upgrades_are_refused_unless_that_is_allowed():
 def test_plain_text_and_other_json_are_looked_at_whole():
     assert run(guard(), INJECTION.encode(), {"content-type": "text/plain"}).error is not None
     assert run(guard(), json.dumps({"deep": [INJECTION]}).encode()).error is not None
+
+
+# --- at a glance, and text by text
+
+RULES = [
+    {"name": "no-merger", "pattern": r"\bproject\s+falcon$"},
+    {"name": "Path", "pattern": r"c:\\x|é", "ignoreCase": False},
+]
+WORDS = [
+    "ignore", "all", "previous", "instructions", " ", " ", "\n", "_", ".", "Project", "falcon", "c:\\x", "é", "É",
+    "\uff49gnore", "\u200b",
+    "<|im_start|>", "[INST]", '"', "\\", "do not tell the user about", "\u0130",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map("".join)
+TURNS = st.lists(st.tuples(st.sampled_from(["system", "user", "User", "assistant", "tool"]), TEXTS), max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    turns=TURNS,
+    option=TEXTS,
+    arguments=st.one_of(st.none(), TEXTS, TEXTS.map(lambda text: json.dumps({"a": text, "n": 123456789}))),
+    roles=st.sampled_from([["user"], ["system", "user", "assistant", "tool"]]),
+    newest=st.booleans(),
+    is_ascii=st.booleans(),
+)
+def test_what_is_seen_at_a_glance_is_what_a_look_at_each_text_finds(turns, option, arguments, roles, newest, is_ascii):
+    messages = [{"role": role, "content": text} for role, text in turns]
+    if arguments is not None:
+        messages.append({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]})
+    body = json.dumps({"messages": messages, "suffix": option}, ensure_ascii=is_ascii).encode()
+    config = {"deny": RULES, "roles": roles, "turns": "Newest" if newest else "All", "applyTo": "Both"}
+    quick, slow = guard(**config), guard(**config)
+    said = json.dumps({"choices": [{"message": each} for each in messages]}, ensure_ascii=is_ascii).encode()
+    with (
+        mock.patch.object(PromptGuard, "_is_clear", return_value=False),
+        mock.patch.object(PromptGuard, "_may_be_denied", return_value=True),
+    ):
+        expected = [str(run(slow, body).error), str(run(slow, b"{}", said=said).error)]
+    assert [str(run(quick, body).error), str(run(quick, b"{}", said=said).error)] == expected
+
+
+@given(text=st.text(st.characters(max_codepoint=127)))
+def test_words_of_ascii_are_put_in_order_as_all_others(text):
+    assert _in_order(text) == _NOT_WORDS.sub(" ", text).lower()
 
 
 # --- answers
@@ -255,7 +337,7 @@ async def test_a_webhook_gets_the_texts_and_says_allow_or_deny():
     judge = FakeJudge(action("allow"))
     assert await judged(judge, TALK, type="Webhook", turns="All", path="/check") == TALK
     path, asked, _ = judge.asked[0]
-    assert (path, asked["direction"], asked["texts"]) == (b"/check", "request", ["first", 'second "quoted"'])
+    assert (path, asked["direction"], asked["texts"]) == (b"/check", "request", ["first", "yes", 'second "quoted"'])
     with pytest.raises(Rejected, match="denied by the rule judge"):
         await judged(FakeJudge(action("deny")), TALK, type="Webhook")
 
@@ -297,6 +379,8 @@ async def test_a_text_that_is_too_long_for_the_judge_has_no_verdict():
         ({"injectionPhrases": False}, "nothing is looked for"),
         ({"applyTo": "Responses"}, "nothing is looked for"),
         ({"deny": [{"name": "x", "pattern": "("}]}, "is not an expression of RE2"),
+        ({"deny": [{"name": n, "pattern": "a"} for n in ("Merger", "merger")]}, "Merger is another rule"),
+        ({"deny": [{"name": "Judge", "pattern": "a"}]}, "judge is another rule"),
         ({"header": "Host"}, "Host is written by the gateway itself"),
         ({"judge": {"backendRef": {"name": "j", "port": 1}}}, "needs `model`"),
     ],
