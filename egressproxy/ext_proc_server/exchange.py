@@ -30,10 +30,10 @@ from egressproxy.ext_proc_server.head_changes import changes_of, immediate_respo
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain, Steps, run
 from egressproxy.filters.filter_step import FilterAnswered
-from egressproxy.gateway.ai.provider_errors import error_event, provider_call
+from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
-from egressproxy.gateway.exchange.error_responses import answer_for
+from egressproxy.gateway.exchange.error_responses import answer_for, error_event
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.phases import answer_of, dressed
@@ -361,7 +361,7 @@ class ProcessedExchange:
         x, route, chain = self._exchange, self._resources.route, self._response_body
         event = b""
         if x.status and route is not None and chain is not None and not isinstance(error, ClientGone):
-            event = error_event(x, route.backends, chain, self._tail, error)
+            event = error_event(error, x, provider_call(x, route.backends), chain, self._tail)
         if not event:
             raise error
         self._is_cut = True

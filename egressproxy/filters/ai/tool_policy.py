@@ -109,6 +109,9 @@ class ToolPolicy(Filter):
             return BodyMode.STREAM
         if not 200 <= x.response.status < 300:
             return None
+        # "Accepted", with which servers of MCP over SSE take each message: what they say comes as an event.
+        if x.response.status == 202 and not media_type and operation(x) is None:
+            return None
         if not media_type or media_type.endswith((b"/json", b"+json")):
             return BodyMode.BUFFER
         # SDKs of AI providers read what they have asked for, whatever its type says.

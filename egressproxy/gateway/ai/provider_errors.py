@@ -13,17 +13,13 @@ from typing import Final
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.errors import api_of_host, error_body, error_fields, error_in_stream
 from egressproxy.errors import GatewayError
-from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON
+from egressproxy.gateway.ai.heads import JSON
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
-from egressproxy.model.message import CHUNKED
 
-__all__ = ["ProviderCall", "error_event", "provider_call", "told_in_shape"]
+__all__ = ["ProviderCall", "provider_call", "told_in_shape"]
 
-#: The end of a server-sent event, in each way that lines end.
-_ENDS: Final = (b"\n\n", b"\r\r", b"\n\r\n", b"\n\r")
 #: What the error object has of its own.
 _OWN: Final = frozenset(("status", "message"))
 
@@ -44,10 +40,10 @@ class ProviderCall:
         """What the head has for it."""
         return error_fields(self.api, error.status)
 
-    def error_in_stream(self, kind: bytes, error: GatewayError, request_id: str) -> bytes:
+    def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
         """The event that ends a stream of this media type; b"" where there is none."""
-        about = {"reason": error.reason.value, "request_id": request_id}
-        return error_in_stream(self.api, kind, error.status, _said(error), error.reason.value, about)
+        more = {name: value for name, value in about.items() if name not in _OWN}
+        return error_in_stream(self.api, kind, error.status, _said(error), error.reason.value, more)
 
     def __repr__(self) -> str:
         return f"ProviderCall({self.api.value})"
@@ -79,28 +75,6 @@ def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall
         if api is not None:
             return ProviderCall(api)
     return None
-
-
-def error_event(
-    x: Exchange, backends: Sequence[RouteBackend], chain: BodyChain, sent: bytes, error: GatewayError
-) -> bytes:
-    """The event that tells of an error in a stream that has begun, in the shape of its provider and in the content
-    coding of the stream; b"" where it cannot.
-
-    `chain` has the filters of the body, `sent` is the end of what was sent of it: behind half an event nothing can be
-    told.
-    """
-    head = x.response
-    kind = media_type(head.fields)
-    tail = chain.tail(x, sent)
-    if tail is None:
-        return b""
-    # A filter of Amazon's events sends them whole; their last byte does not show it.
-    if head.body != CHUNKED or (kind == EVENT_STREAM and tail and not tail.endswith(_ENDS)):
-        return b""
-    call = provider_call(x, backends)
-    event = call.error_in_stream(kind, error, x.request_id) if call is not None else b""
-    return chain.ended(event) if event else b""
 
 
 def _hosts(backends: Sequence[RouteBackend]) -> list[str]:

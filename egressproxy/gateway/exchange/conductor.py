@@ -15,7 +15,7 @@ from egressproxy.filters.body import BodyChain, BodyPlan, ChosenSteps
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
-from egressproxy.gateway.ai.provider_errors import error_event
+from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
@@ -26,9 +26,10 @@ from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, passed_whole
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
-from egressproxy.gateway.exchange.error_responses import ALLOW
+from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
 from egressproxy.gateway.exchange.phases import answer_of, dressed
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
+from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.route import Route
@@ -360,7 +361,8 @@ class Conductor:
             resources.close = True
             last = b""
             if response_filter is not None and x.status and not client.is_lost and not isinstance(error, ClientGone):
-                last = error_event(x, client.backends, response_filter.chain, response_filter.tail, error)
+                call = McpCall.of(x) or provider_call(x, client.backends)
+                last = error_event(error, x, call, response_filter.chain, response_filter.tail)
             if last:
                 client.send_body(last)
                 client.end_body(b"")

@@ -11,13 +11,20 @@ from __future__ import annotations
 import json
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
+from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
+from egressproxy.gateway.ai.heads import EVENT_STREAM
 from egressproxy.gateway.ai.provider_errors import ProviderCall
 from egressproxy.gateway.mcp.call import McpCall
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import media_type
+from egressproxy.model.message import CHUNKED
 from egressproxy.protocols.http1.writer import safe_phrase
 
-__all__ = ["ALLOW", "answer_for", "is_denial", "is_told"]
+__all__ = ["ALLOW", "answer_for", "error_event", "is_denial", "is_told"]
+
+#: The end of a server-sent event, in each way that lines end.
+_EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\n\r")
 
 #: The methods of a resource (RFC 9110 section 10.2.1). CONNECT is none of them: it asks for a tunnel.
 ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
@@ -128,12 +135,7 @@ def answer_for(
             kind = "http_request_denied" if denied else "proxy_internal_error"
     quoted = json.dumps(safe_phrase(message).decode())
     proxy_status = f"egressproxy; error={kind}; details={quoted}".encode()
-    about: dict[str, object] = {"status": error.status, "reason": error.reason.value, "message": message}
-    if error.rule != "-":
-        about["rule"] = error.rule
-    if error.remedy:
-        about["remedy"] = error.remedy
-    about["request_id"] = request_id
+    about = _about(error, request_id)
     body = call.error(error, about, denied=denied) if call is not None else None
     if body is None:
         body = json.dumps({"error": about}).encode() + b"\n"
@@ -151,3 +153,34 @@ def answer_for(
         fields.append((b"Allow", ALLOW))
     fields += error.fields
     return LocalResponse(error.status, tuple(fields), body, phrase)
+
+
+def error_event(
+    error: GatewayError, x: Exchange, call: McpCall | ProviderCall | None, chain: BodyChain, sent: bytes
+) -> bytes:
+    """The event that tells of an error in a stream that has begun, in the shape of its API and in the content coding of
+    the stream; b"" where it cannot.
+
+    `call` is the request as its API has it, `chain` has the filters of the body, and `sent` is the end of what was sent
+    of it: behind half an event nothing can be told.
+    """
+    head = x.response
+    if call is None or head.body != CHUNKED:
+        return b""
+    tail = chain.tail(x, sent)
+    kind = media_type(head.fields)
+    # A filter of Amazon's events sends them whole; their last byte does not show it.
+    if tail is None or (kind == EVENT_STREAM and tail and not tail.endswith(_EVENT_ENDS)):
+        return b""
+    event = call.error_in_stream(kind, error, _about(error, x.request_id), denied=is_denial(error))
+    return chain.ended(event) if event else b""
+
+
+def _about(error: GatewayError, request_id: str) -> dict[str, object]:
+    about: dict[str, object] = {"status": error.status, "reason": error.reason.value, "message": error.message}
+    if error.rule != "-":
+        about["rule"] = error.rule
+    if error.remedy:
+        about["remedy"] = error.remedy
+    about["request_id"] = request_id
+    return about

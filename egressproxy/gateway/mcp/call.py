@@ -12,6 +12,7 @@ __all__ = ["McpCall"]
 
 #: The note of an exchange with it.
 _CALL: Final = "mcp call"
+_EVENTS: Final = b"text/event-stream"
 #: JSON-RPC 2.0 section 5.1; -32022 is MCP's UnsupportedProtocolVersionError (revision 2026-07-28).
 SERVER_ERROR: Final = -32000
 INVALID_REQUEST: Final = -32600
@@ -56,6 +57,15 @@ class McpCall:
         elif error.source is FaultSource.DOWNSTREAM:
             code = INVALID_REQUEST
         return self.body.error(code, error.message, about)
+
+    def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
+        """The event with the error object, where the answer of one request is refused.
+
+        b"" elsewhere: a client resumes a stream that breaks off, by Last-Event-ID.
+        """
+        if not denied or kind != _EVENTS or self.body is None or self.body.is_batch:
+            return b""
+        return b"event: message\ndata: %b\n" % self.body.error(SERVER_ERROR, error.message, about)
 
     def log_fields(self) -> dict[str, object]:
         """The fields for the access log: method and tool, or "batch" and how many messages were seen."""

@@ -1,4 +1,7 @@
-"""An MCP server of the SDK: python mcp_server.py NAME PORT."""
+"""An MCP server of the SDK: python mcp_server.py NAME PORT [events|json|sse].
+
+The last word is its transport: streamable HTTP with events (default) or with JSON alone, or HTTP with SSE (2024-11-05).
+"""
 
 import sys
 
@@ -47,6 +50,18 @@ async def count(upto: int, ctx: Context) -> str:
 
 
 @server.tool()
+async def repeat(text: str) -> str:
+    """What was said, and who has heard it."""
+    return f"{name} heard: {text}"
+
+
+@server.tool()
+async def leak() -> str:
+    """The number of a card."""
+    return "4111 1111 1111 1111"
+
+
+@server.tool()
 async def interrupted(ctx: Context) -> str:
     """Ends its stream in the middle: the client comes back for the rest, by Last-Event-ID."""
     await ctx.report_progress(1, 2)
@@ -56,9 +71,15 @@ async def interrupted(ctx: Context) -> str:
     return f"{name} was interrupted"
 
 
-app = server.streamable_http_app(
-    event_store=Events(),
-    retry_interval=50,
-    transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-)
+transport = sys.argv[3] if len(sys.argv) > 3 else "events"
+security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+if transport == "sse":
+    app = server.sse_app(transport_security=security)
+else:
+    app = server.streamable_http_app(
+        event_store=Events() if transport == "events" else None,
+        retry_interval=50 if transport == "events" else None,
+        json_response=transport == "json",
+        transport_security=security,
+    )
 uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")

@@ -461,6 +461,20 @@ def test_an_answer_of_a_provider_has_a_type_that_is_read(kind: str):
     assert ask(ALLOWED, rpc("ping"), b"hello", kind={"Content-Type": kind}).response_body == b"hello"
 
 
+def test_accepted_says_nothing_that_a_client_of_mcp_reads():
+    x = exchange("POST", "https://api.example.com/messages/?session_id=1", JSON)
+    accepted = response(202, {})
+    call = json.dumps(rpc("tools/call", name="search")).encode()
+    assert harness(ALLOWED).run(x, request_body=call, response=accepted, response_body=b"Accepted").error is None
+
+
+def test_accepted_by_a_provider_is_an_answer():
+    x = exchange("POST", "https://api.example.com/v1/chat/completions", JSON)
+    asked = json.dumps(offering("search")).encode()
+    told = json.dumps(chat_answer("delete", {})).encode()
+    assert harness(ALLOWED).run(x, request_body=asked, response=response(202, {}), response_body=told).error is not None
+
+
 def test_two_content_types_of_an_answer_are_none():
     x = exchange("POST", "https://api.example.com/v1/chat/completions", JSON)
     told = response(200, {"Content-Type": "text/event-stream"})

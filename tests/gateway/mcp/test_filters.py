@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.filters import Exchange, Filter, Rejected
 from egressproxy.gateway.mcp.filters import LOOK
 from tests.gateway.conftest import Start
 from tests.support import manifests as m
-from tests.support.conversation import Conversation
+from tests.support.conversation import Conversation, scripted_filter
 
 CALL = b'{"jsonrpc":"2.0","id":"c1","method":"tools/call","params":{"name":"search","arguments":{}}}'
 JSON = "Content-Type: application/json"
@@ -285,3 +286,47 @@ def test_messages_are_counted_by_method_and_tool(converse: Start):
         (*place, "_other", "-", "ok"): 1,
         (*place, "tools/call", "other", "error"): 1,
     }
+
+
+# --- inside of a stream ----------------------------------------------------------------------------------------------
+class Refuses(Filter):
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        if b"secret" in data:
+            raise Rejected("the answer is not for you")
+        return data
+
+
+def streamed(converse: Start, body: bytes) -> Conversation:
+    """The answer to this request is a stream, and the client has its first event."""
+    objects = [each for each in to_mcp() if each["kind"] != "EgressPolicy"]
+    objects.append(m.policy(extensions=[scripted_filter("body", "response-body")]))
+    talk = converse(objects, filters={"body": Refuses()})
+    talk.client >> post(body)
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST .*?\r\n\r\n")
+    talk.origin << body
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    talk.origin >> b"e\r\nid: 1\ndata: \n\n\r\n"
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\ne\r\nid: 1\ndata: \n\n\r\n")
+    return talk
+
+
+def test_a_denial_inside_of_a_stream_is_an_event_with_the_error_of_the_request(converse: Start):
+    talk = streamed(converse, CALL)
+    talk.origin >> b"e\r\ndata: secret\n\n\r\n"
+    said = json.loads(talk.client.take(rb"[0-9a-f]+\r\nevent: message\ndata: ([^\n]+)\n\n\r\n0\r\n\r\n")[1])
+    assert (said["id"], said["error"]["code"], said["error"]["message"]) == ("c1", -32000, "the answer is not for you")
+    assert said["error"]["data"]["reason"] == talk.record()["reason"] == "filter_rejected"
+    talk.client.is_closed()
+
+
+def test_a_denial_inside_of_the_answers_to_a_batch_breaks_off(converse: Start):
+    talk = streamed(converse, b"[" + CALL + b"]")
+    talk.origin >> b"e\r\ndata: secret\n\n\r\n"
+    talk.client.is_closed()
+
+
+def test_a_stream_that_breaks_has_no_error_so_that_the_client_resumes_it(converse: Start):
+    talk = streamed(converse, CALL)
+    talk.origin.resets()
+    talk.client.is_closed()
