@@ -13,7 +13,7 @@ from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.ai_apis.texts import found_texts
 
-__all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens", "tokens_of_plain_chat"]
+__all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens", "plain_chat"]
 
 #: Members that decide what is asked for: written in another case, some servers read them and others do not.
 _DECIDING: Final = {
@@ -34,7 +34,7 @@ _USUAL: Final = frozenset(
 )  # fmt: skip
 #: Members of a request whose string is a text as it stands.
 _INSTRUCTIONS: Final = frozenset(("system", "instructions", "prompt"))
-#: Of a conversation in plain text: what is counted otherwise, types of what is no text, and members of messages.
+#: Of a conversation in plain text: what is looked at by itself, types of what is no text, and members of messages.
 _COUNTED: Final = frozenset(("model", "messages"))
 _NUMBERS: Final = frozenset((int, float, bool, type(None)))
 _STRINGS: Final = {str}
@@ -77,6 +77,8 @@ _TEMPERATURES: Final = _Places(
 )
 #: How many answers are asked for.
 _CHOICES: Final = _Places(("n",), ("best_of",), ("generationConfig", "candidateCount"))
+_PLAIN_LIMITS: Final = frozenset(path[0] for path in _LIMITS.paths if len(path) == 1)
+_PLAIN_CHOICES: Final = frozenset(path[0] for path in _CHOICES.paths if len(path) == 1)
 #: Other models than the one that is asked for.
 _OTHER_MODELS: Final = ("models", "fallbacks")
 #: Strings that lenient readers take for false.
@@ -318,9 +320,9 @@ class AiRequest(JsonMessage):
 
         See `estimated_tokens` for how far off that is.
         """
-        plain = tokens_of_plain_chat(self.value)
+        plain = plain_chat(self.value)
         if plain is not None:
-            return plain
+            return plain[0]
         total = sum([estimated_tokens(found.text) for found in found_texts(self.value)])
         for key in ("messages", "input", "contents"):
             messages = self.value.get(key)
@@ -328,6 +330,10 @@ class AiRequest(JsonMessage):
                 total += _MESSAGE_TOKENS * len(messages)
         may_have_images = b"mage" in self.source or b"\\u" in self.source
         return total + _IMAGE_TOKENS * len(self.images) if may_have_images else total
+
+    def asked_tokens(self) -> tuple[int, int | None, int]:
+        """`estimated_input_tokens`, `max_output_tokens` and `choices`."""
+        return plain_chat(self.value) or (self.estimated_input_tokens(), self.max_output_tokens, self.choices)
 
     @property
     def tells_usage(self) -> bool:
@@ -347,19 +353,26 @@ class AiRequest(JsonMessage):
         return True
 
 
-def tokens_of_plain_chat(value: dict[str, Any]) -> int | None:
-    """The estimate for a conversation in plain text, as nearly all are: messages of a role and a text, beside numbers
-    and instructions. None for any other request. It is what the walk over all texts adds up to.
+def plain_chat(value: dict[str, Any]) -> tuple[int, int | None, int] | None:
+    """`asked_tokens` of a conversation in plain text, as nearly all are: messages of a role and a text, beside numbers
+    and instructions. None for any other request. The estimate is what the walk over all texts adds up to.
     """
     messages = value.get("messages")
     if type(messages) is not list or not messages or type(value.get("model")) is not str:
         return None
-    total = _MESSAGE_TOKENS * len(messages)
+    most: int | None = None
+    total, choices = _MESSAGE_TOKENS * len(messages), 1
     for key in value.keys() - _COUNTED:
         each = value[key]
-        if type(each) is str and key in _INSTRUCTIONS:
+        if type(each) in _NUMBERS:
+            if key in _PLAIN_LIMITS and each is not None:
+                whole = _whole(each)
+                most = whole if most is None or whole > most else most
+            elif key in _PLAIN_CHOICES and each is not None:
+                choices = max(choices, _whole(each))
+        elif type(each) is str and key in _INSTRUCTIONS:
             total += estimated_tokens(each)
-        elif type(each) not in _NUMBERS:
+        else:
             return None
     try:
         texts = [*map(_CONTENT, messages)]
@@ -368,7 +381,9 @@ def tokens_of_plain_chat(value: dict[str, Any]) -> int | None:
         return None
     if kinds != _STRINGS or {*map(len, messages)} != _PAIRS:
         return None
-    return total + sum([(len(text) + 3) // 4 if text.isascii() else estimated_tokens(text) for text in texts])
+    for text in texts:
+        total += (len(text) + 3) // 4 if text.isascii() else estimated_tokens(text)
+    return total, most, choices
 
 
 def _is_number(value: object) -> bool:

@@ -6,11 +6,10 @@ gets the same view.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Operation, operation_of
-from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged
@@ -34,8 +33,6 @@ _OPERATION: Final = "ai operation"
 _USAGE: Final = "ai usage"
 _HIDDEN: Final = "ai hidden usage"
 
-_View = TypeVar("_View", bound=JsonMessage)
-
 
 def operation(x: Exchange) -> Operation | None:
     """What the path of this request asks of an AI provider, as the first who asked found it; None: nothing known."""
@@ -52,8 +49,10 @@ def operation(x: Exchange) -> Operation | None:
 
 def request_view(x: Exchange, body: bytes) -> AiRequest:
     """The view of this body of a request. Raises Unreadable, which says why it cannot be read."""
-    found = _kept(x, body, AiRequest)
-    if found is None:
+    notes = x.notes
+    found = notes.get(_VIEW) if notes is not None else None
+    # One with changes that nobody has taken is another's: its filter has let the body be.
+    if type(found) is not AiRequest or found.source is not body or found.is_changed:
         found = AiRequest.read(body, operation(x))
         x.note(_VIEW, found)
     return found
@@ -76,8 +75,9 @@ def ask_for_model(x: Exchange, view: AiRequest, model: str) -> None:
 
 def answer_view(x: Exchange, body: bytes) -> AiAnswer:
     """The view of this body of an answer. Raises Unreadable, which says why it cannot be read."""
-    found = _kept(x, body, AiAnswer)
-    if found is None:
+    notes = x.notes
+    found = notes.get(_VIEW) if notes is not None else None
+    if type(found) is not AiAnswer or found.source is not body or found.is_changed:
         found = AiAnswer.read(body)
         x.note(_VIEW, found)
     return found
@@ -92,17 +92,14 @@ def said_in_answer(x: Exchange, body: bytes) -> Any:
     return view.value if view is not None and view.source is body and not view.is_changed else loads(body)
 
 
-def _kept(x: Exchange, body: bytes, kind: type[_View]) -> _View | None:
-    found = x.notes.get(_VIEW) if x.notes is not None else None
-    # One with changes that nobody has taken is another's: its filter has let the body be.
-    return found if type(found) is kind and found.source is body and not found.is_changed else None
-
-
 def add_usage(x: Exchange, usage: TokenUsage | None) -> None:
     """Keep the usage that an answer, or an event of its stream, tells: others of this exchange need not look for it."""
-    if usage is not None:
-        before = usage_told(x)
-        x.note(_USAGE, usage if before is None else merged(before, usage))
+    if usage is None:
+        return
+    if x.notes is None:
+        x.notes = {}
+    before = x.notes.get(_USAGE)
+    x.notes[_USAGE] = usage if before is None else merged(before, usage)
 
 
 def usage_told(x: Exchange) -> TokenUsage | None:

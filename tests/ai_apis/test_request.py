@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis.apis import Api, operation_of
-from egressproxy.ai_apis.request import AiRequest, estimated_tokens, tokens_of_plain_chat
+from egressproxy.ai_apis.request import AiRequest, estimated_tokens, plain_chat
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole, found_texts
 from tests.ai_apis.bodies import PATHS, REQUESTS
@@ -186,26 +186,31 @@ MESSAGES = st.fixed_dictionaries(
     }
 ) | st.dictionaries(st.sampled_from(["role", "content", "name", "type", "thinking", "tool_calls"]), VALUES)
 CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": TEXTS, "content": TEXTS}), max_size=4)
+COUNTS = ["max_tokens", "max_completion_tokens", "generationConfig", "n", "best_of"]
 NAMES = ["model", "system", "instructions", "prompt", "user", "type", "role", "id", "name", "thought", "stop", "data"]
 
 
 @given(
-    st.dictionaries(st.sampled_from([*NAMES, "input", "arguments", "url", "stream", "max_tokens"]), VALUES, max_size=4),
+    st.dictionaries(st.sampled_from([*NAMES, "input", "arguments", "url", "stream"]), VALUES, max_size=3),
+    st.dictionaries(st.sampled_from(COUNTS), st.none() | st.booleans() | st.integers(-1, 9) | st.floats(0, 9)),
     CONVERSATIONS | st.lists(MESSAGES | VALUES, max_size=3) | VALUES,
     st.sampled_from(["messages", "contents", "input"]),
 )
-def test_the_tokens_of_a_plain_conversation_are_those_that_the_walk_over_its_texts_adds_up_to(said, messages, key):
-    value = {"model": "m", **said, key: messages}
-    plain = tokens_of_plain_chat(value)
+def test_the_tokens_of_a_plain_conversation_are_those_that_the_walk_over_its_texts_adds_up_to(
+    said, counts, messages, key
+):
+    value = {"model": "m", **said, **counts, key: messages}
+    plain = plain_chat(value)
     if plain is not None:
-        count = len(messages) if type(messages) is list else 0
-        assert plain == sum(estimated_tokens(found.text) for found in found_texts(value)) + 4 * count
+        tokens = sum(estimated_tokens(found.text) for found in found_texts(value)) + 4 * len(value["messages"])
+        request = AiRequest(b"", value, None)
+        assert plain == (tokens, request.max_output_tokens, request.choices)
 
 
 @given(CONVERSATIONS.filter(bool), st.text(max_size=9))
 def test_a_plain_conversation_needs_no_walk(messages, system):
     value = {"model": "m", "max_tokens": 9, "system": system, "messages": messages, "temperature": 0.5, "stream": True}
-    assert tokens_of_plain_chat(value) is not None
+    assert plain_chat(value) is not None
 
 
 def test_the_largest_limit_counts_and_all_are_set():

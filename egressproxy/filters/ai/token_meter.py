@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from egressproxy.ai_apis.apis import Operation
-from egressproxy.ai_apis.shared import add_usage, hide_usage, operation, request_view, usage_told
-from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.shared import add_usage, operation, usage_told
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.limits.keys import KeyText, key_text
@@ -138,7 +137,7 @@ class TokenMeter(Filter):
             return BodyMode.BUFFER
         if media_type(x.response.fields) not in _READ_TYPES or x.response.status >= 300:
             return None
-        measured.begin_answer(media_type(x.response.fields), operation(x))
+        measured.begin_answer(x, media_type(x.response.fields))
         return BodyMode.STREAM
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
@@ -146,14 +145,7 @@ class TokenMeter(Filter):
         measured = self._measured(x)
         if measured is None:
             return data
-        try:
-            view = request_view(x, data)
-        except Unreadable:
-            view = None
-        data = measured.read(data, view, operation(x), 0, 0)
-        if measured.hides_usage:
-            hide_usage(x)
-        return data
+        return measured.read(x, data, 0, 0)
 
     def response_headers(self, x: Exchange) -> None:
         """Take what Amazon tells in the head."""

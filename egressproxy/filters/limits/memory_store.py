@@ -35,30 +35,19 @@ class MemoryStore:
     def take(self, takes: Sequence[Take]) -> Take | None:
         """As of QuotaStore."""
         now = monotonic()
-        refusing: Take | None = None
-        with takes[0].rule.table.lock:
-            places = []
-            for take in takes:
-                rule = take.rule
-                cells, at = rule.table.cells, rule.table.find_text(take.text, now)
-                places.append(at)
-                wait = rule.window.wait_s(cells[at], cells[at + 1], take.amount, now)
-                if wait > 0.0:
-                    take.wait_s = wait
-                    if refusing is None or wait > refusing.wait_s:
-                        refusing = take
-            if refusing is None:
-                for take, at in zip(takes, places, strict=True):
-                    rule = take.rule
-                    cells = rule.table.cells
-                    cells[at], cells[at + 1] = rule.window.with_more(cells[at], cells[at + 1], take.amount, now)
-        return refusing
+        first = takes[0]
+        table = first.rule.table
+        with table.lock:
+            if len(takes) > 1:
+                return _take_all(takes, now)
+            first.wait_s = first.rule.window.take(table.cells, table.find_text(first.text, now), first.amount, now)
+        return first if first.wait_s > 0.0 else None
 
     def settle(self, take: Take, difference: float) -> None:
         """As of QuotaStore. What belongs to a window that has passed is not counted in the next one."""
         now = monotonic()
         rule = take.rule
-        if rule.window.period(now) != take.period:
+        if take.period and rule.window.period(now) != take.period:
             return
         cells = rule.table.cells
         with rule.table.lock:
@@ -77,3 +66,20 @@ class MemoryStore:
 
     def __repr__(self) -> str:
         return "MemoryStore()"
+
+
+def _take_all(takes: Sequence[Take], now: float) -> Take | None:
+    refusing: Take | None = None
+    places = []
+    for take in takes:
+        rule = take.rule
+        cells, at = rule.table.cells, rule.table.find_text(take.text, now)
+        places.append(at)
+        take.wait_s = rule.window.wait_s(cells[at], cells[at + 1], take.amount, now)
+        if take.wait_s > (refusing.wait_s if refusing is not None else 0.0):
+            refusing = take
+    if refusing is None:
+        for take, at in zip(takes, places, strict=True):
+            rule = take.rule
+            rule.window.take(rule.table.cells, at, take.amount, now)
+    return refusing

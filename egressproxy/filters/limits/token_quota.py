@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from egressproxy.ai_apis.shared import hide_usage, operation, request_view
-from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
@@ -89,7 +88,7 @@ class TokenQuota(SettledQuota):
         kind = media_type(fields)
         if kind not in _READ_TYPES:
             return None
-        held.use.begin_answer(kind, operation(x))
+        held.use.begin_answer(x, kind)
         if held.use.is_stream or not 0 <= x.response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
             return BodyMode.STREAM
         return BodyMode.BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length
@@ -97,14 +96,8 @@ class TokenQuota(SettledQuota):
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Estimate what the request takes, and take it. Raises LimitExceeded."""
         use = TokenUse()
-        try:
-            view = request_view(x, data)
-        except Unreadable:
-            view = None
         config = self._config
-        data = use.read(data, view, operation(x), config.output_tokens, config.max_output_tokens)
-        if use.hides_usage:
-            hide_usage(x)
+        data = use.read(x, data, config.output_tokens, config.max_output_tokens)
         if self._dearest is not None and price_of(config.prices, use.model) is None:
             raise LimitExceeded(
                 Reason.COST_LIMIT,
@@ -133,37 +126,39 @@ class TokenQuota(SettledQuota):
         )
 
     def _waits(self, x: Exchange) -> bool:
-        return bool(x.request.body) and not x.is_tunnel and not x.request.upgrade and operation(x) is not None
+        request = x.request
+        return request.body != 0 and operation(x) is not None and not x.is_tunnel and not request.upgrade
 
     def _rules_for(self, x: Exchange, use: TokenUse | None) -> Sequence[QuotaRule]:
         return self.rules if use is not None else self._head_rules
 
     def _amount(self, rule: QuotaRule, x: Exchange, held: Held) -> float:
-        use = held.use
-        if use is None or rule.type not in ("Tokens", "Cost"):
-            return super()._amount(rule, x, held)
-        if rule.type == "Cost":
+        use, least = held.use, LEAST
+        needed: float
+        amount: float
+        if use is not None and rule.type == "Tokens":
+            needed = use.input_tokens if rule.count != "Output" else 0
+            amount = needed + use.output_tokens if rule.count != "Input" else needed
+        elif use is not None and rule.type == "Cost":
             needed = self._cost(TokenUsage(use.input_tokens), use.model)
             amount = self._cost(TokenUsage(use.input_tokens, use.output_tokens), use.model)
             least = _LEAST_COST
         else:
-            needed = use.input_tokens if rule.count != "Output" else 0
-            amount = needed + use.output_tokens if rule.count != "Input" else needed
-            least = LEAST
+            return super()._amount(rule, x, held)
         most = rule.window.most
         if amount > most:  # an answer may turn out shorter: only what is asked can be too much for the limit
             amount = max(needed, most)
         return amount if amount > least else least
 
     def _taken(self, rule: QuotaRule, x: Exchange, held: Held) -> float | None:
-        if rule.type not in ("Tokens", "Cost"):
+        use = held.use
+        if use is None or rule.type not in ("Tokens", "Cost"):
             return super()._taken(rule, x, held)
-        assert held.use is not None
-        usage = held.use.taken(x)
+        usage = use.taken(x)
         if usage is None:
             return None
         if rule.type == "Cost":
-            return self._cost(usage, held.use.model)
+            return self._cost(usage, use.model)
         if rule.count == "Total":
             return usage.input_tokens + usage.output_tokens
         return usage.input_tokens if rule.count == "Input" else usage.output_tokens

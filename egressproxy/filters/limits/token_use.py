@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from egressproxy.ai_apis.answer import model_of
-from egressproxy.ai_apis.apis import Api, Operation
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.framing import Framing
-from egressproxy.ai_apis.request import AiRequest, estimated_tokens
-from egressproxy.ai_apis.shared import add_usage, said_in_answer, usage_told
+from egressproxy.ai_apis.request import estimated_tokens
+from egressproxy.ai_apis.shared import add_usage, hide_usage, operation, request_view, said_in_answer, usage_told
 from egressproxy.ai_apis.stream_events import read_event
 from egressproxy.ai_apis.streams import framing_of
 from egressproxy.ai_apis.strict_json import Unreadable, loads
@@ -57,27 +57,28 @@ class TokenUse:
     _is_over = False  # no more of the answer can be read
     _has_ended = False  # all of the answer has come
 
-    def read(
-        self, body: bytes, view: AiRequest | None, operation: Operation | None, usual_output: int, most_output: int
-    ) -> bytes:
+    def read(self, x: Exchange, body: bytes, usual_output: int, most_output: int) -> bytes:
         """Look at a request, and estimate it. Returns the body to send: a stream is asked for its usage.
 
-        `view` is None for a body that cannot be read. Output is what the request allows, `usual_output` tokens where
-        it says nothing, and never more than `most_output` for each of the answers that it asks for.
+        Output is what the request allows, `usual_output` tokens where it says nothing, and never more than
+        `most_output` for each of the answers that it asks for. What cannot be read is estimated by its length.
         """
-        self.is_call = True
-        if view is None:
-            self.model = operation.model if operation is not None else ""
+        try:
+            view = request_view(x, body)
+        except Unreadable:
+            asked = operation(x)
+            self.model = asked.model if asked is not None else ""
             self.guess(len(body), usual_output)
             return body
+        self.is_call = True
         self.model = view.model
-        asked = view.max_output_tokens
+        self.input_tokens, most, choices = view.asked_tokens()
         if view.api is not Api.OPENAI_EMBEDDINGS:
-            output = usual_output if asked is None or asked < 0 else asked
-            self.output_tokens = (output if output < most_output else most_output) * view.choices
-        self.input_tokens = view.estimated_input_tokens()
+            output = usual_output if most is None or most < 0 else most
+            self.output_tokens = (output if output < most_output else most_output) * choices
         if view.ask_for_usage():
             self.hides_usage = True
+            hide_usage(x)
         return view.body()
 
     def guess(self, length: int, usual_output: int) -> None:
@@ -86,9 +87,9 @@ class TokenUse:
         self.input_tokens = max(0, length) // _UNREADABLE
         self.output_tokens = usual_output
 
-    def begin_answer(self, media_type: bytes, operation: Operation | None) -> None:
+    def begin_answer(self, x: Exchange, media_type: bytes) -> None:
         """An answer of this type has begun."""
-        self._framing = framing_of(media_type, operation)
+        self._framing = framing_of(media_type, operation(x))
         self._whole = None
         self.seen_tokens = 0
         self._is_over = self._has_ended = False
@@ -105,7 +106,10 @@ class TokenUse:
             return data
         if self._framing is not None:
             return self._feed_stream(x, self._framing, data, last)
-        self._feed_whole(x, data, last)
+        if last and self._whole is None:
+            self._read_whole(x, data)
+        else:
+            self._collect(x, data, last)
         return data
 
     def _feed_stream(self, x: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
@@ -139,24 +143,26 @@ class TokenUse:
                 kept.append(frame.raw)
         return b"".join(kept) if self.hides_usage else data
 
-    def _feed_whole(self, x: Exchange, data: bytes, last: bool) -> None:
-        if not last or self._whole is not None:
-            whole = self._whole = bytearray() if self._whole is None else self._whole
-            whole += data
-            if last:
-                data = bytes(whole)
-        if len(data if last else whole) > _MAX_ANSWER:
+    def _collect(self, x: Exchange, data: bytes, last: bool) -> None:
+        whole = self._whole = bytearray() if self._whole is None else self._whole
+        whole += data
+        if len(whole) > _MAX_ANSWER:
             self._is_over = True
             self._whole = None
         elif last:
-            try:
-                said = said_in_answer(x, data)
-            except Unreadable:
-                return
-            if self.wants_model:
-                self.served_model = model_of(said)
-            if usage_told(x) is None:
-                add_usage(x, usage_of(said))
+            self._read_whole(x, bytes(whole))
+
+    def _read_whole(self, x: Exchange, body: bytes) -> None:
+        if len(body) > _MAX_ANSWER:
+            return
+        try:
+            said = said_in_answer(x, body)
+        except Unreadable:
+            return
+        if self.wants_model:
+            self.served_model = model_of(said)
+        if usage_told(x) is None:
+            add_usage(x, usage_of(said))
 
     def taken(self, x: Exchange) -> TokenUsage | None:
         """What it took in the end; None where nothing tells, so that the estimate stays.

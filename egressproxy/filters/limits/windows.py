@@ -42,6 +42,9 @@ class Window(Protocol):
     def with_more(self, until: float, used: float, amount: float, now: float) -> tuple[float, float]:
         """Both numbers when this amount is counted; a negative one is given back."""
 
+    def take(self, cells: memoryview[float], at: int, amount: float, now: float) -> float:
+        """Count this amount in the numbers at this place, if it fits. Returns as `wait_s`."""
+
     def left(self, until: float, used: float, now: float) -> tuple[float, float]:
         """How much is left now, at least 0.0, and in how many seconds all of it is there again."""
 
@@ -75,6 +78,16 @@ class TokenBucket:
     def with_more(self, until: float, used: float, amount: float, now: float) -> tuple[float, float]:
         """As of Window."""
         return (until if until > now else now) + amount * self._interval, 0.0
+
+    def take(self, cells: memoryview[float], at: int, amount: float, now: float) -> float:
+        """As of Window."""
+        until, needed = cells[at], amount * self._interval
+        if until < now:
+            until = now
+        if until - now + needed - self._ahead > self._slack:
+            return self.wait_s(until, 0.0, amount, now)
+        cells[at] = until + needed
+        return 0.0
 
     def left(self, until: float, used: float, now: float) -> tuple[float, float]:
         """As of Window."""
@@ -117,6 +130,13 @@ class CalendarWindow:
         """As of Window."""
         # A minute longer than the window, in which it is not asked for any more: clocks differ.
         return now + self.seconds_left() + 60.0, max(0.0, used + amount)
+
+    def take(self, cells: memoryview[float], at: int, amount: float, now: float) -> float:
+        """As of Window."""
+        wait = self.wait_s(cells[at], cells[at + 1], amount, now)
+        if wait == 0.0:
+            cells[at], cells[at + 1] = self.with_more(cells[at], cells[at + 1], amount, now)
+        return wait
 
     def left(self, until: float, used: float, now: float) -> tuple[float, float]:
         """As of Window."""

@@ -13,14 +13,18 @@ class Key:
 
     def __init__(self, window):
         self.window, self.until, self.used, self.period = window, 0.0, 0.0, b""
+        self.cells = memoryview(bytearray(16)).cast("d")
 
     def take(self, amount, now):
         period = self.window.period(now)
         if period != self.period:  # another key
             self.until, self.used, self.period = 0.0, 0.0, period
         wait = self.window.wait_s(self.until, self.used, amount, now)
+        self.cells[0], self.cells[1] = self.until, self.used
         if not wait:
             self.until, self.used = self.window.with_more(self.until, self.used, amount, now)
+        assert self.window.take(self.cells, 0, amount, now) == wait
+        assert [*self.cells] == [self.until, self.used]
         return wait
 
     def left(self, now):
