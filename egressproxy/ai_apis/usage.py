@@ -90,6 +90,9 @@ def _told(told: dict[str, Any]) -> TokenUsage:
         cached, written = _count(told, "cache_read_input_tokens"), _count(told, "cache_creation_input_tokens")
         whole = _count(told, "input_tokens") + cached + written
         return TokenUsage(whole, _count(told, "output_tokens"), cached, written, _count(more, "thinking_tokens"))
+    if "total_tokens" in told and "input_tokens" not in told:  # all that some servers tell of embeddings
+        output = _count(told, "completion_tokens")
+        return TokenUsage(max(_count(told, "total_tokens") - output, 0), output)
     return TokenUsage(
         _count(told, "input_tokens"),
         _count(told, "output_tokens"),

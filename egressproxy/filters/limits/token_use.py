@@ -174,6 +174,8 @@ class TokenUse:
         if not x.attempts:
             return usage_told(x) or TokenUsage()  # a cache may tell what its answer has taken once
         told = usage_told(x) or told_in_head(x)
+        if told is not None and not told.total_tokens:
+            told = None  # no answer takes nothing: its server does not count
         if told is not None and self._framing is None:
             return told
         if told is None and self.is_call and x.reason is Reason.CLIENT_GONE and not x.status:

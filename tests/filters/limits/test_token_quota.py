@@ -369,3 +369,27 @@ def test_what_is_said_in_an_upgraded_connection_cannot_be_counted(limit):
     x.request.upgrade = b"websocket"
     other = {"type": "Requests", "limit": 10, "unit": "Day"}
     assert harness(limits=[other]).run(x, response=response(101)).error is None
+
+
+@pytest.mark.parametrize(
+    ("usage", "counted"),
+    [
+        ({"total_tokens": 50}, 50),  # Voyage AI
+        ({"completion_tokens": 20, "total_tokens": 50}, 50),
+        ({"output_tokens": 20}, 20),
+        ({}, 204),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, 204),
+        ({"prompt_tokens": "70", "completion_tokens": None}, 204),
+        ({"prompt_tokens": -70}, 204),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_usage_that_tells_nothing_gives_nothing_back(usage, counted, is_stream):
+    """No answer has taken nothing: some servers tell zeros, or names that nobody knows."""
+    made = tokens(1000)
+    if not is_stream:
+        ask(made, answer=json.dumps({"choices": [], "usage": usage}).encode())
+        assert left(made) == 1000 - counted
+        return
+    ask(made, asked={**ASKED, "stream": True}, answer=sse({"choices": [], "usage": usage}), fields=EVENTS)
+    assert left(made) == 1000 - (counted if counted < 204 else 104)
