@@ -136,6 +136,7 @@ class Quota(Filter):
         try:
             refusing = self._store.take(takes) if takes else None
         except LimitExceeded:
+            held.takes = []  # an attempt before may have noted it, and what was not taken is not given back
             self._leave(held)
             raise
         if refusing is not None and isinstance(refusing, Awaitable):
@@ -164,6 +165,7 @@ class Quota(Filter):
         try:
             refusing = await waiting
         except BaseException:
+            held.takes = []  # the store itself gives back what it takes for nobody
             self._leave(held)
             raise
         self._finish(x, held, refusing)

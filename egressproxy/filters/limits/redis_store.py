@@ -31,6 +31,8 @@ __all__ = ["RedisStore"]
 #: Seconds between the signs of life of a machine, and how long one counts.
 _HEARTBEAT_S: Final = 5.0
 _ALIVE_S: Final = 15
+#: Seconds for which what ends behind `close` has a connection.
+_LINGER_S: Final = 2.0
 #: Keys whose amounts wait for a Redis that is away.
 _MAX_OWED: Final = 10_000
 _PREFIX: Final = b"egressproxy:"
@@ -130,6 +132,7 @@ class RedisStore:
         self._why_away = "it was not reached yet"
         self._heartbeat: asyncio.TimerHandle | None = None
         self._link: RedisLink | None = None
+        self._is_closed = False
         ref, secret = config.backend_ref, config.secret_ref
         self._dial = context.calls.get(ref.label)
         self._password = context.secrets.get(secret.label) if secret is not None else None
@@ -173,11 +176,16 @@ class RedisStore:
         self._local.peek(takes)
 
     def close(self) -> None:
-        """As of QuotaStore."""
+        """As of QuotaStore. Exchanges in progress are still counted, over a connection that stays for a moment."""
+        self._is_closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._link is not None:
             self._link.close()
+            self._link = None
 
     # --- with the Redis --------------------------------------------------------------------------------------------
     def _connected(self) -> RedisLink | None:
@@ -194,6 +202,8 @@ class RedisStore:
             greeting += [[b"SCRIPT", b"LOAD", script.text] for script in (_TAKING, _SETTLING, _LIVING)]
             self._link = RedisLink(self._dial, greeting, self._config.timeout, self._on_state)
             self._link.connect()
+            if self._is_closed:
+                asyncio.get_running_loop().call_later(_LINGER_S, self._disconnect)
         return self._link if self._link.is_connected else None
 
     async def _asked_first(self, link: RedisLink, takes: Sequence[Take]) -> Take | None:
@@ -341,7 +351,7 @@ class RedisStore:
         """Say that this machine is there, now and every few seconds."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        if self._link is None or not self._link.is_connected:
+        if self._link is None or not self._link.is_connected or self._is_closed:
             return
         self._heartbeat = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._live)
         try:

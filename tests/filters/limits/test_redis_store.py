@@ -6,11 +6,12 @@ import time
 import pytest
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters import FilterContext
+from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig, StoreConfig
 from egressproxy.filters.limits.qos_controller import QOS_CONTROLLER, quota
+from egressproxy.filters.limits.quota import Held
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.testing import exchange
 from egressproxy.model.secret import SecretBytes
@@ -48,7 +49,7 @@ class Dial:
 class Machine:
     """One machine of the fleet, with a QoSController of its own."""
 
-    def __init__(self, redis, *entries, password=PASSWORD, timeout=2.0, on_failure="Local"):
+    def __init__(self, redis, *entries, password=PASSWORD, timeout=2.0, on_failure="Local", phase=None):
         store = StoreConfig(REF, secret_ref=SECRET, timeout=timeout, on_failure=on_failure)
         config = QoSControllerConfig(limits=tuple(LimitEntry(**entry) for entry in entries), store=store)
         self.notices = Notices()
@@ -59,6 +60,7 @@ class Machine:
             "q",
             "s",
             "EgressPolicy a/p",
+            phase=phase or Phase.REQUEST_HEADERS,
             calls={REF.label: self.dial},
             keyed=OwnCounters().keyed,
             meter=FilterMeter(FilterMetrics(), "q", QOS_CONTROLLER.name),
@@ -163,6 +165,72 @@ def test_what_is_settled_counts_for_all(redis):
         await second.filter.request_headers(big)
 
     run([first, second], test())
+
+
+def test_what_ends_behind_a_reload_is_settled_all_the_same(redis):
+    """The filter is no longer in any snapshot, and an exchange in progress has it still."""
+    tokens = {"type": "Bytes", "limit": 1000, "unit": "Day"}
+    old, new = Machine(redis, tokens), Machine(redis, tokens)
+
+    async def test():
+        long, short, waits = (exchange("POST", "https://a.example/") for _ in range(3))
+        long.request.body, short.request.body, waits.request.body = 100, 500, 10
+        await old.filter.request_headers(long)
+        await old.filter.request_headers(short)
+        old.filter.close()
+        long.bytes_in, short.bytes_in = 700, 200
+        old.filter.complete(long)
+        old.filter.complete(short)
+        await old.filter.request_headers(waits)  # was read before the reload, and decided behind it
+        await new.filter.request_headers(exchange("GET", "https://a.example/"))
+        asked = exchange("POST", "https://a.example/")
+        asked.request.body = 90  # 700, 200, 10 and 1 are taken
+        with pytest.raises(LimitExceeded):
+            await new.filter.request_headers(asked)
+        asked.request.body = 89
+        await new.filter.request_headers(asked)
+        assert old.dial.opened == 2
+        await until(lambda: old.store._link is None)
+
+    run([new], test())
+
+
+def test_what_was_not_taken_is_not_given_back(redis):
+    """Another attempt, whose client leaves, or which is refused, while the Redis is asked."""
+    tokens = {"type": "Bytes", "limit": 1000, "unit": "Day"}
+    machine = Machine(redis, tokens, on_failure="Deny", phase=Phase.BACKEND_REQUEST)
+    other = Machine(redis, tokens, phase=Phase.BACKEND_REQUEST)
+
+    async def test():
+        await other.filter.backend_request(sized(600))
+        x = sized(100)
+        await machine.filter.backend_request(x)
+        leaving = asyncio.ensure_future(machine.filter.backend_request(x))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        x.bytes_in = 0
+        await machine.filter.backend_request(sized(1))  # behind what is given back
+        machine.filter.complete(x)
+        await machine.filter.backend_request(sized(1))
+        with pytest.raises(LimitExceeded):
+            await other.filter.backend_request(sized(399))
+        machine.store._link.close()
+        await machine.is_connected(False)
+        y = sized(1)
+        y.notes = {machine.filter._note: Held(None)}
+        with pytest.raises(LimitExceeded, match="their store is away"):
+            machine.filter.backend_request(y)
+        assert y.notes[machine.filter._note].takes == []
+
+    run([machine, other], test())
+
+
+def sized(length):
+    x = exchange("POST", "https://a.example/")
+    x.request.body = length
+    return x
 
 
 def test_all_of_one_turn_of_the_loop_go_in_one_write(redis):
