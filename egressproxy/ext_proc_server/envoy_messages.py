@@ -11,7 +11,7 @@ from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, 
 from egressproxy.ext_proc_server.head_changes import dropped_fields
 from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
-from egressproxy.model.field_change import FieldAction, FieldChange
+from egressproxy.model.field_change import FieldChange
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.spiffe import workload
 from egressproxy.protocols.ext_proc.messages import (
@@ -22,9 +22,17 @@ from egressproxy.protocols.ext_proc.messages import (
 )
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
+from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields, read_trailers
 
-__all__ = ["client_of_envoy", "configured_mode", "misconfigured", "read_request", "read_response", "removed"]
+__all__ = [
+    "client_of_envoy",
+    "configured_mode",
+    "misconfigured",
+    "read_request",
+    "read_request_trailers",
+    "read_response",
+    "read_response_trailers",
+]
 
 #: The namespace of dynamic metadata in which Envoy may say who the client is: `namespace` and `serviceAccount`.
 METADATA = "egressproxy.io"
@@ -32,7 +40,10 @@ METADATA = "egressproxy.io"
 #: Fields of a connection, which Envoy keeps in the head of an upgrade.
 _CONNECTION = frozenset(b"connection upgrade keep-alive proxy-connection transfer-encoding".split())
 _SENDS_BODY = frozenset((BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED))
-_REMEDY = "Envoy's ext_proc filter needs allow_mode_override: true, and body modes NONE, STREAMED or BUFFERED"
+_REMEDY = (
+    "Envoy's ext_proc filter needs allow_mode_override: true, and in processing_mode request_body_mode and"
+    " response_body_mode: BUFFERED"
+)
 
 
 def read_request(message: ProcessingRequest, limits: HeadLimits) -> tuple[RequestHead, tuple[FieldChange, ...]]:
@@ -56,10 +67,8 @@ def configured_mode(protocol: ProtocolConfiguration | None) -> ProcessingMode:
     """What Envoy sends as long as nothing else is asked for. Raises GatewayFault where it sends bodies in a way that
     cannot be changed.
     """
-    if protocol is None:  # before Envoy 1.33: asked for whatever it is
-        return ProcessingMode(
-            request_body_mode=BodySendMode.BUFFERED_PARTIAL, response_body_mode=BodySendMode.BUFFERED_PARTIAL
-        )
+    if protocol is None:  # before Envoy 1.33: nobody knows
+        return ProcessingMode()
     modes = {protocol.request_body_mode, protocol.response_body_mode}
     if not modes <= _SENDS_BODY or protocol.send_body_without_waiting_for_header_response:
         raise misconfigured("Envoy sends bodies in a mode in which filters cannot say what they need")
@@ -97,9 +106,21 @@ def read_response(message: ProcessingRequest, method: bytes) -> ResponseHead:
     return head
 
 
-def removed(name: bytes) -> FieldChange:
-    """The change that removes this field."""
-    return FieldChange(name, FieldAction.REMOVE)
+def read_request_trailers(message: ProcessingRequest) -> bytes:
+    """The block of those trailers that may be passed on. Raises BadRequest."""
+    try:
+        return read_trailers(list(message.fields), UPSTREAM_LIMITS)
+    except Malformed as fault:
+        raise BadRequest(fault.reason, f"the trailers of the request are malformed: {fault.message}") from None
+
+
+def read_response_trailers(message: ProcessingRequest) -> bytes:
+    """The block of those trailers that may be passed on. Raises UpstreamFault (502)."""
+    try:
+        return read_trailers(list(message.fields), UPSTREAM_LIMITS)
+    except Malformed as fault:
+        text = f"the trailers of the upstream's response are malformed: {fault.message}"
+        raise UpstreamFault(Reason.BAD_RESPONSE, text) from None
 
 
 def misconfigured(message: str) -> GatewayFault:

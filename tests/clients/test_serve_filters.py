@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.clients.envoy import EnvoyProcess, envoy_program
+from tests.clients.envoy import PROCESSING_MODE, EnvoyProcess, envoy_program
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.origins import basic
@@ -459,17 +459,29 @@ def test_a_websocket_passes(way: Way):
         assert sock.recv(4, socket.MSG_WAITALL) == b"\x81\x02hi"
 
 
+@pytest.mark.parametrize(
+    ("modes", "status"),
+    [({}, 200), ({"request_body_mode": "NONE"}, 500), ({"response_body_mode": "NONE"}, 500)],
+    ids=["as documented", "without requests", "without responses"],
+)
 def test_an_envoy_that_takes_no_overrides_gets_nothing_past_a_filter_of_whole_bodies(
-    ways: dict[str, Way], tmp_path: Path
+    ways: dict[str, Way], tmp_path: Path, modes: dict[str, str], status: int
 ):
     sock = ways["envoy"].gateway.config.parent.parent / "f.sock"
     origin = ways["envoy"].origin
     at = (origin.address, origin.plain_port)
-    with EnvoyProcess(tmp_path, str(sock), at, ext_proc={"allow_mode_override": False}) as envoy:
+    mode = {**PROCESSING_MODE, **modes}
+    with EnvoyProcess(
+        tmp_path, str(sock), at, ext_proc={"allow_mode_override": False, "processing_mode": mode}
+    ) as envoy:
         way = Way("strict", envoy.port, origin, ways["envoy"].gateway)
         answer = way.ask("POST", "/whole/echo", b"hello")
-        assert answer.status == 500
-        assert "allow_mode_override" in json.loads(answer.body)["error"]["remedy"]
+        assert answer.status == status
+        if status == 200:
+            assert answer.body == b"[hello]!"
+        else:
+            assert answer.seen is None
+            assert "allow_mode_override" in json.loads(answer.body)["error"]["remedy"]
         assert way.ask("GET", "/policy/hello").status == 200
 
 

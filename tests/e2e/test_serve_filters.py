@@ -17,10 +17,12 @@ from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.ext_proc.messages import (
     PROCESS,
     BodySendMode,
+    HeaderSendMode,
     MessagePart,
     ProcessingRequest,
     ProcessingResponse,
     ProtocolConfiguration,
+    StreamedBody,
 )
 from egressproxy.protocols.ext_proc.wire import read_response, request_bytes
 from egressproxy.protocols.grpc.framing import framed
@@ -61,6 +63,42 @@ class Who(Filter):
     def request_headers(self, x):
         x.request.fields.set(b"x-client", x.client.encode())
         x.request.fields.set(b"x-who", "/".join(x.identity[:2]).encode())
+"""
+TRAILS = """
+from egressproxy.filters import Filter, Rejected
+
+
+class Trails(Filter):
+    def request_headers(self, x):
+        pass
+
+    def response_headers(self, x):
+        pass
+
+    def request_trailers(self, x, fields):
+        if b"x-bad" in fields:
+            raise Rejected("not so late", status=422)
+        fields.remove(b"x-drop")
+        fields.set(b"x-seen", b"request")
+
+    async def response_trailers(self, x, fields):
+        fields.remove(b"x-drop")
+        fields.set(b"x-seen", b"response")
+"""
+HOLDS = """
+from egressproxy.filters import Filter
+
+
+class Holds(Filter):
+    def response_body(self, x, data, last):
+        data = x.notes.get("held", b"") + data if x.notes else data
+        if last:
+            return data.upper()
+        x.note("held", data[-1:])
+        return data[:-1].upper()
+
+    def response_trailers(self, x, fields):
+        fields.set(b"x-seen", b"response")
 """
 CONNECT = """
 from egressproxy.filters import Filter
@@ -105,8 +143,15 @@ FILTERED = (
     *rule("upper", python("upper.py", "request-body"), python("upper.py", "response-body")),
     *rule("whole", python("whole.py", "request-body"), python("whole.py", "response-body")),
     *rule("who", python("who.py", "request-headers")),
+    *rule("trails", python("trails.py", "request-headers"), python("trails.py", "response-headers")),
+    *rule("wholetrails", python("trails.py", "request-headers"), python("whole.py", "request-body")),
+    *rule("holds", python("holds.py", "response-body")),
     *rule("plain"),
 )
+
+
+#: How docs/serve-filters.md configures Envoy.
+BUFFERED = ProtocolConfiguration(BodySendMode.BUFFERED, BodySendMode.BUFFERED)
 
 
 class Envoy:
@@ -169,7 +214,7 @@ class Call:
             (b":method", method), (b":scheme", b"https"), (b":authority", b"api.test"), (b":path", path.encode()),
             *fields,
         )  # fmt: skip
-        more.setdefault("protocol", ProtocolConfiguration())
+        more.setdefault("protocol", BUFFERED)
         return self.ask(ProcessingRequest(MessagePart.REQUEST_HEADERS, lines, end_of_stream=ends, **more))
 
     def response(self, *fields: tuple[bytes, bytes], ends: bool = False, status: bytes = b"200") -> ProcessingResponse:
@@ -218,7 +263,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]
 def process(folder: Path, objects: list[m.Manifest], *arguments: str) -> GatewayProcess:
     listen = ["--listen", f"unix:{folder / 'f.sock'}"]
     made = GatewayProcess(folder / "p", (), arguments=[*listen, *arguments], verb="serve-filters")
-    for name, text in (("upper", UPPER), ("whole", WHOLE), ("who", WHO), ("connect", CONNECT)):
+    for name, text in (
+        ("upper", UPPER),
+        ("whole", WHOLE),
+        ("who", WHO),
+        ("connect", CONNECT),
+        ("trails", TRAILS),
+        ("holds", HOLDS),
+    ):
         (made.config / f"{name}.py").write_text(text)
     made.replace(objects)
     return made
@@ -254,9 +306,8 @@ def test_bodies_that_no_filter_reads_are_not_asked_for(envoy: Envoy):
     asked = call.head("/plain", ends=False, method=b"POST", protocol=protocol)
     assert asked.mode_override is not None
     assert asked.mode_override.request_body_mode is BodySendMode.NONE
-    answered = call.response()
-    assert answered.mode_override is not None
-    assert answered.mode_override.response_body_mode is BodySendMode.NONE
+    assert asked.mode_override.response_body_mode is BodySendMode.NONE
+    assert call.response() == ProcessingResponse(MessagePart.RESPONSE_HEADERS)
     assert call.trailers()[b"grpc-status"] == b"0"
 
 
@@ -363,6 +414,124 @@ def test_trailers_behind_a_filtered_body_are_dropped(envoy: Envoy):
     assert call.body(MessagePart.RESPONSE_BODY, b"x", ends=False).body == b"X"
     last = call.ask(ProcessingRequest(MessagePart.RESPONSE_TRAILERS, ((b"x-sum", b"1"), (b"grpc-status", b"0"))))
     assert {change.name for change in last.headers} == {b"x-sum"}
+
+
+def names(response: ProcessingResponse) -> dict[bytes, bytes | None]:
+    """The changes of an answer: None for what is removed."""
+    return {change.name: None if change.action is FieldAction.REMOVE else change.value for change in response.headers}
+
+
+TRAILERS = ((b"x-drop", b"1"), (b"x-kept", b"2"))
+
+
+def test_trailers_pass_the_filters_that_see_them(envoy: Envoy):
+    call = envoy.call()
+    asked = call.head("/trails", ends=False, method=b"POST")
+    assert asked.mode_override is not None
+    assert asked.mode_override.request_body_mode is BodySendMode.NONE
+    assert asked.mode_override.request_trailer_mode is HeaderSendMode.SEND
+    assert asked.mode_override.response_trailer_mode is HeaderSendMode.SEND
+    sent = call.ask(ProcessingRequest(MessagePart.REQUEST_TRAILERS, TRAILERS))
+    assert names(sent) == {b"x-drop": None, b"x-seen": b"request"}
+    call.response()
+    answered = call.ask(ProcessingRequest(MessagePart.RESPONSE_TRAILERS, TRAILERS))
+    assert names(answered) == {b"x-drop": None, b"x-seen": b"response"}
+    assert call.trailers()[b"grpc-status"] == b"0"
+
+
+def test_trailers_come_behind_a_whole_body(envoy: Envoy):
+    call = envoy.call()
+    asked = call.head("/wholetrails", (b"content-length", b"3"), ends=False, method=b"POST")
+    assert asked.mode_override is not None
+    assert asked.mode_override.request_body_mode is BodySendMode.BUFFERED
+    assert asked.mode_override.request_trailer_mode is HeaderSendMode.SEND
+    assert call.body(MessagePart.REQUEST_BODY, b"abc", ends=False).body == b"[abc]"
+    sent = call.ask(ProcessingRequest(MessagePart.REQUEST_TRAILERS, TRAILERS))
+    assert names(sent) == {b"x-drop": None, b"x-kept": None}, "a filter of the body has not seen them"
+
+
+def test_trailers_that_no_filter_of_the_head_sees_go_no_further(envoy: Envoy):
+    call = envoy.call()
+    asked = call.head("/set", ends=False, method=b"POST")
+    assert asked.mode_override is not None
+    assert asked.mode_override.request_trailer_mode is HeaderSendMode.SEND
+    sent = call.ask(ProcessingRequest(MessagePart.REQUEST_TRAILERS, TRAILERS))
+    assert names(sent) == {b"x-drop": None, b"x-kept": None}
+
+
+def test_trailers_without_filters_are_not_asked_for(envoy: Envoy):
+    asked = envoy.call().head("/plain", ends=False, method=b"POST")
+    assert asked.mode_override is not None
+    assert asked.mode_override.request_trailer_mode is HeaderSendMode.SKIP
+    assert asked.mode_override.response_trailer_mode is HeaderSendMode.SKIP
+
+
+def test_a_filter_refuses_trailers(envoy: Envoy):
+    call = envoy.call()
+    call.head("/trails", ends=False, method=b"POST")
+    status, error = refusal(call.ask(ProcessingRequest(MessagePart.REQUEST_TRAILERS, ((b"x-bad", b"1"),))))
+    assert (status, error["message"]) == (422, "not so late")
+
+
+@pytest.mark.parametrize("field", [(b"content-length", b"1"), (b"x-forwarded-for", b"192.0.2.1"), (b"host", b"a")])
+def test_what_must_not_come_late_does_not(envoy: Envoy, field: tuple[bytes, bytes]):
+    call = envoy.call()
+    call.head("/trails", ends=False, method=b"POST")
+    sent = call.ask(ProcessingRequest(MessagePart.REQUEST_TRAILERS, (field, (b"x-kept", b"2"))))
+    assert names(sent) == {field[0]: None, b"x-seen": b"request"}
+
+
+def test_trailers_that_are_malformed_are_refused(envoy: Envoy):
+    call = envoy.call()
+    call.head("/trails", ends=False, method=b"POST")
+    status, error = refusal(call.ask(ProcessingRequest(MessagePart.REQUEST_TRAILERS, ((b"a b", b"1"),))))
+    assert (status, error["reason"]) == (400, "bad_field")
+
+
+def test_what_a_filter_holds_back_of_a_call_goes_before_its_trailers(envoy: Envoy):
+    call = envoy.call()
+    call.head("/holds", (b"content-type", b"application/grpc"), ends=True, method=b"POST")
+    answered = call.response()
+    assert answered.mode_override is not None
+    assert answered.mode_override.response_body_mode is BodySendMode.FULL_DUPLEX_STREAMED
+    assert call.body(MessagePart.RESPONSE_BODY, b"ab", ends=False).streamed == StreamedBody(b"A")
+    said = call.ask(ProcessingRequest(MessagePart.RESPONSE_TRAILERS, ((b"grpc-status", b"0"),)))
+    assert said.streamed == StreamedBody(b"B")
+    assert names(call.next()) == {b"x-seen": b"response"}
+
+
+def test_what_a_filter_holds_back_of_another_response_breaks_it_off(envoy: Envoy):
+    call = envoy.call()
+    call.head("/holds", ends=True)
+    call.response()
+    assert call.body(MessagePart.RESPONSE_BODY, b"ab", ends=False).body == b"A"
+    assert refusal(call.ask(ProcessingRequest(MessagePart.RESPONSE_TRAILERS, ((b"x-sum", b"0"),))))[0] == 500
+
+
+@pytest.mark.parametrize(
+    ("path", "protocol"),
+    [
+        ("/upper", ProtocolConfiguration(BodySendMode.NONE, BodySendMode.BUFFERED)),
+        ("/upper", ProtocolConfiguration(BodySendMode.BUFFERED, BodySendMode.NONE)),
+        ("/whole", ProtocolConfiguration(BodySendMode.NONE, BodySendMode.BUFFERED)),
+        ("/holds", ProtocolConfiguration(BodySendMode.BUFFERED)),
+        ("/holds", None),
+    ],
+)
+def test_an_envoy_that_would_send_no_body_if_it_ignored_overrides_is_refused(
+    envoy: Envoy, path: str, protocol: ProtocolConfiguration | None
+):
+    status, error = refusal(envoy.call().head(path, ends=False, method=b"POST", protocol=protocol))
+    assert status == 500
+    assert "request_body_mode and response_body_mode: BUFFERED" in error["remedy"]
+
+
+def test_a_piece_is_not_taken_for_a_whole_body(envoy: Envoy):
+    call = envoy.call()
+    protocol = ProtocolConfiguration(BodySendMode.STREAMED, BodySendMode.BUFFERED)
+    call.head("/whole", ends=False, method=b"POST", protocol=protocol)
+    status, error = refusal(call.body(MessagePart.REQUEST_BODY, b"[", ends=False))
+    assert (status, "needs all of it" in error["message"]) == (500, True)
 
 
 def test_an_exchange_is_logged_and_counted(envoy: Envoy, served: GatewayProcess):

@@ -15,7 +15,7 @@ from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "passed_whole"]
+__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "passed_whole", "passing_trailers"]
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
@@ -161,7 +161,7 @@ class BodyFilter:
             self._fail(error)
             return
         if isinstance(outcome, bytes):
-            self._end(self._passing(trailers, outcome))
+            self._end(passing_trailers(self.chain, trailers, outcome))
             return
         self._task = outcome
         self._source.pause_reading()
@@ -170,15 +170,7 @@ class BodyFilter:
     def _shown(self, task: asyncio.Task[bytes], trailers: bytes) -> None:
         left = self._result(task)
         if left is not None:
-            self._end(self._passing(trailers, left))
-
-    def _passing(self, came: bytes, left: bytes) -> bytes:
-        """What goes on of the trailers that came, and of which filters have left this."""
-        chain = self.chain
-        passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
-        if not grpc_trailers(passing, with_text=False):
-            passing += grpc_trailers(came, with_text=False)  # without a status no call ends
-        return passing
+            self._end(passing_trailers(self.chain, trailers, left))
 
     def _end(self, trailers: bytes) -> None:
         self.is_over = True
@@ -189,6 +181,14 @@ class BodyFilter:
         self.cancel()
         self.has_failed = True
         self._client.driver.throw(error)
+
+
+def passing_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
+    """What goes on of the trailers that came, and of which the filters of the body have left this."""
+    passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
+    if not grpc_trailers(passing, with_text=False):
+        passing += grpc_trailers(came, with_text=False)  # without a status no call ends
+    return passing
 
 
 class Collector:

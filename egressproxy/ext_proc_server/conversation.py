@@ -1,0 +1,169 @@
+"""EnvoyConversation: what both directions of an exchange share: the exchange and what it holds, the filters that run in
+its phases, and what Envoy is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from egressproxy.errors import GatewayError, Reason
+from egressproxy.ext_proc_server.call import StreamingCall
+from egressproxy.ext_proc_server.envoy_messages import misconfigured
+from egressproxy.ext_proc_server.head_changes import immediate_response
+from egressproxy.filters.body import BodyChain
+from egressproxy.filters.chain import Chain, Steps, run
+from egressproxy.gateway.exchange.accounting import Accounting
+from egressproxy.gateway.exchange.body_filter import passing_trailers
+from egressproxy.gateway.exchange.grpc_answers import answer_of_call
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.phases import answer_of
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.field_change import FieldChange
+from egressproxy.protocols.ext_proc.messages import (
+    BodySendMode,
+    HeaderSendMode,
+    MessagePart,
+    ProcessingMode,
+    ProcessingResponse,
+    StreamedBody,
+)
+from egressproxy.protocols.ext_proc.wire import response_bytes
+from egressproxy.protocols.grpc.statuses import is_grpc
+
+__all__ = ["EnvoyConversation"]
+
+log = logging.getLogger(__name__)
+
+
+class EnvoyConversation:
+    """Used on the driver of the call's stream.
+
+    Attributes:
+        accounting: of the gateway.
+        peer: address and port of the Envoy.
+        resources: what the exchange holds.
+        configured: how Envoy sends bodies as long as nothing else is asked for.
+        mode: what it sends from now on.
+        has_ended: Envoy has a response of ours; what it sends behind that is of no interest.
+    """
+
+    __slots__ = ("_call", "_x", "accounting", "configured", "has_ended", "mode", "peer", "resources")
+
+    def __init__(self, call: StreamingCall, accounting: Accounting, peer: str) -> None:
+        self._call = call
+        self._x: Exchange | None = None
+        self.accounting = accounting
+        self.peer = peer
+        self.resources = HeldResources()
+        self.configured = self.mode = ProcessingMode()
+        self.has_ended = False
+
+    # --- the exchange ----------------------------------------------------------------------------------------------
+    def begin(self, x: Exchange, configured: ProcessingMode) -> None:
+        """The head of the request has come."""
+        self._x = x
+        self.configured = self.mode = configured
+
+    @property
+    def x(self) -> Exchange:
+        """The exchange. Asked for once it has begun."""
+        assert self._x is not None, "its head has come"
+        return self._x
+
+    @property
+    def begun(self) -> Exchange | None:
+        """The exchange, None as long as its head has not come."""
+        return self._x
+
+    @property
+    def chain(self) -> Chain:
+        """The filters of the backend of the rule; of a rule that names none, those of the route."""
+        place = self.resources.backend or self.resources.route
+        assert place is not None
+        return place.chain
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the client has called a method of gRPC."""
+        x = self._x
+        return x is not None and x.request is not None and is_grpc(x.request.fields.get(b"content-type"))
+
+    def blame(self, error: GatewayError) -> None:
+        """The exchange has failed with this error."""
+        if self._x is not None:
+            self.accounting.blame(self._x, self.resources, error)
+        else:
+            remedy = error.remedy and f": {error.remedy}"
+            log.warning("a call of %s is refused: %s%s", self.peer, error.message, remedy)
+
+    # --- filters ---------------------------------------------------------------------------------------------------
+    async def is_answered(self, steps: Steps | None) -> bool:
+        """Run a phase. True if one of its filters has answered, and Envoy is told that."""
+        if steps is None:
+            return False
+        outcome = run(steps, self.x)
+        if outcome is None:
+            return False
+        answer = await answer_of(outcome, steps, self.x, self.resources)
+        if answer is None:
+            return False
+        self.send_immediate(answer)
+        return True
+
+    async def fed(self, chain: BodyChain, data: bytes, *, is_last: bool) -> bytes:
+        """What the filters make of a piece of a body. Raises as BodyChain.feed."""
+        outcome = chain.feed(self.x, data, is_last)
+        return outcome if isinstance(outcome, bytes) else await outcome
+
+    async def shown(self, chain: BodyChain, block: bytes) -> bytes:
+        """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""
+        outcome = chain.run_trailers(self.x, block)
+        return passing_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
+
+    # --- what Envoy is told ----------------------------------------------------------------------------------------
+    def need(self, mode: BodySendMode) -> None:
+        """Filters need a body that Envoy sends in this mode as long as nothing else is asked for.
+
+        Raises GatewayFault (500) for NONE: an Envoy that ignores what is asked for would let it pass unseen, and only
+        this mode is told beforehand.
+        """
+        if mode is BodySendMode.NONE:
+            raise misconfigured("a filter needs a body that Envoy would not send if it ignored what it is asked for")
+
+    def override(self, **modes: BodySendMode | HeaderSendMode) -> ProcessingMode | None:
+        """What is to be sent from now on; None where that is so already."""
+        wanted = replace(self.mode, **modes)  # type: ignore[arg-type]
+        if wanted == self.mode:
+            return None
+        self.mode = wanted
+        return replace(wanted, response_header_mode=HeaderSendMode.SEND)
+
+    def send(
+        self,
+        part: MessagePart,
+        changes: tuple[FieldChange, ...] = (),
+        *,
+        body: bytes | None = None,
+        streamed: StreamedBody | None = None,
+        mode: ProcessingMode | None = None,
+    ) -> None:
+        """Answer this part: what changes of its fields, its body (None: nothing), what is to be sent from now on."""
+        response = ProcessingResponse(part, headers=changes, body=body, streamed=streamed, mode_override=mode)
+        self._call.send(response_bytes(response))
+
+    def send_immediate(self, answer: LocalResponse) -> None:
+        """The response that the client gets instead; nothing follows it."""
+        x = self._x
+        if x is not None:
+            answer = answer_of_call(answer, x.reason) if self.is_call else answer
+            x.status = answer.status
+            x.bytes_out += len(answer.body)
+        immediate = immediate_response(answer, x.reason if x is not None else Reason.OK, is_call=self.is_call)
+        if x is not None and immediate.grpc_status is not None:
+            x.grpc_status = immediate.grpc_status
+        self._call.send(response_bytes(ProcessingResponse(immediate=immediate)))
+        self.has_ended = True
+
+    def __repr__(self) -> str:
+        return f"EnvoyConversation({self.peer}, {self._x})"

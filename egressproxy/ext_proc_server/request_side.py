@@ -1,0 +1,270 @@
+"""RequestSide: the request of an exchange that Envoy carries: its head, body and trailers pass the filters of its rule
+and of the rule's backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from egressproxy.errors import GatewayFault, LimitExceeded, Reason
+from egressproxy.ext_proc_server.bodies import begun, limit_of_whole
+from egressproxy.ext_proc_server.conversation import EnvoyConversation
+from egressproxy.ext_proc_server.envoy_messages import (
+    client_of_envoy,
+    configured_mode,
+    misconfigured,
+    read_request,
+    read_request_trailers,
+)
+from egressproxy.ext_proc_server.head_changes import changes_of
+from egressproxy.filters.body import BodyChain
+from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
+from egressproxy.gateway.narrowed_route import narrowed
+from egressproxy.gateway.snapshot import Port
+from egressproxy.model.exchange import SENT_BODY, Exchange
+from egressproxy.model.field_change import FieldAction, FieldChange
+from egressproxy.model.fields import Fields
+from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
+
+__all__ = ["RequestSide"]
+
+_NONE, _STREAMED, _BUFFERED = BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED
+_SEND, _SKIP = HeaderSendMode.SEND, HeaderSendMode.SKIP
+
+
+class RequestSide:
+    """Attributes:
+    wants_whole: the next message holds the whole body, and the head has not gone.
+    is_over: nothing more of the request comes.
+    """
+
+    __slots__ = (
+        "_block",
+        "_body",
+        "_conversation",
+        "_dropped",
+        "_has_body_ended",
+        "_leg",
+        "_received",
+        "_rewritten",
+        "_sent_body",
+        "_whole_limit",
+        "is_over",
+        "wants_whole",
+    )
+
+    def __init__(self, conversation: EnvoyConversation) -> None:
+        self._conversation = conversation
+        self._block = b""  # of the head, as Envoy has it
+        self._dropped: tuple[FieldChange, ...] = ()
+        self._rewritten = b""
+        self._whole_limit = -1  # of a body that filters of the backend need whole; -1: none does
+        self._received = 0  # bytes of the body
+        self._sent_body = b""  # all of it, as the backend gets it
+        self._body: BodyChain | None = None
+        self._leg: BodyChain | None = None  # the filters of the backend
+        self._has_body_ended = False  # filters have got its end
+        self.wants_whole = False
+        self.is_over = False
+
+    async def take_head(self, message: ProcessingRequest, port: Port, trust_domains: Collection[str]) -> None:
+        """Find the rule, run the filters of the head, and ask for what they need. `trust_domains`: those of SPIFFE ids
+        that Envoy's attributes tell. Raises what refuses the request.
+        """
+        conversation = self._conversation
+        accounting, resources = conversation.accounting, conversation.resources
+        client, identity = client_of_envoy(message, trust_domains)
+        x = accounting.new_exchange(client or conversation.peer, port.first, identity)
+        conversation.begin(x, configured_mode(message.protocol))
+        head, self._dropped = read_request(message, port.head_limits)
+        self._block = head.fields.block
+        x.request = head
+        x.method = head.method
+        x.bytes_in = sum(len(name) + len(value) + 4 for name, value in message.fields)
+        listener = name_request(x, port, "", None, head)
+        if head.method == b"CONNECT":
+            message_text = "CONNECT is served by the gateway itself (`egressproxy run`), not by filters of Envoy's"
+            raise GatewayFault(Reason.METHOD_NOT_ALLOWED, message_text, status=405)
+        if head.via or head.method == b"TRACE":
+            refuse_loops(head, accounting.pseudonym)
+            read_identity(x, listener, head, accounting.seen, accounting.metrics.forwarded_identities)
+        route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
+        resources.route = route
+        x.route = route.name
+        x.series = route.series
+        if noted:
+            x.note_denials(*noted)
+        if accounting.gate is not None:
+            resources.tenant = accounting.gate.admit(x, route.priority)
+        if await conversation.is_answered(route.chain.request_headers):
+            return
+        self._narrow(x)
+        self._body = begun(route.chain.request_body, x, head.body)
+        self._whole_limit = limit_of_whole(route, x) if head.body else -1
+        goes_on = not message.end_of_stream and not head.upgrade
+        if self._whole_limit >= 0 or (self._body is not None and self._body.holds):
+            conversation.need(conversation.configured.request_body_mode)
+            self.wants_whole = True
+            mode = conversation.override(request_body_mode=_BUFFERED, request_trailer_mode=_SEND if goes_on else _SKIP)
+            conversation.send(MessagePart.REQUEST_HEADERS, mode=mode)
+        elif await self._choose_backend():
+            self._send_head(x, goes_on=goes_on)
+
+    def _send_head(self, x: Exchange, *, goes_on: bool) -> None:
+        """Let the head go; ask for the body and the trailers if they are filtered, and for those of the response."""
+        conversation, chain = self._conversation, self._conversation.chain
+        self._leg = begun(chain.leg_request_body, x, x.request.body)
+        bodies = [body for body in (self._body, self._leg) if body is not None]
+        needs_body = any(not body.is_empty for body in bodies)
+        if needs_body:
+            conversation.need(conversation.configured.request_body_mode)
+        needs_body = needs_body or x.request.body < 0 <= x.max_body_bytes
+        wants_trailers = goes_on and (needs_body or bool(bodies) or not self._is_unseen)
+        self.is_over = not needs_body and not wants_trailers
+        self._has_body_ended = not needs_body
+        answers = {} if chain.response_body is not None else {"response_body_mode": _NONE}
+        mode = conversation.override(
+            request_body_mode=_STREAMED if needs_body else _NONE,
+            request_trailer_mode=_SEND if wants_trailers else _SKIP,
+            response_trailer_mode=_SEND if chain.response_phases or chain.response_body is not None else _SKIP,
+            **answers,
+        )
+        conversation.send(MessagePart.REQUEST_HEADERS, self._head_changes(), mode=mode)
+
+    async def take_body(self, message: ProcessingRequest) -> None:
+        """A piece of the body, or the whole. Raises what a filter refuses with."""
+        conversation, x = self._conversation, self._conversation.x
+        data = message.body
+        x.bytes_in += len(data)
+        self._received += len(data)
+        if 0 <= x.max_body_bytes < self._received:
+            message_text = f"the request body is longer than {x.max_body_bytes} bytes"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
+        body = self._body
+        if self._has_body_ended and any(each is not None and not each.is_empty for each in (body, self._leg)):
+            raise misconfigured("a piece of the request's body has come behind its end")
+        if self.wants_whole:
+            await self._take_whole(message)
+            return
+        is_last = message.end_of_stream
+        if body is not None:
+            data = await conversation.fed(body, data, is_last=is_last)
+        if self._leg is not None:
+            data = await conversation.fed(self._leg, data, is_last=is_last)
+        self.is_over = self._has_body_ended = is_last
+        conversation.send(MessagePart.REQUEST_BODY, body=data if data != message.body else None)
+
+    async def _take_whole(self, message: ProcessingRequest) -> None:
+        conversation, x = self._conversation, self._conversation.x
+        if not message.end_of_stream and conversation.configured.request_body_mode is not _BUFFERED:
+            raise misconfigured("Envoy has sent a piece of the request's body to a filter that needs all of it")
+        data = message.body
+        if self._body is not None:
+            data = await conversation.fed(self._body, data, is_last=True)
+        self.wants_whole = False
+        self._has_body_ended = True
+        x.request.body = len(data)
+        if 0 <= self._whole_limit < len(data):
+            message_text = f"the body is longer than the {self._whole_limit} bytes that a filter of the backend takes"
+            raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
+        self._narrow(x)
+        if await self._choose_backend(data):
+            self.is_over = message.end_of_stream
+            data = self._sent_body
+            changes = self._head_changes()
+            if len(data) != len(message.body):
+                changes += (FieldChange(b"content-length", FieldAction.SET, b"%d" % len(data)),)
+            conversation.send(MessagePart.REQUEST_BODY, changes, body=data if data != message.body else None)
+
+    async def take_trailers(self, message: ProcessingRequest) -> None:
+        """What filters leave of the trailers goes on. Raises what a filter refuses with."""
+        conversation, x = self._conversation, self._conversation.x
+        came = read_request_trailers(message)
+        block = came if self._lets_trailers else b""
+        left = b""  # of a body that flows, and whose end has come
+        for body in (self._body, self._leg):
+            if body is None:
+                continue
+            if not self._has_body_ended:
+                body.expect_trailers(x, block)
+                left = await conversation.fed(body, left, is_last=True)
+            if block:
+                block = await conversation.shown(body, block)
+        if left:
+            raise misconfigured("a filter of the request's body holds back what Envoy takes no more behind trailers")
+        self.is_over = self._has_body_ended = True
+        changes = changes_of(Fields.of(message.fields).block, Fields(block))
+        conversation.send(MessagePart.REQUEST_TRAILERS, changes)
+
+    @property
+    def _is_unseen(self) -> bool:
+        """No filter looks at the head of the request."""
+        route = self._conversation.resources.route
+        return (route is None or route.chain.request_headers is None) and (
+            self._conversation.chain.backend_request is None
+        )
+
+    @property
+    def _lets_trailers(self) -> bool:
+        """As in the gateway: every filter that looks at the head of the request sees them, too."""
+        route, chain = self._conversation.resources.route, self._conversation.chain
+        return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
+            chain.backend_request is None or chain.lets_leg_trailers
+        )
+
+    def _narrow(self, x: Exchange) -> None:
+        """Leave out what filters exclude. Raises Denied where that is every backend."""
+        resources = self._conversation.resources
+        if resources.route is not None:
+            resources.route = narrowed(resources.route, x)
+
+    async def _choose_backend(self, body: bytes = b"") -> bool:
+        """Run what belongs to the backend of the rule; `body` is the whole of it, where filters need that. False if a
+        filter has answered.
+        """
+        conversation, x = self._conversation, self._conversation.x
+        resources, route = conversation.resources, conversation.resources.route
+        assert route is not None
+        x.attempts = 1
+        self._rewritten = x.upstream_host
+        if route.choices:
+            backend = resources.backend = route.choose()
+            x.backend = backend.name
+            x.series = backend.series
+            x.backend_is_secure = backend.originates_tls
+            fixed = backend.connector.fixed if backend.connector is not None else None
+            if fixed is not None:
+                x.backend_origin = fixed.origin
+                x.upstream_host = x.upstream_host or fixed.host_field
+        x.upstream_host = x.upstream_host or x.request.host
+        before = x.upstream_host
+        chain = conversation.chain
+        answers = chain.response_body
+        if answers is not None and answers.steps:
+            conversation.need(conversation.configured.response_body_mode)
+        if body:  # that of a Backend's own leg, which flows, begins when the head has gone
+            self._leg = begun(chain.leg_request_body, x, -1)
+            body = body if self._leg is None else await conversation.fed(self._leg, body, is_last=True)
+        self._sent_body = body
+        if chain.needs_body >= 0:
+            x.note(SENT_BODY, body)
+        is_answered = await conversation.is_answered(chain.backend_request)
+        if chain.needs_body >= 0:
+            x.note(SENT_BODY, None)
+        if is_answered:
+            return False
+        if x.upstream_host != before:
+            self._rewritten = x.upstream_host
+        return True
+
+    def _head_changes(self) -> tuple[FieldChange, ...]:
+        head = self._conversation.x.request
+        changes = changes_of(self._block, head.fields) + self._dropped
+        if head.path != head.target:
+            changes += (FieldChange(b":path", FieldAction.SET, head.path),)
+        if self._rewritten:
+            changes += (FieldChange(b":authority", FieldAction.SET, self._rewritten),)
+        return changes
+
+    def __repr__(self) -> str:
+        return f"RequestSide({'over' if self.is_over else 'whole' if self.wants_whole else 'open'})"

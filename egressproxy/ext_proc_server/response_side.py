@@ -1,0 +1,177 @@
+"""ResponseSide: the response of an exchange that Envoy carries: its head, body and trailers pass the filters of the
+backend and of the rule.
+"""
+
+from __future__ import annotations
+
+from egressproxy.errors import ClientGone, GatewayError
+from egressproxy.ext_proc_server.bodies import begun
+from egressproxy.ext_proc_server.conversation import EnvoyConversation
+from egressproxy.ext_proc_server.envoy_messages import misconfigured, read_response, read_response_trailers
+from egressproxy.ext_proc_server.head_changes import changes_of
+from egressproxy.filters.body import BodyChain
+from egressproxy.gateway.ai.provider_errors import provider_call
+from egressproxy.gateway.exchange.error_responses import error_event
+from egressproxy.model.field_change import FieldAction, FieldChange
+from egressproxy.model.fields import Fields
+from egressproxy.protocols.ext_proc.messages import (
+    BodySendMode,
+    HeaderSendMode,
+    MessagePart,
+    ProcessingRequest,
+    StreamedBody,
+)
+from egressproxy.protocols.grpc.statuses import grpc_trailers, parsed_status
+
+__all__ = ["ResponseSide"]
+
+_NONE, _STREAMED, _BUFFERED = BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED
+#: Pieces of a body and answers to them need not be as many: what is held back can go before trailers.
+_DUPLEX = BodySendMode.FULL_DUPLEX_STREAMED
+_SEND, _SKIP = HeaderSendMode.SEND, HeaderSendMode.SKIP
+
+
+class ResponseSide:
+    """`is_over`: nothing more of the response comes."""
+
+    __slots__ = (
+        "_block",
+        "_body",
+        "_conversation",
+        "_has_body_ended",
+        "_is_cut",
+        "_is_duplex",
+        "_tail",
+        "_wants_whole",
+        "is_over",
+    )
+
+    def __init__(self, conversation: EnvoyConversation) -> None:
+        self._conversation = conversation
+        self._block = b""  # of the head, as Envoy has it
+        self._body: BodyChain | None = None
+        self._wants_whole = False  # the next message holds the whole body, and the head has not gone
+        self._is_duplex = False
+        self._has_body_ended = False  # filters have got its end
+        self._tail = b""  # the end of what was sent of the body
+        self._is_cut = False  # nothing more of the body is sent
+        self.is_over = False
+
+    async def take_head(self, message: ProcessingRequest) -> None:
+        """Run the filters of the head, and ask for the body and trailers if they are filtered.
+
+        Raises what a filter refuses with.
+        """
+        conversation, x = self._conversation, self._conversation.x
+        chain = conversation.chain
+        response = x.response = read_response(message, x.request.method)
+        self._block, status = response.fields.block, response.status
+        for steps in chain.response_phases:
+            if await conversation.is_answered(steps):
+                return
+        x.grpc_status = parsed_status(response.fields.block) if conversation.is_call else -1
+        body = self._body = begun(chain.response_body, x, response.body)
+        changes = () if response.status == status else (FieldChange(b":status", FieldAction.SET, b"%d" % status),)
+        goes_on = not message.end_of_stream and response.status != 101
+        wants_trailers = goes_on and (body is not None or bool(chain.response_phases))
+        trailers = _SEND if wants_trailers else _SKIP
+        if body is not None and body.holds:
+            self._wants_whole = True
+            mode = conversation.override(response_body_mode=_BUFFERED, response_trailer_mode=trailers)
+            conversation.send(MessagePart.RESPONSE_HEADERS, mode=mode)
+            return
+        needs_body = body is not None and not body.is_empty
+        self._has_body_ended = not needs_body
+        self._is_duplex = needs_body and conversation.is_call
+        mode = conversation.override(
+            response_body_mode=_DUPLEX if self._is_duplex else _STREAMED if needs_body else _NONE,
+            response_trailer_mode=trailers,
+        )
+        self.is_over = not needs_body and not wants_trailers
+        conversation.send(MessagePart.RESPONSE_HEADERS, self._head_changes(changes), mode=mode)
+        x.status = response.status
+
+    def _head_changes(self, changes: tuple[FieldChange, ...] = ()) -> tuple[FieldChange, ...]:
+        return changes + changes_of(self._block, self._conversation.x.response.fields)
+
+    async def take_body(self, message: ProcessingRequest) -> None:
+        """A piece of the body, or the whole. Raises what a filter refuses with, where no event can say that."""
+        conversation, x, body = self._conversation, self._conversation.x, self._body
+        if self._has_body_ended and body is not None and not body.is_empty:
+            raise misconfigured("a piece of the response's body has come behind its end")
+        is_whole, data = self._wants_whole, message.body
+        if is_whole and not message.end_of_stream and conversation.configured.response_body_mode is not _BUFFERED:
+            raise misconfigured("Envoy has sent a piece of the response's body to a filter that needs all of it")
+        is_last = is_whole or message.end_of_stream
+        if self._is_cut:
+            data = b""
+        elif body is not None:
+            try:
+                data = await conversation.fed(body, data, is_last=is_last)
+            except GatewayError as error:
+                data = self._last_event(error)
+        self._tail = data[-4:] or self._tail
+        x.bytes_out += len(data)
+        self._has_body_ended = is_last
+        self.is_over = message.end_of_stream
+        changes: tuple[FieldChange, ...] = ()
+        if is_whole:
+            self._wants_whole = False
+            x.status = x.response.status
+            changes = self._head_changes()
+            if len(data) != len(message.body):
+                changes += (FieldChange(b"content-length", FieldAction.SET, b"%d" % len(data)),)
+        if self._is_duplex:
+            if data or is_last:
+                conversation.send(MessagePart.RESPONSE_BODY, streamed=StreamedBody(data, is_last))
+            return
+        conversation.send(MessagePart.RESPONSE_BODY, changes, body=data if data != message.body else None)
+
+    def _last_event(self, error: GatewayError) -> bytes:
+        """The event that ends a stream that has begun, in the shape of its provider: Envoy gets nothing behind it.
+
+        Raises the error again where there is none: Envoy breaks the response off.
+        """
+        conversation, x = self._conversation, self._conversation.x
+        route, body = conversation.resources.route, self._body
+        event = b""
+        if x.status and route is not None and body is not None and not isinstance(error, ClientGone):
+            event = error_event(error, x, provider_call(x, route.backends), body, self._tail)
+        if not event:
+            raise error
+        self._is_cut = True
+        conversation.blame(error)
+        return event
+
+    async def take_trailers(self, message: ProcessingRequest) -> None:
+        """What filters leave of the trailers goes on, and the status of a call of gRPC in any case.
+
+        Raises what a filter refuses with.
+        """
+        conversation, x, body = self._conversation, self._conversation.x, self._body
+        block = read_response_trailers(message)
+        if conversation.is_call:
+            x.grpc_status = parsed_status(block)
+        if body is not None:
+            if not self._has_body_ended and not self._is_cut:
+                body.expect_trailers(x, block)
+                left = await conversation.fed(body, b"", is_last=True)
+                if left and not self._is_duplex:
+                    message_text = "a filter of the response's body holds back what Envoy takes no more behind trailers"
+                    raise misconfigured(message_text)
+                if left:
+                    x.bytes_out += len(left)
+                    conversation.send(MessagePart.RESPONSE_BODY, streamed=StreamedBody(left))
+            if block and not self._is_cut:
+                block = await conversation.shown(body, block)
+        self.is_over = self._has_body_ended = True
+        chain = conversation.chain
+        if self._is_cut:
+            block = b""
+        elif chain.response_phases and not (chain.lets_response_trailers and body is not None):
+            block = grpc_trailers(block, with_text=chain.ignores_trailers)
+        changes = changes_of(Fields.of(message.fields).block, Fields(block))
+        conversation.send(MessagePart.RESPONSE_TRAILERS, changes)
+
+    def __repr__(self) -> str:
+        return f"ResponseSide({'over' if self.is_over else 'whole' if self._wants_whole else 'open'})"
