@@ -7,7 +7,7 @@ from typing import Final
 
 from egressproxy.filters.content.addresses import IPAddresses
 from egressproxy.filters.content.emails import Emails
-from egressproxy.filters.content.lettered import Lettered, iban_at
+from egressproxy.filters.content.lettered import IBAN_SHAPES, Lettered, iban_at
 from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of
 from egressproxy.filters.content.numbers import CARD_FORM, NumberKind, Numbers, card_at
 from egressproxy.filters.content.own_patterns import OwnPatterns
@@ -56,14 +56,14 @@ def scanner_of(
     if "EMAIL" in wanted:
         detectors.append(Emails())
     numbers: list[tuple[str, NumberKind, str]] = []
-    letters: list[tuple[str, NumberKind]] = []
+    letters: list[tuple[str, NumberKind, tuple[bytes, ...]]] = []
     if "CARD" in wanted:
         numbers.append(("CARD", card_at, CARD_FORM))
     if "IBAN" in wanted:
-        letters.append(("IBAN", iban_at))
+        letters.append(("IBAN", iban_at, IBAN_SHAPES))
     if "NATIONAL_ID" in wanted:
         numbers += [("NATIONAL_ID", *form) for form in numbers_of(countries)]
-        letters += [("NATIONAL_ID", kind) for kind in lettered_of(countries)]
+        letters += [("NATIONAL_ID", *form) for form in lettered_of(countries)]
     if "IP_ADDRESS" in wanted:
         detectors.append(IPAddresses())
     if "PHONE" in wanted:

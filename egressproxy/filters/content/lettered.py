@@ -9,10 +9,17 @@ from egressproxy.filters.content.check_digits import IBAN_LENGTHS, is_iban
 from egressproxy.filters.content.numbers import NumberKind, stands_alone
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["Lettered", "iban_at"]
+__all__ = ["IBAN_SHAPES", "Lettered", "iban_at"]
 
 #: A digit behind a letter, or behind a word of two letters and a separator (NINO).
 _FIRST_DIGIT = re.compile(r"[0-9](?:(?<=[A-Za-z].)|(?<=[A-Za-z]{2}[ -].)(?<![0-9A-Za-z][A-Za-z]{2}[ -].))")
+#: Letters to "a", digits to "0"; blanks and hyphens stay, and every other character is "x".
+_SHAPE_OF: Final = bytes(
+    97 if chr(byte).isalpha() and byte < 128 else 48 if 48 <= byte <= 57 else byte if byte in b" -" else 120
+    for byte in range(256)
+)
+#: How an IBAN begins.
+IBAN_SHAPES: Final = (b"aa00",)
 _WORD_BACKWARDS = re.compile(r"[ -]?[A-Za-z]{1,6}")
 _IBAN = re.compile(r"[A-Za-z]{2}[0-9]{2}(?:[ -]?[0-9A-Za-z]){11,30}")
 _SEPARATORS = re.compile(r"[ -]")
@@ -44,19 +51,26 @@ def iban_at(text: str, at: int) -> int:
 
 
 class Lettered(Detector):
-    """What begins with one to six letters, with digits soon after. `kinds` are pairs of an entity and what finds its
-    end.
+    """What begins with one to six letters, with digits soon after. `kinds` are an entity, what finds its end, and the
+    shapes of which it has one at its beginning, to the first digit at least: "a" for a letter, "0" for a digit.
     """
 
-    __slots__ = ("_kinds",)
+    __slots__ = ("_kinds", "_shapes")
 
     needs = "0-9"
 
-    def __init__(self, kinds: list[tuple[str, NumberKind]]) -> None:
-        self._kinds = tuple(kinds)
+    def __init__(self, kinds: list[tuple[str, NumberKind, tuple[bytes, ...]]]) -> None:
+        self._kinds = tuple((entity, end_of) for entity, end_of, _ in kinds)
+        self._shapes = tuple(dict.fromkeys(shape for _, _, shapes in kinds for shape in shapes))
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """As `Detector.find`."""
+        shape_of = text.encode("latin-1", "replace").translate(_SHAPE_OF)
+        for shape in self._shapes:
+            if shape_of.find(shape, start) >= 0:
+                break
+        else:
+            return
         for match in _FIRST_DIGIT.finditer(text, start):
             digit = match.start()
             word = _WORD_BACKWARDS.match(text[max(0, digit - 7) : digit][::-1])

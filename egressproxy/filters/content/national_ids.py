@@ -82,14 +82,19 @@ _NUMBERS: Final[dict[str, _Form]] = {
     ),
     "CN": _number(r"[1-8][0-9]{16}[0-9Xx]", r"[0-9]{16}[0-9Xx]", check_digits.is_resident_id_of_china),
 }
-#: Those that begin with letters.
-_LETTERED: Final[dict[str, tuple[str, Callable[[str], bool] | None]]] = {
-    "GB": (r"(?![DFIQUV])[A-Z](?![DFIQUVO])[A-Z](?<!BG|GB|NK|KN|TN|NT|ZZ) ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]", None),
+#: Those that begin with letters, with what tells how (see `Lettered`).
+_LETTERED: Final[dict[str, tuple[str, Callable[[str], bool] | None, tuple[bytes, ...]]]] = {
+    "GB": (
+        r"(?![DFIQUV])[A-Z](?![DFIQUVO])[A-Z](?<!BG|GB|NK|KN|TN|NT|ZZ) ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]",
+        None,
+        (b"aa00", b"aa 00"),
+    ),
     "IT": (
         r"[A-Z]{6}[0-9LMNP-V]{2}[A-EHLMPRST][0-9LMNP-V]{2}[A-Z][0-9LMNP-V]{3}[A-Z]",
         check_digits.is_codice_fiscale,
+        (b"aaaaaa0",),
     ),
-    "ES": (r"[XYZ]-?[0-9]{7}-?[A-Z]", check_digits.is_dni),
+    "ES": (r"[XYZ]-?[0-9]{7}-?[A-Z]", check_digits.is_dni, (b"a0000000", b"a-0000000")),
 }
 COUNTRIES: Final = tuple(sorted({*_NUMBERS, *_LETTERED}))
 
@@ -99,9 +104,10 @@ def numbers_of(countries: tuple[str, ...]) -> list[_Form]:
     return [_NUMBERS[country] for country in countries if country in _NUMBERS]
 
 
-def lettered_of(countries: tuple[str, ...]) -> list[NumberKind]:
-    """What finds those that begin with letters."""
-    return [_lettered(*_LETTERED[country]) for country in countries if country in _LETTERED]
+def lettered_of(countries: tuple[str, ...]) -> list[tuple[NumberKind, tuple[bytes, ...]]]:
+    """What finds those that begin with letters, with their shapes."""
+    found = [_LETTERED[country] for country in countries if country in _LETTERED]
+    return [(_lettered(pattern, check), shapes) for pattern, check, shapes in found]
 
 
 def _lettered(pattern: str, check: Callable[[str], bool] | None) -> NumberKind:

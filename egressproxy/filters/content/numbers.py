@@ -21,6 +21,10 @@ MAX_LENGTH: Final = 64
 
 #: Seven digits, or six behind a sign.
 _START: Final = r"[0-9+(](?<![0-9].)(?=(?:[ ./()\-]{0,2}[0-9]){6})"
+#: All of its characters to "0", every other one to "x".
+_IN_NUMBERS: Final = bytes(ord("0") if chr(byte) in "0123456789 ./()+-" else ord("x") for byte in range(256))
+#: The first character and six digits.
+_RUN: Final = b"0000000"
 #: Backwards. A letter at the end may be that of a DNI; 2A and 2B are in numbers of Corsicans.
 _OPEN = re.compile(rf"[A-Za-z]?(?:[0-9 ./()+\-]|[ABab](?=2)){{1,{MAX_LENGTH}}}")
 _FIRST = re.compile(r"[0-9+(]")
@@ -53,12 +57,19 @@ class Numbers(Detector):
         #: The kinds by the groups that have matched: few of their combinations are possible.
         self._formed: dict[tuple[str | None, ...], list[tuple[str, NumberKind]]] = {}
         forms = "".join(f"(?=(?:{form})()|)" for _, _, form in kinds)  # a group has matched where its form holds
-        of_any = "|".join(f"(?:{form})" for _, _, form in kinds)
-        self._starts = re.compile(f"{_START}(?={of_any}){forms}")
+        of_any = "(?!)"
+        for group in range(len(kinds), 0, -1):
+            of_any = f"(?({group})|{of_any})"
+        self._starts = re.compile(f"{_START}{forms}{of_any}")
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """As `Detector.find`."""
-        for match in self._starts.finditer(text, start):
+        runs = text.encode("latin-1", "replace").translate(_IN_NUMBERS)
+        first = runs.find(_RUN, start)
+        if first < 0:
+            return
+        last = runs.find(b"x", runs.rfind(_RUN))
+        for match in self._starts.finditer(text, first, len(text) if last < 0 else last + MAX_LENGTH):
             at = match.start()
             formed = match.groups()
             kinds = self._formed.get(formed)

@@ -19,6 +19,10 @@ _CANDIDATE = re.compile(r"\+? ?\(?[0-9]{1,17}(?:[ ./()-]{1,2}[0-9]{1,15}){0,6}(?
 #: Digits of a number with its country code: ITU-T E.164 section 6.1.
 _MAX_DIGITS: Final = 15
 _MIN_DIGITS: Final = 7
+#: What a plan is made of: groups and counts, and what stands for one digit.
+_PLAN_TOKEN = re.compile(r"\(\?:|\{[0-9,]+\}|\\d|\[[^\]]*\]|[0-9]")
+#: Characters of plans that are looked for with separators: a region has some 2,000, which compile in ten milliseconds.
+_MAX_PLANS: Final = 10_000
 
 
 class Phones:
@@ -33,7 +37,11 @@ class Phones:
                 raise ValueError(f"{region!r} is no region with a numbering plan: write two letters, such as DE or US")
         plans = "|".join(_national_plan(region) for region in regions)
         self._national = re.compile(plans) if plans else None
-        self.form = "" if regions else r"(?<=\+)|(?<=0)[ ./()-]{0,2}0|(?<=\()0[ ./()-]{0,2}0"
+        self.form = r"(?<=\+)|(?<=0)[ ./()-]{0,2}0|(?<=\()0[ ./()-]{0,2}0"
+        if len(plans) > _MAX_PLANS:
+            self.form = ""
+        elif plans:  # which holds at the first character, and not behind it
+            self.form += f"|(?<=(?={_PLAN_TOKEN.sub(_parted, plans)}).)"
 
     def __call__(self, text: str, at: int) -> int:
         """The end of a number that begins here; 0: none does. Of groups too many the last ones are left out."""
@@ -105,6 +113,11 @@ def _national_plan(region: str) -> str:
     return f"{begin}(?:{_forms(metadata)})"
 
 
+def _parted(token: re.Match[str]) -> str:
+    """A token of a plan; separators may stand before a digit."""
+    return token[0] if token[0][0] in "({" else rf"(?:[ ./()-]{{0,2}}{token[0]})"
+
+
 def _metadata(region: str, country_code: str) -> Any:
     import phonenumbers
 
@@ -114,7 +127,7 @@ def _metadata(region: str, country_code: str) -> Any:
 
 
 def _forms(metadata: Any) -> str:
-    return "|".join(f"(?:{pattern})" for pattern in _patterns(metadata))
+    return "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(_patterns(metadata)))
 
 
 def _patterns(metadata: Any) -> Iterator[str]:

@@ -3,15 +3,17 @@
 
 import re
 
+import phonenumbers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.filters.content.check_digits import is_aadhaar
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
-from egressproxy.filters.content.national_ids import COUNTRIES, numbers_of
+from egressproxy.filters.content.lettered import IBAN_SHAPES, Lettered, iban_at
+from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of
 from egressproxy.filters.content.numbers import CARD_FORM, Numbers, card_at
-from egressproxy.filters.content.phones import Phones
+from egressproxy.filters.content.phones import Phones, known_regions
 from egressproxy.filters.content.spans import Span
 
 #: Values that their issuers publish as examples, and test numbers.
@@ -191,6 +193,29 @@ def test_each_kind_of_number_has_the_form_that_is_said_of_it(text: str, regions:
     assert found == every
 
 
+def test_the_plan_of_every_region_is_found_with_separators():
+    kinds = (phonenumbers.PhoneNumberType.FIXED_LINE, phonenumbers.PhoneNumberType.MOBILE)
+    for region in sorted(known_regions()):
+        phones = Phones((region,))
+        numbers, hasty = Numbers([("PHONE", phones, "")]), Numbers([("PHONE", phones, phones.form)])
+        examples = [phonenumbers.example_number_for_type(region, kind) for kind in kinds]
+        said = [
+            phonenumbers.format_number(example, form)
+            for example in examples
+            if example is not None
+            for form in (phonenumbers.PhoneNumberFormat.NATIONAL, phonenumbers.PhoneNumberFormat.E164)
+        ]
+        text = " or ".join(
+            [*said, *(" ".join(each) for each in said), *(each.replace(" ", "-") + " 12" for each in said)]
+        )
+        found: list[Span] = []
+        in_haste: list[Span] = []
+        numbers.find(text, 0, found)
+        hasty.find(text, 0, in_haste)
+        assert in_haste == found, region
+        assert len(found) >= len(said) // 2, region
+
+
 @pytest.mark.parametrize("text", ["1 " * 4096, "11 12 " * 1300, "(1" * 4000, "1.1.1." * 1300, "10/10/" * 1300])
 def test_of_numbers_without_a_form_none_is_looked_at_closer(text: str):
     looked: list[int] = []
@@ -206,3 +231,24 @@ def test_a_checksum_of_verhoeff_is_worked_out_by_four_digits_at_once():
     assert 234123412346 in right
     assert not is_aadhaar("234123412347")
     assert not is_aadhaar("324123412346")
+
+
+_LETTERS = (
+    "DE89 3704 0044 0532 0130 00", "GB29NWBK60161331926819", "AB 12 34 56 C", "AB123456C", "RSSMRA85T10A562S", "X1234567L",
+    "X-1234567-L", "y7654321g", " ", "-", "a", "AB", "1", "12", "RSSMRA", "\n", "é",
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from(_LETTERS), max_size=8).map("".join), st.integers(0, 9))
+def test_what_begins_with_letters_has_one_of_the_shapes_that_are_said_of_it(text: str, start: int):
+    kinds = [("IBAN", iban_at, IBAN_SHAPES), *(("ID", *form) for form in lettered_of(COUNTRIES))]
+    found: list[Span] = []
+    every: list[Span] = []
+    Lettered(kinds).find(text, start, found)
+    Lettered([(entity, end_of, (b"",)) for entity, end_of, _ in kinds]).find(text, start, every)
+    assert found == every
+    for entity, end_of, shapes in kinds:
+        found.clear()
+        Lettered([(entity, end_of, shapes)]).find(text, start, found)
+        assert found == [span for span in every if end_of(text, span.start) == span.end and span.entity == entity]
