@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
@@ -91,31 +92,45 @@ def media_type_of(fields: Fields) -> bytes:
 
     Of several lines nobody knows which one a server takes: they are no type, b"?".
     """
-    lines = fields.get_all(b"content-type")
-    if not lines:
-        return b""
-    return lines[0].partition(b";")[0].strip().lower() if len(lines) == 1 else b"?"
+    return _read_type(fields)[0]
 
 
 def kind_of(fields: Fields) -> BodyKind:
     """The kind of a body, by its Content-Type. Text in a charset that is not read here is OTHER."""
-    media_type = media_type_of(fields)
+    return _read_type(fields)[1]
+
+
+def _read_type(fields: Fields) -> tuple[bytes, BodyKind]:
+    lines = fields.get_all(b"content-type")
+    if len(lines) != 1:
+        return (b"?", BodyKind.OTHER) if lines else (b"", BodyKind.UNKNOWN)
+    line = lines[0]
+    return _known_type(line) if len(line) <= _MAX_KNOWN else _type_of(line)
+
+
+def _type_of(line: bytes) -> tuple[bytes, BodyKind]:
+    media_type = line.partition(b";")[0].strip().lower()
     if not media_type:
-        return BodyKind.UNKNOWN
-    charset = _CHARSET.search(fields.get(b"content-type") or b"")
+        return media_type, BodyKind.UNKNOWN
+    charset = _CHARSET.search(line)
     if charset is not None and charset[1].lower() not in _READ_CHARSETS:
-        return BodyKind.OTHER
+        return media_type, BodyKind.OTHER
     if media_type == b"application/json" or media_type.endswith(b"+json"):
-        return BodyKind.JSON
+        return media_type, BodyKind.JSON
     if media_type in _EVENTS:
-        return BodyKind.EVENTS
+        return media_type, BodyKind.EVENTS
     if media_type in _JSON_LINES:
-        return BodyKind.LINES
+        return media_type, BodyKind.LINES
     if media_type == b"application/x-www-form-urlencoded":
-        return BodyKind.FORM
+        return media_type, BodyKind.FORM
     if media_type.startswith(b"text/") or media_type in _TEXTS or media_type.endswith(b"+xml"):
-        return BodyKind.TEXT
-    return BodyKind.OTHER
+        return media_type, BodyKind.TEXT
+    return media_type, BodyKind.OTHER
+
+
+#: Of lines that are written again and again, up to so many bytes of each.
+_known_type: Final = lru_cache(256)(_type_of)
+_MAX_KNOWN: Final = 128
 
 
 def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> BodyTexts:
@@ -136,11 +151,14 @@ def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -
 
 
 def _json_document(x: Exchange, body: bytes, is_request: bool) -> BodyTexts:
-    if body.lstrip()[:1] == b"{":
-        message: JsonMessage = request_view(x, body) if is_request else answer_view(x, body)
-        is_ai = operation(x) is not None or message.value.get("jsonrpc") == "2.0"
+    """Of a request that goes to no path of an AI provider it does not matter what its members are called."""
+    is_ai = operation(x) is not None
+    if body.lstrip()[:1] != b"{" or (is_request and not is_ai):
+        message = JsonMessage(body, JsonMessage.parse(body))
     else:
-        message, is_ai = JsonMessage(body, JsonMessage.parse(body)), operation(x) is not None
+        message = request_view(x, body) if is_request else answer_view(x, body)
+    if not is_ai and type(message.value) is dict:
+        is_ai = message.value.get("jsonrpc") == "2.0"
     return JsonDocument(message, is_ai)
 
 

@@ -27,7 +27,7 @@ from egressproxy.filters.content.bodies import (
     media_type_of,
 )
 from egressproxy.filters.content.entities import scanner_of
-from egressproxy.filters.content.pii_config import PIIDetectorConfig
+from egressproxy.filters.content.pii_config import Action, PIIDetectorConfig
 from egressproxy.filters.content.placeholders import Placeholders, Restorer
 from egressproxy.filters.content.presidio import Presidio
 from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
@@ -64,8 +64,8 @@ class _State:
     def replace(self, entity: str, value: str) -> str:
         """What stands for a value of the request."""
         owner = self._filter
-        action = owner.actions[entity]
-        owner.found.add(1, entity, action, "request")
+        action, counter = owner.of_requests[entity]
+        counter.add()
         if action == "Placeholder":
             name = self.placeholders.name(entity, value)
             if len(self.placeholders.values) > _MAX_VALUES:
@@ -80,8 +80,8 @@ class _State:
     def replace_in_answer(self, entity: str, value: str) -> str:
         """What stands for a value that the backend has told."""
         owner = self._filter
-        action = owner.actions[entity]
-        owner.found.add(1, entity, action, "response")
+        action, counter = owner.of_answers[entity]
+        counter.add()
         if action == "Block":
             raise owner.refusal(f"the answer has {entity}, which must not pass", 502)
         return value if action == "Report" else f"[{entity}]"
@@ -103,15 +103,17 @@ class _State:
 
 
 class PIIDetector(Filter):
-    """Attributes: `actions` by entity; `answers`: what answers are scanned for; `found`: the counter."""
+    """Attributes: `of_requests` and `of_answers`: action and counter by entity; `answers`: what answers are scanned
+    for.
+    """
 
     decodes = True
 
     def __init__(self, context: FilterContext) -> None:
         config: PIIDetectorConfig = context.config
         own = config.patterns
-        self.actions = {entity.name: entity.action for entity in config.entities}
-        self.actions.update((each.name, each.action) for each in own)
+        actions: dict[str, Action] = {entity.name: entity.action for entity in config.entities}
+        actions.update((each.name, each.action) for each in own)
         scanner = scanner_of(
             [entity.name for entity in config.entities],
             regions=config.regions,
@@ -122,19 +124,21 @@ class PIIDetector(Filter):
         self.answers = scanner if config.apply_to != "Requests" else None
         self._presidio: Presidio | None = None
         if config.presidio is not None:
-            self.actions.update((each.name, each.action) for each in config.presidio.entities)
+            actions.update((each.name, each.action) for each in config.presidio.entities)
             call = context.calls.get(config.presidio.backend_ref.label)
             self._presidio = Presidio(config.presidio, call)
-        self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
+        self._replaced = tuple(name for name, action in actions.items() if action == "Placeholder")
         self._name = context.name
         self._denies_unreadable = config.unreadable == "Deny"
         self._headers = tuple(name.encode() for name in config.headers)
         self._query = config.query
         self._note = f"pii {id(self)}"
         self.max_buffer_bytes = config.max_body_bytes
-        self.found = context.meter.counter(
+        found = context.meter.counter(
             "egress_pii_found", "Personal data and keys that PIIDetector has found.", ("entity", "action", "direction")
         )
+        self.of_requests = {name: (act, found.labelled(name, act, "request")) for name, act in actions.items()}
+        self.of_answers = {name: (act, found.labelled(name, act, "response")) for name, act in actions.items()}
         self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
         if self._is_on_leg:
@@ -407,7 +411,7 @@ class PIIDetector(Filter):
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
 
     def __repr__(self) -> str:
-        return f"PIIDetector({self._name}, {', '.join(self.actions)})"
+        return f"PIIDetector({self._name}, {', '.join(self.of_requests)})"
 
 
 def _kept(replace: Replace) -> Replace:

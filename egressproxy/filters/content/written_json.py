@@ -25,7 +25,7 @@ _END_OF_NAME = re.compile(r"\0[ \t\r\n]*:")
 _INNER = re.compile(r"[ \1]*[{\[]|data:")
 _BASE64 = re.compile(r"[0-9A-Za-z+/=_\1-]{64,}")
 #: Members that are signed by a provider, or say again what others say.
-_BOUND: Final = ("\0thinking\0", "\0reasoningText\0", "\0logprobs\0", "\0logprobsResult\0", "\0top_logprobs\0")
+_BOUND = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0")
 #: Characters of a string that is worth a look at what it is.
 _LONG: Final = 4096
 
@@ -91,9 +91,8 @@ class WrittenJson:
                     return None
             if span.entity == "PRIVATE_KEY":
                 return None  # its lines are parted by escapes, and it has a greatest length
-        for name in _BOUND:
-            if name in text:
-                return None
+        if _BOUND.search(text) is not None:
+            return None
         source = self._source.decode()
         pieces: list[str] = []
         done = 0

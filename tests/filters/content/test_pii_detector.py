@@ -124,6 +124,14 @@ def test_every_string_of_other_json_is_looked_at(body, made):
     assert json.loads(result.request_body) == made
 
 
+@pytest.mark.parametrize("member", ["Input", "Models", "MESSAGES"])
+def test_members_of_an_api_of_ones_own_may_have_any_name(member):
+    body = json.dumps({member: [f"to {ALICE}"], "input": ALICE}).encode()
+    assert run(detector(), body).error.status == 400  # an AI provider may take it for another
+    result = run(detector(), body, url="https://api.example.com/orders")
+    assert json.loads(result.request_body) == {member: ["to <EMAIL_1>"], "input": "<EMAIL_1>"}
+
+
 @pytest.mark.parametrize("url", [CHAT, "https://api.example.com/things"])
 def test_names_of_members_and_long_numbers_are_looked_at(url):
     harness = detector()
