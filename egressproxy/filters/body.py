@@ -68,19 +68,21 @@ class BodyPlan:
         key, phase = 0, self.phase  # a number of base 3, with a digit for each step
         for step in self.steps:
             mode_for = step.mode_for
-            digit = 0
+            key *= 3
             try:
                 mode = step.filter.body_mode if mode_for is None else mode_for(x, phase)
+                if mode is None:
+                    continue
                 if mode is _BUFFER:
-                    digit = 2
+                    key += 2
                 elif mode is _STREAM:
-                    digit = 1
-                elif mode is not None:
+                    key += 1
+                else:
                     raise _no_mode(mode)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 settle(step, error, may_fail_open=step.fail_open)
-            key = 3 * key + digit
-            if digit and step.mark:
+                continue
+            if step.mark:
                 x.note(step.mark, True)
         if not key and not self.heads:
             return None
@@ -292,10 +294,6 @@ class BodyChain:
     def ended(self, data: bytes) -> bytes:
         """What goes on to end the body with `data` instead of what was to come. `tail` must not be None."""
         return data if self._coded is None else self._coded.ended(data)
-
-    def pass_whole(self, x: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
-        """All of the body in one piece. Returns and raises as `feed`."""
-        return self.feed(x, body, True)
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """As `feed`, and waits for the task."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
 from egressproxy.filters.body import BodyPlan
-from egressproxy.filters.content_coding import limit_accepted
+from egressproxy.filters.content_coding import ask_for_readable
 from egressproxy.filters.filter_step import (
     MisplacedFilter,
     PlacedFilter,
@@ -60,14 +60,8 @@ class DecodableAnswers(Filter):
     runs_in = frozenset((Phase.BACKEND_REQUEST,))
 
     def backend_request(self, x: Exchange) -> None:
-        """Ask for codings that can be undone, and for all of the body: from the middle of a coded one nothing can be
-        read, and in pieces of the client's choice nothing is found (RFC 9110 section 14.2: Range may be ignored).
-        """
-        fields = x.request.fields
-        limit_accepted(fields)
-        for name in (b"range", b"if-range"):
-            if name in fields:
-                fields.remove(name)
+        """Ask for what the body filters can read."""
+        ask_for_readable(x.request.fields)
 
 
 class OriginalHead(Filter):
@@ -267,7 +261,7 @@ async def run_to_end(steps: Steps | None, x: Exchange) -> LocalResponse | None:
 def finish(completing: Sequence[PlacedFilter], x: Exchange) -> None:
     """Run `complete` of every filter of this chain that ran in this exchange. A second call does nothing."""
     notes = x.notes
-    if notes is None:
+    if notes is None or not completing:
         return
     for placed in completing:
         if notes.pop(placed.mark, None):

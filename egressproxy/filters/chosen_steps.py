@@ -16,6 +16,7 @@ from egressproxy.filters.coded_body import head_of
 from egressproxy.filters.content_coding import note_change
 from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
 from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
 
 __all__ = ["MAX_RESULT", "UNBOUND", "ChosenSteps", "checked_result", "length_not_kept", "too_long"]
 
@@ -66,9 +67,11 @@ class ChosenSteps:
             linked = ((step, bound, linked), *linked)
         self._linked = linked
 
-    def takes_whole(self, x: Exchange) -> bool:
-        """Whether `pass_whole` serves for the body of this exchange: it is held, and no coding has to be undone."""
-        return self.holds and not (self.decodes and b"content-encoding" in head_of(x, self.phase).fields)
+    def takes_whole(self, fields: Fields) -> bool:
+        """Whether `pass_whole` serves for the body behind a head with these fields: it is held, and no coding has to be
+        undone.
+        """
+        return self.holds and not (self.decodes and b"content-encoding" in fields)
 
     def collects(self, length: int) -> bool:
         """Whether a body of so many bytes may be collected before all of them: the first gets it whole, and none sees
@@ -84,12 +87,12 @@ class ChosenSteps:
         """
         if self.wants_original:
             x.note(ORIGINAL_BODY, body)
-        return self._pass(self._linked, x, len(body), body, has_changed=False)
+        return self._pass(self._linked, x, body, body)
 
     def _pass(
-        self, linked: _Linked, x: Exchange, came: int, data: bytes, *, has_changed: bool
+        self, linked: _Linked, x: Exchange, came: bytes, data: bytes, has_changed: bool = False
     ) -> bytes | asyncio.Task[bytes]:
-        """`came` are the bytes before the first filter."""
+        """`came` is the body before the first filter."""
         for step, bound, rest in linked:
             if len(data) > bound:
                 raise too_long(step, bound, self.phase)
@@ -108,7 +111,7 @@ class ChosenSteps:
                 settle(step, error, may_fail_open=step.fail_open)
         if has_changed:
             note_change(head_of(x, self.phase).fields)
-        if self.keeps_length and len(data) != came:
+        if self.keeps_length and len(data) != len(came):
             raise length_not_kept(self.steps)
         return data
 
@@ -118,7 +121,7 @@ class ChosenSteps:
         awaitable: Awaitable[object],
         rest: _Linked,
         x: Exchange,
-        came: int,
+        came: bytes,
         data: bytes,
         has_changed: bool,
     ) -> bytes:
@@ -129,7 +132,7 @@ class ChosenSteps:
             data = result
         except Exception as error:
             settle(step, error, may_fail_open=step.fail_open)
-        outcome = self._pass(rest, x, came, data, has_changed=has_changed)
+        outcome = self._pass(rest, x, came, data, has_changed)
         return outcome if isinstance(outcome, bytes) else await outcome
 
     def __repr__(self) -> str:

@@ -6,12 +6,14 @@ a coded stream is not delayed. Brotli and Zstandard are imported at their first 
 
 from __future__ import annotations
 
+import re
 import zlib
+from functools import lru_cache
 from typing import Final, Protocol
 
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["CODINGS", "ContentDecoder", "Undecodable", "coding_of", "limit_accepted", "new_encoder", "note_change"]
+__all__ = ["CODINGS", "ContentDecoder", "Undecodable", "ask_for_readable", "coding_of", "new_encoder", "note_change"]
 
 #: What is decoded: RFC 9110 section 8.4.1, RFC 7932, RFC 9659. `x-gzip` is another name of gzip.
 CODINGS: Final = frozenset((b"gzip", b"x-gzip", b"deflate", b"br", b"zstd"))
@@ -25,6 +27,13 @@ _ZSTD_WINDOW: Final = 8 * 1024 * 1024
 _ZSTD_BYTES: Final = 256
 #: Fields about the bytes of a body, which no longer hold when a filter has changed it: RFC 9530, RFC 3230, RFC 1864.
 _DIGESTS: Final = (b"content-md5", b"digest", b"content-digest", b"repr-digest")
+#: Any field that `note_change` may change.
+_DESCRIBED: Final = re.compile(rb"\r\n(?:%s|accept-ranges|etag):" % b"|".join(_DIGESTS), re.IGNORECASE)
+#: Fields with which a client says in which coding, and which part of a body it wants.
+_ASKED: Final = every_spelling(("accept-encoding", "range", "if-range"))
+#: Bytes of these that are read. Those of clients have a hundred.
+MAX_ASKED: Final = 1024
+_IDENTITY: Final = b"\r\naccept-encoding: identity"
 
 
 class Undecodable(Exception):
@@ -51,22 +60,38 @@ def coding_of(fields: Fields) -> bytes:
     return b", ".join(kept)
 
 
-def limit_accepted(fields: Fields) -> None:
-    """Ask for codings that can be decoded here alone: Accept-Encoding loses the others, `*` included (section 12.5.3).
+def ask_for_readable(fields: Fields) -> None:
+    """Ask for an answer that can be read here: in codings that can be undone alone, `*` not included (section 12.5.3),
+    and whole: from the middle of a coded body nothing can be read, and in pieces of the client's choice nothing is
+    found (section 14.2: Range may be ignored).
 
-    Without the field any coding would do, so that it is set then, to `identity`.
+    Without Accept-Encoding any coding would do, so that it is set then, to `identity`.
     """
+    lines = _ASKED.findall(fields.block)
+    if not lines:
+        fields.block += _IDENTITY
+    elif sum(map(len, lines)) > MAX_ASKED:
+        fields.block = _ASKED.sub(b"", fields.block) + _IDENTITY
+    else:
+        fields.block = _ASKED.sub(b"", fields.block) + _readable(tuple(lines))
+
+
+@lru_cache(maxsize=256)
+def _readable(lines: tuple[bytes, ...]) -> bytes:
+    """The line of Accept-Encoding instead of these lines: clients say the same ones over and over."""
     kept = []
-    for each in b",".join(fields.get_all(b"accept-encoding")).split(b","):
+    for each in b",".join(Fields(b"".join(lines)).get_all(b"accept-encoding")).split(b","):
         if each.partition(b";")[0].strip().lower() in CODINGS:
             kept.append(each.strip())
-    fields.set(b"accept-encoding", b", ".join(kept) or b"identity")
+    return b"\r\naccept-encoding: " + b", ".join(kept) if kept else _IDENTITY
 
 
 def note_change(fields: Fields) -> None:
     """The body is no longer the one that its origin has described: its digests go, and its ETag is a weak one, with
     which no client replaces what it has not seen (RFC 9110 sections 8.8.1 and 13.1.1). Parts of it cannot be asked for.
     """
+    if _DESCRIBED.search(fields.block) is None:
+        return
     for name in (*_DIGESTS, b"accept-ranges"):
         if name in fields:
             fields.remove(name)

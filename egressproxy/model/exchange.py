@@ -13,13 +13,23 @@ from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.backend_choice import BackendChoice
 from egressproxy.model.message import RequestHead, ResponseHead
 
-__all__ = ["ANONYMOUS", "LOGGED", "SENT_BODY", "BackendOrigin", "CallerIdentity", "Exchange", "LocalResponse"]
+__all__ = [
+    "ANONYMOUS",
+    "BACKEND_CHOICE",
+    "LOGGED",
+    "SENT_BODY",
+    "BackendOrigin",
+    "CallerIdentity",
+    "Exchange",
+    "LocalResponse",
+]
 
 #: The note with further fields for the access log: a dictionary.
 LOGGED = "logged"
 #: The note with what `Exchange.body` returns.
 SENT_BODY = "sent body"
-_CHOICE = "backend choice"
+#: The note with what filters have said about the backends of the rule: a BackendChoice.
+BACKEND_CHOICE = "backend choice"
 
 
 class CallerIdentity(NamedTuple):
@@ -146,13 +156,13 @@ class Exchange:
         choice = self.backend_choice
         if choice is None:
             choice = BackendChoice()
-            self.note(_CHOICE, choice)
+            self.note(BACKEND_CHOICE, choice)
         return choice
 
     @property
     def backend_choice(self) -> BackendChoice | None:
         """What filters have said about the backends of the rule; None where none has."""
-        return self.notes.get(_CHOICE) if self.notes is not None else None
+        return self.notes.get(BACKEND_CHOICE) if self.notes is not None else None
 
     @property
     def body(self) -> bytes | None:

@@ -93,21 +93,24 @@ class FilterMetrics:
 class FilterCounter:
     """A number that grows."""
 
-    __slots__ = ("_family", "_filter")
+    __slots__ = ("_family", "_filter", "_values")
 
     def __init__(self, family: _Family, name: str) -> None:
         self._family = family
         self._filter = name
+        self._values = family.values
 
     def add(self, amount: float = 1, *labels: str) -> None:
         """Add an amount of 0 or more to the number with these labels."""
         if amount < 0:
             raise ValueError("a counter does not go backwards")
-        family = self._family
         key = (self._filter, *labels)
-        if key not in family.values:
-            key = family.room_for(key)
-        family.values[key] = family.values.get(key, 0) + amount
+        values = self._values
+        try:
+            values[key] += amount
+        except KeyError:  # the first
+            key = self._family.room_for(key)
+            values[key] = values.get(key, 0) + amount
 
     def labelled(self, *labels: str) -> LabelledCounter:
         """The number with these labels, for one that is counted often."""

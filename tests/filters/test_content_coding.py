@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from egressproxy.filters.content_coding import (
     ContentDecoder,
     Undecodable,
+    ask_for_readable,
     coding_of,
-    limit_accepted,
     new_encoder,
     note_change,
 )
@@ -134,8 +134,21 @@ def test_the_coding_of_a_body(lines: tuple[bytes, ...], coding: bytes):
 )  # fmt: skip
 def test_only_codings_that_can_be_undone_are_asked_for(lines: tuple[bytes, ...], asked: bytes):
     fields = Fields.of([(b"Accept-Encoding", line) for line in lines])
-    limit_accepted(fields)
+    ask_for_readable(fields)
     assert fields.get_all(b"accept-encoding") == [asked]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"Range: bytes=0-1", b"If-Range: x"), (b"range: bytes=0-1", b"Accept_Encoding: gzip"), (b"If_Range: x",),
+        (b"Accept-Encoding: " + b"gzip, " * 1000, b"Range: bytes=0-1"),
+    ],
+)  # fmt: skip
+def test_the_whole_is_asked_for_in_every_spelling(lines: tuple[bytes, ...]):
+    fields = Fields(b"".join(b"\r\n" + line for line in (b"A: b", *lines, b"Arrange: c")))
+    ask_for_readable(fields)
+    assert list(fields) == [(b"a", b"b"), (b"arrange", b"c"), (b"accept-encoding", b"identity")]
 
 
 def test_what_the_head_says_of_the_bytes_does_not_outlive_them():

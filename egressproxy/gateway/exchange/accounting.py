@@ -8,7 +8,7 @@ from collections import deque
 from time import monotonic, time
 
 from egressproxy.errors import GatewayError, Reason
-from egressproxy.filters.chain import finish
+from egressproxy.filters.chain import PlacedFilter, finish
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.recent_decisions import KEPT, PATH, Remembered
@@ -66,9 +66,11 @@ class Accounting:
         if resources.request_filter is not None or resources.response_filter is not None:
             resources.end_filters()
         if x.notes is not None:
+            completed: tuple[PlacedFilter, ...] = ()
             for place in (resources.backend, resources.route):
-                if place is not None:
-                    finish(place.chain.complete, x)
+                if place is not None and place.chain.complete != completed:
+                    completed = place.chain.complete
+                    finish(completed, x)
         if resources.on_complete is not None:
             on_complete, resources.on_complete = resources.on_complete, None
             on_complete()

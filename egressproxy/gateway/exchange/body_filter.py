@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
-from egressproxy.filters.body import BodyChain, ChosenSteps
+from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
@@ -15,7 +15,7 @@ from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "passed_whole", "passing_trailers"]
+__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "finished", "passing_trailers"]
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
@@ -228,14 +228,8 @@ class Collector:
         self._client.driver.resume()
 
 
-async def passed_whole(x: Exchange, filters: ChosenSteps | BodyChain, body: bytes, client: HeldFor) -> bytes:
-    """What the filters make of a body that is here whole, without the way from sink to sink. Raises as
-    `BodyChain.feed`.
-    """
-    end_if_no_memory(client, len(body))
-    outcome = filters.pass_whole(x, body)
-    if isinstance(outcome, bytes):
-        return outcome
+async def finished(outcome: asyncio.Task[bytes]) -> bytes:
+    """What the filters of a whole body have made of it. Raises as `BodyChain.feed`."""
     try:
         return await outcome
     except asyncio.CancelledError:

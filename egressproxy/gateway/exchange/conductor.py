@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.body import BodyChain, BodyPlan, ChosenSteps
+from egressproxy.filters.body import BodyChain, BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
@@ -19,11 +19,12 @@ from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
+from egressproxy.gateway.backends.replayable_body import end_if_no_memory
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
-from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, passed_whole
+from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
@@ -34,7 +35,7 @@ from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import BACKEND_CHOICE, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.net.driver import pause
 from egressproxy.net.timers import TimerWheel
@@ -134,13 +135,13 @@ class Conductor:
                     if answer is not None:
                         self.answer(x, client, answer)
                         return
-                if x.notes is not None:
+                if x.notes is not None and BACKEND_CHOICE in x.notes:
                     route = resources.route = narrowed(route, x)
             client.body_limit = x.max_body_bytes
             body = None
             if route.filters_request and head.body != 0:
                 body = await self.begin_request_body(x, client, head, route)
-                if x.notes is not None:
+                if x.notes is not None and BACKEND_CHOICE in x.notes:
                     route = resources.route = narrowed(route, x)
             if route.retries is None:
                 backend = resources.backend = route.choose()
@@ -234,38 +235,31 @@ class Conductor:
         resources.release(reusable=upstream.is_reusable)
 
     async def filter_response(self, x: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
-        """Send the response through those body filters that do not let it pass unread."""
+        """Send the response through those body filters that do not let it pass unread. Where one of them gets it whole,
+        the head follows what they return.
+        """
         chosen = None
         if x.response.body != 0:
             chosen = plan.choose(x)
         elif x.method == b"HEAD" or x.response.status == 304:
             plan.describe(x)
-        if chosen is not None and chosen.holds:
-            await self.hold_response(x, client, plan, chosen, upstream)
+        if chosen is None or not chosen.holds:
+            chain = None if chosen is None else plan.chain(x, chosen)
+            if not self.begin_response(x, client, chain, upstream):
+                await self.relay_response(x, client, chain, upstream)
             return
-        chain = None if chosen is None else plan.chain(x, chosen)
-        if not self.begin_response(x, client, chain, upstream):
-            await self.relay_response(x, client, chain, upstream)
-
-    async def hold_response(
-        self, x: Exchange, client: Client, plan: BodyPlan, chosen: ChosenSteps, upstream: Answer
-    ) -> None:
-        """Collect the body through filters of which one gets it whole, and then send the head and what they return."""
         resources = client.resources
-        trailers, chain = b"", None
+        trailers, whole = b"", None
         try:
-            filters = chosen if chosen.takes_whole(x) else (chain := plan.chain(x, chosen))
-            whole = None if upstream.has_ended else upstream.whole_body()
+            if chosen.takes_whole(x.response.fields) and not upstream.has_ended:
+                whole = upstream.whole_body()
             if whole is not None:
-                body = await passed_whole(x, filters, whole, client)
+                end_if_no_memory(client, len(whole))
+                outcome = chosen.pass_whole(x, whole)
+                body = outcome if isinstance(outcome, bytes) else await finished(outcome)
             else:
-                chain = chain or plan.chain(x, chosen)
-                collector = Collector(client)
-                body_filter = resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
-                upstream.send_response_body_to(body_filter)
-                await upstream.response_end()
-                while not collector.is_whole:
-                    await pause()
+                chain = plan.chain(x, chosen)
+                collector = await self.collect_response(x, client, chain, upstream)
                 body, trailers = collector.body, collector.trailers
         except GatewayError as error:
             if not isinstance(error, UpstreamFault) and upstream.is_reusable:
@@ -284,6 +278,16 @@ class Conductor:
         client.end_body(trailers)
         resources.release(reusable=upstream.is_reusable)
 
+    async def collect_response(self, x: Exchange, client: Client, chain: BodyChain, upstream: Answer) -> Collector:
+        """The body behind filters of which one gets it whole."""
+        collector = Collector(client)
+        body_filter = client.resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
+        upstream.send_response_body_to(body_filter)
+        await upstream.response_end()
+        while not collector.is_whole:
+            await pause()
+        return collector
+
     # --- bodies ----------------------------------------------------------------------------------------------------
     async def begin_request_body(self, x: Exchange, client: Client, head: RequestHead, route: Route) -> bytes | None:
         """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
@@ -291,7 +295,7 @@ class Conductor:
         """
         resources, plan = client.resources, route.chain.request_body
         chosen = plan.choose(x) if plan is not None else None
-        if route.filters_alone and chosen is not None and chosen.takes_whole(x):
+        if route.filters_alone and chosen is not None and chosen.takes_whole(head.fields):
             whole = None if head.expect_continue else client.take_request_body()
             if whole is None and head.body <= SHORT_BODY and chosen.collects(head.body):
                 collector = Collector(client)
@@ -301,7 +305,9 @@ class Conductor:
                     await pause()
                 whole = collector.body
             if whole is not None:
-                return await passed_whole(x, chosen, whole, client)
+                end_if_no_memory(client, len(whole))
+                outcome = chosen.pass_whole(x, whole)
+                return outcome if isinstance(outcome, bytes) else await finished(outcome)
         chain = resources.request_chain = plan.chain(x, chosen) if plan is not None and chosen is not None else None
         limit = route.needs_body if not route.legs else route.body_limit(x)
         if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
