@@ -112,7 +112,7 @@ class App:
         self._writer: Writer | None = None
         # The rest of AdminState.
         self.reload, self.model = self._live.reload, self._live.model
-        self.explain, self.decisions = self._fleet.explain, self._fleet.decisions
+        self.explain, self.decisions, self.caches = self._fleet.explain, self._fleet.decisions, self._fleet.caches
 
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:
@@ -230,13 +230,16 @@ class App:
             return
         # A third of all that this process would import.
         from egressproxy.admin.server import AdminServer, Surface
+        from egressproxy.admin.write_access import WriteAccess
         from egressproxy.telemetry.exposition import Exposition
 
         self._exposition = Exposition(__version__)
         asked = (("admin", self.options.admin, Surface.FULL), ("metrics", self.options.metrics, Surface.METRICS))
         for what, place, surface in asked:
             if place is not None:
-                server = AdminServer(self, place[0], place[1], surface, self._kubernetes_api if HAS_KUBEAPI else None)
+                api = self._kubernetes_api if HAS_KUBEAPI else None
+                access = WriteAccess(self.options.api_token_file)
+                server = AdminServer(self, place[0], place[1], surface, api, access)
                 try:
                     await server.start()
                 except OSError as error:
@@ -246,10 +249,10 @@ class App:
                 self._own[what] = (server.host, server.port)
 
     def _kubernetes_api(self, server: AdminServer) -> AdminApi:
+        from egressproxy.admin.write_access import WriteAccess
         from egressproxy.kubeapi.kubernetes_api import KubernetesApi
         from egressproxy.kubeapi.read.events import PublishedEvents
         from egressproxy.kubeapi.service import ApiService
-        from egressproxy.kubeapi.write.access import WriteAccess
 
         published = self._live.published
         sources = (published, PublishedEvents(self._events, published))

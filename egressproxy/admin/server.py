@@ -21,6 +21,7 @@ from egressproxy.admin.local import is_loopback
 from egressproxy.admin.responses import HEADERS, json_response, read_only, refusal
 from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError
+from egressproxy.admin.write_access import WriteAccess
 from egressproxy.net.listening import bind
 
 __all__ = ["AdminServer", "Surface"]
@@ -52,6 +53,8 @@ _INDEX_OF_QUESTIONS: Final = """\
 /explain                    ?method=&url=&as=&header=&gateway=&listener=&dns=0: what would become of a request, and why
 /decisions                  the latest decisions, without queries and headers
 /model                      what is served, as egressproxy diff compares it
+/cache                      what the caches keep, over all workers
+/cache/purge                POST, ?route=&path=&identity= or ?all=1: what egressproxy cache purge sends
 /reload                     POST, on loopback: what egressproxy reload sends
 /version                    the version of egressproxy, and of the Kubernetes that this API is like
 """
@@ -99,8 +102,9 @@ class AdminServer:
         port: int,
         surface: Surface = Surface.FULL,
         api: Callable[[AdminServer], AdminApi] | None = None,
+        access: WriteAccess | None = None,
     ) -> None:
-        """`api` makes what else a FULL surface serves."""
+        """`api` makes what else a FULL surface serves. `access` says who may purge caches: by default this machine."""
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface
@@ -112,7 +116,7 @@ class AdminServer:
         self._scrape = asyncio.Lock()
         full = surface is Surface.FULL
         self._api = api(self) if full and api is not None else None
-        self._questions = Questions(state)
+        self._questions = Questions(state, access or WriteAccess(None))
         self._exact: dict[str, _Handler] = {
             "/healthz": self._health,
             "/livez": self._health,
@@ -208,6 +212,8 @@ class AdminServer:
             return refusal(ApiError(403, "Forbidden", "a page of another site may not ask"))
         if request.method == "POST" and request.path == "/reload" and self._surface is Surface.FULL:
             return await self._questions.reload(request, self._address)
+        if request.method == "POST" and request.path == "/cache/purge" and self._surface is Surface.FULL:
+            return await self._questions.purge(request, self._address)
         if self._api is not None and (found := await self._api.answer(request)) is not None:
             return found
         path = request.path

@@ -1,10 +1,11 @@
-"""What the admin server shows. The application implements it; nothing here can change anything."""
+"""What the admin server shows and has done. The application implements it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from egressproxy.model.cache_purge import CachePurge
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["AdminState"]
@@ -33,6 +34,9 @@ class AdminState(Protocol):
 
     async def decisions(self) -> Sequence[bytes]:
         """The recent decisions of each worker, the latest first, as JSON."""
+
+    async def caches(self, purge: CachePurge | None) -> Sequence[bytes]:
+        """The caches of each worker as JSON, behind this purge. Raises errors.NotAnswered."""
 
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

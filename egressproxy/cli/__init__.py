@@ -25,6 +25,7 @@ _VERBS: Final = {
     "explain": "Explain what would happen to a request, and why.",
     "diff": "Show what a new configuration would change.",
     "audit": "Verify or show the records of Audit filters.",
+    "cache": "Show or purge what the caches of a running gateway keep.",
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
     "schema": "Print the JSON Schema of manifests.",

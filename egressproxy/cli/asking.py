@@ -31,13 +31,14 @@ def ask(
     method: str = "GET",
     accept: str = "application/json",
     not_found: int = 2,
+    token: str = "",
 ) -> dict[str, Any]:
-    """The JSON body of one response.
+    """The JSON body of one response. `token` is that of `--api-token-file`, "" for none.
 
     Exits the process: with 2 if there is no response, or the request is refused; with `not_found` for a 404; with 1 for
     a 409, which says that the request was not carried out.
     """
-    with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}) as answer:
+    with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}, token) as answer:
         body: dict[str, Any] = json.loads(answer.read())
     return body
 
@@ -59,6 +60,7 @@ def _answer(
     accept: str,
     timeout_s: float | None,
     exits: Mapping[int, int],
+    token: str = "",
 ) -> Iterator[HTTPResponse]:
     """The response. Exits with 2 if there is none; for a refusal with the status that `exits` has for it, or 2."""
     from http.client import HTTPConnection, HTTPException
@@ -68,7 +70,10 @@ def _answer(
     connection = HTTPConnection(host, port, timeout=timeout_s)
     try:
         target = f"{path}?{urlencode(list(pairs))}"
-        connection.request(method, target, headers={"X-Egressproxy": "cli", "Accept": accept})
+        fields = {"X-Egressproxy": "cli", "Accept": accept}
+        if token:
+            fields["Authorization"] = f"Bearer {token}"
+        connection.request(method, target, headers=fields)
         answer = connection.getresponse()
         if answer.status >= 400:
             click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)

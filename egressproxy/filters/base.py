@@ -262,6 +262,11 @@ class Filter:
         """
         return self
 
+    def in_service(self) -> None:
+        """A configuration that has this filter is in service, and its places are those for which `at_place` was asked
+        since it was last. Must not raise or wait.
+        """
+
     def forecast(self, x: Exchange) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""
 

@@ -142,6 +142,10 @@ class FilterInstances:
         found = {id(stats): stats for placed in every for stats in placed.stats.values()}
         return list(found.values())
 
+    def of_type(self, name: str) -> list[tuple[ExtensionIR, Filter]]:
+        """The filters of this type in the snapshot, with their specs."""
+        return [(spec, placed.filter) for (spec, _), placed in self._made.items() if spec.type == name]
+
     def seal(self) -> None:
         """Close those of the previous snapshot that this one does not have, and tell which filters of this one cannot
         be used; call it when this one is in service.
@@ -149,6 +153,9 @@ class FilterInstances:
         for key, placed in self._previous.items():
             if key not in self._made:
                 placed.close()
+        for placed in self._made.values():
+            if type(placed.filter).in_service is not Filter.in_service:
+                placed.filter.in_service()
         for spec, (_, why) in self._closed.items():
             told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
             told.warning("FilterUnusable", f"{why}; requests that need it are refused until it is mended")

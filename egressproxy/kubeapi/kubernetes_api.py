@@ -17,13 +17,13 @@ from aiohttp import web
 from egressproxy.admin.responses import HEADERS, json_response, read_only
 from egressproxy.admin.server import AdminServer
 from egressproxy.admin.status import ApiError, Cause, success
+from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi import openapi, openapi_protobuf
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options, form, resource
 from egressproxy.kubeapi.read import discovery, documents
 from egressproxy.kubeapi.read.objects import Objects, View
 from egressproxy.kubeapi.read.watches import Watches
 from egressproxy.kubeapi.state import ApiState
-from egressproxy.kubeapi.write.access import WriteAccess
 from egressproxy.kubeapi.write.http_request import METHODS, asked_write, read_body
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from egressproxy.kubeapi.write.write_queue import WriteQueue

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from egressproxy.admin.server import AdminServer, Surface
+from egressproxy.admin.write_access import WriteAccess
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.meta import Resource
 from egressproxy.kubeapi.kubernetes_api import KubernetesApi
 from egressproxy.kubeapi.read.objects import Objects, View
-from egressproxy.kubeapi.write.access import WriteAccess
 from egressproxy.model.published_object import PublishedObject
 
 __all__ = ["Holder", "admin_server", "entries", "entry", "view_of"]

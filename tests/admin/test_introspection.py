@@ -1,4 +1,4 @@
-"""/explain, /decisions, /model and /reload at the admin address."""
+"""/explain, /decisions, /model, /cache and /reload at the admin address."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from egressproxy.admin.introspection import MAX_AT_ONCE
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.errors import NotAnswered
+from egressproxy.model.cache_purge import CachePurge
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask
@@ -26,6 +27,15 @@ class State(PlainState):
         self.under_way = self.most = 0
         self.acknowledged: list[str] = []
         self.refusal = ""
+        self.purges: list[CachePurge | None] = []
+        self.silent = ""
+
+    async def caches(self, purge: CachePurge | None) -> Sequence[bytes]:
+        if self.silent:
+            raise NotAnswered(self.silent)
+        self.purges.append(purge)
+        known = {"filter": "cache", "from": "EgressPolicy a/p", "entries": 2, "bytes": 30, "hits": 4, "purged": 1}
+        return [json.dumps([known]).encode(), json.dumps([known, {**known, "from": "Backend a/b"}]).encode()]
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         if not pairs:
@@ -118,7 +128,47 @@ async def test_an_address_of_the_network_reloads_nothing(state: State):
 async def test_an_address_for_scrapers_answers_none_of_it(state: State):
     made = admin_server(state, "127.0.0.1", 0, Surface.METRICS)
     await made.start()
-    for path in ("/explain?url=x", "/decisions", "/model"):
+    for path in ("/explain?url=x", "/decisions", "/model", "/cache"):
         assert (await ask(made, path)).status == 404
-    assert (await ask(made, "/reload", "POST", extra=MARK)).status == 405
+    for path in ("/reload", "/cache/purge?all=1"):
+        assert (await ask(made, path, "POST", extra=MARK)).status == 405
     await made.stop()
+    assert state.purges == []
+
+
+async def test_caches_are_shown_and_purged_over_all_workers(admin: AdminServer, state: State):
+    told = (await ask(admin, "/cache")).json()
+    assert [each["from"] for each in told["caches"]] == ["Backend a/b", "EgressPolicy a/p"]
+    assert [each["entries"] for each in told["caches"]] == [2, 4]
+    assert (told["entries"], told["bytes"], told["hits"], told["purged"]) == (6, 90, 12, 3)
+    assert state.purges == [None]
+    assert (await ask(admin, "/cache/purge?route=a/r&path=/v1&identity=a/me", "POST", extra=MARK)).json() == told
+    assert (await ask(admin, "/cache/purge?all=1", "POST", extra=MARK)).status == 200
+    assert state.purges[1:] == [CachePurge("a/r", "/v1", "a/me"), CachePurge()]
+    assert (await ask(admin, "/cache/purge?all=1")).status == 404  # GET purges nothing
+    assert len(state.purges) == 3
+    state.silent = "worker 2 did not answer"
+    answer = await ask(admin, "/cache/purge?all=1", "POST", extra=MARK)
+    assert (answer.status, answer.json()["message"]) == (503, "not all workers have answered: worker 2 did not answer")
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "?", "?all=0", "?all=1&path=/", "?all=1&all=1", "?route=", "?route=a", "?identity=a/b/c", "?path=v1", "?x=1"],
+)
+async def test_a_purge_says_which_answers(admin: AdminServer, state: State, query: str):
+    assert (await ask(admin, f"/cache/purge{query}", "POST", extra=MARK)).status == 400
+    assert state.purges == []
+
+
+@pytest.mark.parametrize("extra", ["", MARK + "Origin: http://evil.example\r\n", MARK + "Via: 1.1 front\r\n"])
+async def test_who_may_not_write_purges_nothing(admin: AdminServer, state: State, extra: str):
+    path = "/cache/purge?all=1"
+    assert (await ask(admin, path, "POST", extra=extra)).status == 403
+    assert (await ask(admin, path, "POST", host="evil.example", extra=MARK)).status == 403
+    network = admin_server(state, "0.0.0.0", 0)
+    await network.start()
+    network.host = "127.0.0.1"
+    assert (await ask(network, path, "POST", extra=MARK)).status == 403
+    await network.stop()
+    assert state.purges == []

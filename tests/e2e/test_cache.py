@@ -6,14 +6,19 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e.world import Origin, client, read_message
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 BODY = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
 STREAM = b'data: {"choices": [{"delta": {"content": "%d"}}]}\n\ndata: [DONE]\n\n'
@@ -129,3 +134,114 @@ def test_a_question_of_like_meaning_gets_the_answer_that_is_known(tmp_path: Path
             assert [json.loads(each) for each in embedded] == [
                 {"model": "small", "input": text} for text in ("hi", "hello", "bye")
             ]
+
+
+def cli(gateway: GatewayProcess, *arguments: str, status: int = 0) -> dict[str, Any]:
+    command = [str(Path(sys.executable).with_name("egressproxy")), "cache", *arguments]
+    command += ["--admin", f"127.0.0.1:{gateway.admin_port}", "-o", "json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == status, result.stderr
+    return dict(json.loads(result.stdout)) if result.stdout else {"error": result.stderr}
+
+
+@pytest.mark.parametrize("with_token", [False, True])
+def test_a_purge_takes_answers_out_of_the_caches_of_all_workers(tmp_path: Path, with_token: bool):
+    port, token = free_port(), tmp_path / "token"
+    token.write_text("a-token-of-those-who-may-write\n")
+    asked = list[bytes]()
+
+    def serve(sock: socket.socket) -> None:
+        asked.append(read_message(sock)[0])
+        sock.sendall(b"HTTP/1.1 200 OK\r\nCache-Control: public, max-age=600\r\nContent-Length: 2\r\n\r\nok")
+
+    def get(path: str) -> bytes:
+        head = f"GET {path} HTTP/1.1\r\nHost: ai.test\r\nX-Api-Key: k\r\nConnection: close\r\n\r\n"
+        with client(port) as sock:
+            sock.sendall(head.encode())
+            return read_message(sock)[0].lower()
+
+    def fill(path: str) -> None:
+        """Until both workers have it: each has brought it once."""
+        before = sum(path.encode() in head for head in asked)
+        wait_until(lambda: bool(get(path)) and sum(path.encode() in head for head in asked) == before + 2)
+
+    with Origin(serve) as origin:
+        objects = [
+            m.gateway(m.http_listener(port)),
+            backend("here", origin.port),
+            m.http_route("one", m.prefix_rule("/one", "here"), section="http"),
+            m.http_route("two", m.prefix_rule("/two", "here"), section="http"),
+            policy(),
+        ]
+        arguments = ["--workers", "2"]
+        if with_token:
+            arguments += ["--state-dir", str(tmp_path / "state"), "--api-writes", "--api-token-file", str(token)]
+        with GatewayProcess(tmp_path / "gw", objects, arguments=arguments) as gateway:
+            assert cli(gateway, "show") == {
+                "entries": 0, "bytes": 0, "hits": 0, "purged": 0,
+                "caches": [
+                    {"filter": "cache", "from": "EgressPolicy agents/cache", "entries": 0, "bytes": 0, "hits": 0,
+                     "purged": 0},
+                ],
+            }  # fmt: skip
+            for path in ("/one/a?q=1", "/one/b", "/two/a"):
+                fill(path)
+            shown = cli(gateway, "show")
+            assert shown["entries"] == 6
+            assert shown["bytes"] > 6 * 1024
+            assert shown["hits"] == gateway.metric("egress_cache_requests_total", outcome="hit")
+
+            may = ["--api-token-file", str(token)] if with_token else []
+            if with_token:
+                assert "writes need the token" in cli(gateway, "purge", "--all", status=2)["error"]
+            assert "say which answers" in cli(gateway, "purge", status=2)["error"]
+            assert "say which answers" in cli(gateway, "purge", "--all", "--path", "/", status=2)["error"]
+            assert "begins with /" in cli(gateway, "purge", "--path", "one", *may, status=2)["error"]
+            assert cli(gateway, "purge", "--route", "agents/none", *may)["purged"] == 0
+            assert cli(gateway, "purge", "--identity", "agents/me", *may)["purged"] == 0
+            found = cli(gateway, "purge", "--route", "agents/one", "--path", "/one/%61", *may)
+            assert (found["purged"], found["entries"]) == (2, 4)
+            fill("/one/a?q=1")
+            assert b"; hit;" in get("/one/b")
+            found = cli(gateway, "purge", "--identity", "-/-", "--route", "agents/two", *may)
+            assert (found["purged"], found["entries"]) == (2, 4)
+            found = cli(gateway, "purge", "--all", *may)
+            assert (found["purged"], found["entries"], found["bytes"]) == (4, 0, 0)
+            assert gateway.metric("egress_cache_purged_total") == 8
+            assert gateway.metric("egress_cache_entries") == 0
+            assert b"; fwd=miss" in get("/one/b")
+
+            os.kill(gateway.pid, signal.SIGHUP)
+            gateway.wait_for_metric("egress_config_generation", 2)
+            wait_until(lambda: cli(gateway, "show")["entries"] == 0)  # nobody finds what was kept before
+
+
+def test_an_answer_that_is_on_its_way_when_a_purge_comes_is_not_kept(tmp_path: Path):
+    port, arrived, go = free_port(), threading.Event(), threading.Event()
+    asked = list[bytes]()
+
+    def serve(sock: socket.socket) -> None:
+        asked.append(read_message(sock)[0])
+        arrived.set()
+        go.wait(WAIT_S)
+        sock.sendall(b"HTTP/1.1 200 OK\r\nCache-Control: public, max-age=600\r\nContent-Length: 2\r\n\r\nok")
+
+    head = b"GET /a HTTP/1.1\r\nHost: ai.test\r\nX-Api-Key: k\r\nConnection: close\r\n\r\n"
+    with Origin(serve) as origin:
+        objects = [
+            m.gateway(m.http_listener(port)),
+            backend("here", origin.port),
+            m.http_route("here", m.prefix_rule("/", "here"), section="http"),
+            policy(),
+        ]
+        with GatewayProcess(tmp_path, objects) as gateway, client(port) as sock:
+            sock.sendall(head)
+            assert arrived.wait(WAIT_S)
+            assert cli(gateway, "purge", "--all")["purged"] == 0
+            go.set()
+            assert read_message(sock)[1] == b"ok"
+            for expected in (b"; fwd=miss", b"; hit;"):
+                with client(port) as another:
+                    another.sendall(head)
+                    assert expected in read_message(another)[0]
+            assert len(asked) == 2

@@ -9,12 +9,12 @@ as the client has sent it, not as other filters have made it: two texts that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.shared import add_usage, operation, usage_told
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
@@ -37,12 +37,14 @@ from egressproxy.filters.cache.keys import canonical, credentials_of, digest, in
 from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields, media_type
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.shares import client_of
 
-__all__ = ["CACHE", "Cache", "CacheConfig"]
+__all__ = ["CACHE", "Cache", "CacheConfig", "states"]
 
 #: Fields of requests that change answers of the APIs that are known, whether Vary says so or not.
 _TELLING: Final = (
@@ -100,6 +102,7 @@ class _Pending:
     is_hit: bool = False
     group: bytes = b""  # the key without the question, where like questions are looked for
     vector: Vector | None = None
+    purges: int = 0  # of the store, when the request came
 
 
 class Cache(Filter):
@@ -129,6 +132,9 @@ class Cache(Filter):
         self._evicted = meter.counter("egress_cache_evictions_total", "Answers that had to make room for others.")
         self._entries = meter.gauge("egress_cache_entries", "Answers that are kept.")
         self._bytes = meter.gauge("egress_cache_bytes", "Bytes that they take.")
+        self._purged = meter.counter("egress_cache_purged_total", "Answers that were taken out by a purge.")
+        #: The places of a configuration that is being built.
+        self._coming: list[int] = []
         self.now: Callable[[], float] = monotonic
 
     def at_place(self, behind: Sequence[tuple[str, frozenset[Phase]]]) -> Cache:
@@ -138,7 +144,33 @@ class Cache(Filter):
                 raise ValueError(f"filter {name} runs behind the cache, which has to be last: raise its priority")
         made = copy(self)
         made._place = next(_numbers)
+        self._coming.append(made._place)
         return made
+
+    def in_service(self) -> None:
+        """Forget what was kept for places of an earlier configuration: nobody finds it."""
+        places = frozenset(self._coming)
+        self._coming.clear()
+        self._store.remove_where(lambda answer: answer.place not in places)
+        self._tell_size()
+
+    def state(self, purge: CachePurge | None = None) -> dict[str, int]:
+        """What is kept: `entries`, `bytes`, `hits` since the filter was built, and `purged`, how many `purge` took
+        out. An answer that is on its way when a purge comes is not kept.
+        """
+        now = self.now()
+        self._store.remove_where(lambda answer: answer.expires_at <= now)
+        purged = 0
+        if purge is not None:
+            self._store.purges += 1
+            purged = self._store.remove_where(lambda each: purge.holds(each.route, each.target, each.identity))
+            self._purged.add(purged)
+        self._tell_size()
+        return {"entries": len(self._store), "bytes": self._store.size, "hits": self._store.hits, "purged": purged}
+
+    def _tell_size(self) -> None:
+        self._entries.set(len(self._store))
+        self._bytes.set(self._store.size)
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, x: Exchange) -> LocalResponse | None:
@@ -150,7 +182,7 @@ class Cache(Filter):
         if not self._may_look(x, fields):
             self._count(x, "bypass")
             return None
-        pending = _Pending(target, fields)
+        pending = _Pending(target, fields, purges=self._store.purges)
         x.note(self._note, pending)
         if x.method != b"GET":
             return None
@@ -293,6 +325,7 @@ class Cache(Filter):
         self, x: Exchange, pending: _Pending, found: StoredAnswer, now: float, detail: bytes = b""
     ) -> LocalResponse:
         pending.is_hit = True
+        self._store.hits += 1
         add_usage(x, found.usage if self._config.counts_tokens else _NO_USAGE)
         age, left = found.age(now), int(found.expires_at - now)
         fields = (
@@ -347,6 +380,8 @@ class Cache(Filter):
                 return
             usage = usage or usage_told(x)  # a stream may not tell its client what only a limit has asked for
         assert pending.head is not None
+        if pending.purges != self._store.purges:
+            return  # it may be as old as what was purged
         status, phrase, fields = pending.head
         now = self.now()
         heads = _heads(pending, x)
@@ -357,15 +392,37 @@ class Cache(Filter):
             return
         names = b",".join(line for said in heads for line in said.get_all(b"vary")).lower().split(b",")
         vary = tuple(sorted({name.strip() for name in names} - {b"", b"accept-encoding"}))  # kept without coding
-        answer = StoredAnswer(status, phrase, fields, body, now, now + lifetime, age_s, usage)
+        identity = f"{x.identity.namespace}/{x.identity.service_account}"
+        answer = StoredAnswer(
+            status,
+            phrase,
+            fields,
+            body,
+            now,
+            now + lifetime,
+            age_s,
+            usage,
+            self._place,
+            x.route,
+            pending.target,
+            identity,
+        )
         key = _variant(pending, vary)
         evicted = self._store.put(pending.base, vary, key, answer)
         if pending.vector is not None and not vary:
             self._meanings.add(pending.group, pending.vector, key)
         if evicted:
             self._evicted.add(evicted)
-        self._entries.set(len(self._store))
-        self._bytes.set(self._store.size)
+        self._tell_size()
+
+
+def states(filters: Iterable[tuple[ExtensionIR, Filter]], purge: CachePurge | None) -> list[dict[str, Any]]:
+    """The `state` of each cache among these, with its name (`filter`) and the object that declares it (`from`)."""
+    return [
+        {"filter": spec.name, "from": spec.source, **each.state(purge)}
+        for spec, each in filters
+        if isinstance(each, Cache)
+    ]
 
 
 def _heads(pending: _Pending, x: Exchange) -> tuple[Fields, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from egressproxy.ai_apis.usage import TokenUsage
@@ -20,7 +21,7 @@ class StoredAnswer:
     """An answer as the client got it, without the fields of its transport and before the filters of its head.
 
     `stored_at` and `expires_at` are monotonic seconds; `age_s` is how old it was when it came (RFC 9111 section 4.2.3).
-    `usage` is what it says of tokens.
+    `usage` is what it says of tokens. `place`, `route`, `target` and `identity` say what was asked, for a purge.
     """
 
     status: int
@@ -31,11 +32,17 @@ class StoredAnswer:
     expires_at: float
     age_s: int = 0
     usage: TokenUsage | None = None
+    place: int = 0
+    route: str = ""
+    target: bytes = field(default=b"", repr=False)
+    identity: str = ""
 
     @property
     def size(self) -> int:
         """Bytes that it takes, about."""
-        return len(self.body) + sum(len(name) + len(value) for name, value in self.fields) + _OVERHEAD
+        return (
+            len(self.body) + len(self.target) + sum(len(name) + len(value) for name, value in self.fields) + _OVERHEAD
+        )
 
     def age(self, now: float) -> int:
         """Seconds since the backend made it."""
@@ -43,9 +50,13 @@ class StoredAnswer:
 
 
 class AnswerStore:
-    """The latest used answers. A key leads to variants, by the values of the request's fields that Vary names."""
+    """The latest used answers. A key leads to variants, by the values of the request's fields that Vary names.
 
-    __slots__ = ("_entries", "_max_bytes", "_max_entries", "_vary", "size")
+    `size` is in bytes. `hits` counts the answers that were given again. `purges` counts purges: what was asked before
+    one must not be kept behind it.
+    """
+
+    __slots__ = ("_entries", "_max_bytes", "_max_entries", "_vary", "hits", "purges", "size")
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries
@@ -53,6 +64,8 @@ class AnswerStore:
         self._entries: OrderedDict[bytes, StoredAnswer] = OrderedDict()
         self._vary: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self.size = 0
+        self.hits = 0
+        self.purges = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,11 +103,14 @@ class AnswerStore:
             evicted += 1
         return evicted
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._entries.clear()
-        self._vary.clear()
-        self.size = 0
+    def remove_where(self, is_meant: Callable[[StoredAnswer], bool]) -> int:
+        """Forget these answers; returns how many they were."""
+        meant = [key for key, answer in self._entries.items() if is_meant(answer)]
+        for key in meant:
+            self._remove(key)
+        if not self._entries:
+            self._vary.clear()
+        return len(meant)
 
     def _remove(self, key: bytes) -> None:
         found = self._entries.pop(key, None)

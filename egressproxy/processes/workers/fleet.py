@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.net.memory import memory_for_each
 from egressproxy.run_options import RunOptions
@@ -70,6 +71,11 @@ class Fleet(Protocol):
 
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that serves, the latest first, as JSON."""
+
+    async def caches(self, purge: CachePurge | None) -> list[bytes]:
+        """The caches of each process that serves, as JSON (`filters.cache.cache.states`), behind this purge, if it is
+        not None. Raises errors.NotAnswered where a process has not answered, and may have purged nothing.
+        """
 
     async def counts(self) -> Counts:
         """What was counted by all since the start; not to be changed."""

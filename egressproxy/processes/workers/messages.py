@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
+from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
@@ -21,6 +22,7 @@ __all__ = [
     "Asked",
     "Begin",
     "Build",
+    "Caches",
     "Collect",
     "Counted",
     "Decisions",
@@ -91,13 +93,20 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True)
+class Caches:
+    """The caches, behind this purge, if there is one: answered with JSON."""
+
+    purge: CachePurge | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Stop accepting, drain, answer with the number of connections that were cut, and end."""
 
     timeout_s: float
 
 
-Request = Begin | Build | Swap | Collect | Explain | Decisions | Drain
+Request = Begin | Build | Swap | Collect | Explain | Decisions | Caches | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +177,7 @@ _FIND: Final = classes(
         *get_args(Message),
         *get_args(Request),
         Configuration,
+        CachePurge,
         ProcessLimits,
         ConfigRefused,
         Guarded,

@@ -162,6 +162,8 @@ class WorkerProcess:
                     value = await self.worker.explain(pairs)
                 case messages.Decisions():
                     value = await self.worker.decisions()
+                case messages.Caches(purge):
+                    value = await self.worker.caches(purge)
                 case messages.Drain(timeout_s):
                     value = await self.worker.gateway.drain(timeout_s)
                     self._tell_notices()

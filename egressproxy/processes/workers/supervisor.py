@@ -20,13 +20,14 @@ from typing import Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, process_limits
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.processes.workers.messages import Begin, Decisions, Explain, Forget, Hurry, ReopenAccessLog
+from egressproxy.processes.workers.messages import Begin, Caches, Decisions, Explain, Forget, Hurry, ReopenAccessLog
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.metrics import Metrics
@@ -291,6 +292,18 @@ class Supervisor:
         asked = (handle.answer(Decisions()) for handle in self._serving())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
+
+    async def caches(self, purge: CachePurge | None) -> list[bytes]:
+        """See `fleet.Fleet`. A worker that ends meanwhile takes its caches with it."""
+        serving = self._serving()
+        answers = await asyncio.gather(*(each.answer(Caches(purge)) for each in serving), return_exceptions=True)
+        for handle, answer in zip(serving, answers, strict=True):
+            if isinstance(answer, BaseException) and not (handle.is_gone and isinstance(answer, NotAnswered)):
+                raise answer
+        found = [answer for answer in answers if isinstance(answer, bytes)]
+        if not found:
+            raise NotAnswered("no worker serves")
+        return found
 
     # --- metrics ---------------------------------------------------------------------------------------------------
     async def counts(self) -> Counts:

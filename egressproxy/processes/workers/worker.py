@@ -25,6 +25,7 @@ from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
+from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
@@ -40,6 +41,7 @@ from egressproxy.telemetry.process_figures import ProcessFigures, process_figure
 
 __all__ = ["InProcess", "Worker"]
 
+CACHE = "egressproxy.io/Cache:v1"
 #: Requests that a guarded reload names.
 MAX_SHOWN = 20
 
@@ -138,6 +140,16 @@ class Worker:
         found = tuple(self.gateway.conductor.accounting.recent)
         return await asyncio.to_thread(lambda: json.dumps([each._asdict() for each in decisions(found)]).encode())
 
+    async def caches(self, purge: CachePurge | None) -> bytes:
+        """See `fleet.Fleet`."""
+        snapshot = self.gateway.snapshot
+        found = snapshot.filters.of_type(CACHE) if snapshot is not None else []
+        if not found:
+            return b"[]"
+        from egressproxy.filters.cache.cache import states  # where there is one, it is imported already
+
+        return json.dumps(states(found, purge)).encode()
+
     def close(self) -> None:
         """Write what is to be logged."""
         self.access_log.close()
@@ -191,6 +203,10 @@ class InProcess:
     async def decisions(self) -> list[bytes]:
         """See `fleet.Fleet`."""
         return [await self.worker.decisions()]
+
+    async def caches(self, purge: CachePurge | None) -> list[bytes]:
+        """See `fleet.Fleet`."""
+        return [await self.worker.caches(purge)]
 
     async def counts(self) -> Counts:
         """See `fleet.Fleet`."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from egressproxy.admin.server import AdminServer, Surface
+from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi import kubernetes_api
 from egressproxy.kubeapi.write import http_request
-from egressproxy.kubeapi.write.access import WriteAccess
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from tests.admin.kit import admin_server, entries
 from tests.admin.test_server import Answer, State

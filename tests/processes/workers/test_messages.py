@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.errors import NotAnswered
+from egressproxy.model.cache_purge import CachePurge
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.processes.workers.messages import (
@@ -15,6 +16,7 @@ from egressproxy.processes.workers.messages import (
     Asked,
     Begin,
     Build,
+    Caches,
     Counted,
     Drain,
     Explain,
@@ -34,6 +36,8 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         Asked(1, Begin(1, 2, None, "info", b"name", b"key")),
         Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15000),), True))),
         Asked(3, Explain((("url", "http://a.example/"),))),
+        Asked(4, Caches()),
+        Asked(5, Caches(CachePurge("agents/r", "/v1", "agents/me"))),
         Asked(4, Drain(0.5)),
         Listen("::1", 80),
         Noticed(

@@ -21,6 +21,11 @@ class WriteAccess:
     def __init__(self, token_file: Path | None) -> None:
         self._token_file = token_file
 
+    @property
+    def needs_token(self) -> bool:
+        """Whether clients show a token, so that they may be on other machines."""
+        return self._token_file is not None
+
     async def check(self, request: web.BaseRequest) -> None:
         """Return where this client may write. Raises ApiError(401, 403) where it may not, or is a web page."""
         if "Origin" in request.headers:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from egressproxy.admin.status import ApiError
-from egressproxy.kubeapi.write.access import WriteAccess
+from egressproxy.admin.write_access import WriteAccess
 
 TOKEN = "0123456789abcdef"
 
