@@ -70,6 +70,8 @@ ORIGINAL_BODY: Final = "original body"
 #: Notes of the exchange, where a filter sees trailers: those behind the body that ends, as they came (bytes).
 REQUEST_TRAILERS: Final = "request trailers"
 RESPONSE_TRAILERS: Final = "response trailers"
+#: Note of a response whose body flows through a filter that `sends_more`.
+MORE: Final = "more of the response"
 
 #: Where most filters of a request may be placed: on the client's head, or on the head for one backend.
 REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
@@ -169,6 +171,8 @@ class Filter:
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
         sends_credential: what `backend_request` adds is for the backend alone. Filters that other objects declare run
             before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
+        sends_more: `response_body` may have more to send when nothing has come for it. Where the body goes on as it
+            comes, `x.notes[MORE]` is a function that, called with the filter, has the method called with b"".
         sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
 
@@ -182,6 +186,7 @@ class Filter:
     needs_original: bool = False
     ignores_trailers: bool = False
     sends_credential: bool = False
+    sends_more: bool = False
     sees_trailers: bool = True
     runs_in: frozenset[Phase] | None = None
 

@@ -254,6 +254,18 @@ class BodyChain:
         return self._feed_from(0, x, data, last)
 
     @property
+    def sends_more(self) -> bool:
+        """A filter may ask for `feed_more`."""
+        return self._chosen.sends_more
+
+    def feed_more(self, x: Exchange, own: object) -> bytes | asyncio.Task[bytes]:
+        """As `feed`, where this filter has more to send, and nothing has come for it."""
+        for position, flow in enumerate(self._flows):
+            if flow.step.filter is own:
+                return self._feed_from(position, x, b"", False, has_more=True)
+        return b""
+
+    @property
     def is_empty(self) -> bool:
         """Nobody looks at the body itself."""
         return not self._flows
@@ -299,7 +311,10 @@ class BodyChain:
         """As `feed`, and waits for the task."""
         return await _whole(self.feed(x, data, last))
 
-    def _feed_from(self, index: int, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
+    def _feed_from(
+        self, index: int, x: Exchange, data: bytes, last: bool, has_more: bool = False
+    ) -> bytes | asyncio.Task[bytes]:
+        """From this filter on; one that `has_more` is called with b"", too."""
         for position in range(index, len(self._flows)):
             flow = self._flows[position]
             if flow.is_off:
@@ -312,7 +327,7 @@ class BodyChain:
                     data = bytes(flow.buffer)
                     flow.buffer = bytearray()
                     self.held -= len(data)
-            elif not data and not last:
+            elif not data and not last and not (has_more and position == index):
                 return b""
             step = flow.step
             step.stats.runs += 1

@@ -44,11 +44,12 @@ class ChosenSteps:
         only_reads, keeps_length: this holds for all of them.
         holds: one of them gets the body whole: nothing goes on before the last piece has come.
         wants_original: one behind the first wants to know the body as it came.
+        sends_more: one of them may have more to send of a response when nothing has come for it.
     """
 
     __slots__ = (
-        "_linked", "bounds", "decodes", "holds", "keeps_length", "only_reads", "phase", "steps", "trailers",
-        "wants_original",
+        "_linked", "bounds", "decodes", "holds", "keeps_length", "only_reads", "phase", "sends_more", "steps",
+        "trailers", "wants_original",
     )  # fmt: skip
 
     def __init__(self, phase: Phase, chosen: Iterable[tuple[Step, int]], trailers: Steps) -> None:
@@ -62,6 +63,7 @@ class ChosenSteps:
         self.keeps_length = self.only_reads or all(step.filter.keeps_length for step in self.steps)
         self.holds = any(bound != UNBOUND for bound in self.bounds)
         self.wants_original = phase is Phase.REQUEST_BODY and any(step.filter.needs_original for step in self.steps[1:])
+        self.sends_more = phase is Phase.RESPONSE_BODY and any(step.filter.sends_more for step in self.steps)
         linked: _Linked = ()
         for step, bound in reversed(list(zip(self.steps, self.bounds, strict=True))):
             linked = ((step, bound, linked), *linked)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
+from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
@@ -31,6 +32,7 @@ class BodyFilter:
     __slots__ = (
         "_client",
         "_is_sink_full",
+        "_more",
         "_sink",
         "_source",
         "_task",
@@ -51,6 +53,9 @@ class BodyFilter:
         self._task: asyncio.Task[bytes] | None = None
         self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
         self._is_sink_full = False
+        self._more: tuple[object, ...] = ()  # filters that have more to send
+        if chain.sends_more:
+            x.note(MORE, self.more)
         self.is_over = False
         #: It has ended the exchange: whoever waits for its end is told the next time that he waits.
         self.has_failed = False
@@ -76,8 +81,16 @@ class BodyFilter:
     def resume_reading(self) -> None:
         """The sink has drained: the source goes on, unless a filter waits."""
         self._is_sink_full = False
+        if self._more:
+            self._take_more()
         if self._task is None:
             self._source.resume_reading()
+
+    def more(self, own: object) -> None:
+        """This filter has more to send: it goes on as soon as nothing waits before it."""
+        if own not in self._more:
+            self._more += (own,)
+        self._take_more()
 
     def send_body(self, data: bytes) -> None:
         """Take one piece."""
@@ -90,6 +103,7 @@ class BodyFilter:
     def cancel(self) -> None:
         """The exchange has ended before the body."""
         self.is_over = True
+        self._forget_more()
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
@@ -118,6 +132,28 @@ class BodyFilter:
         self._source.pause_reading()
         outcome.add_done_callback(lambda task: self._done(task, trailers))
 
+    def _take_more(self) -> None:
+        while self._more and self._task is None and not self._is_sink_full and not self.is_over:
+            own, *others = self._more
+            self._more = tuple(others)
+            try:
+                outcome = self.chain.feed_more(self._x, own)
+            except GatewayError as error:
+                self._fail(error)
+                return
+            if isinstance(outcome, bytes):
+                self._hand_on(outcome, None)
+            else:
+                self._task = outcome
+                self._source.pause_reading()
+                outcome.add_done_callback(lambda task: self._done(task, None))
+
+    def _forget_more(self) -> None:
+        """What calls us would hold us."""
+        self._more = ()
+        if self.chain.sends_more and self._x.notes is not None:
+            self._x.notes.pop(MORE, None)
+
     def _result(self, task: asyncio.Task[bytes]) -> bytes | None:
         """What the filters have returned; None where the exchange does not go on with it."""
         if self._task is not task:
@@ -141,6 +177,8 @@ class BodyFilter:
         self._hand_on(data, trailers)
         while self._waiting and self._task is None and not self.is_over:
             self._take(*self._waiting.pop(0))
+        if self._more:
+            self._take_more()
         if self._task is None and not self._is_sink_full:
             self._source.resume_reading()
 
@@ -174,6 +212,7 @@ class BodyFilter:
 
     def _end(self, trailers: bytes) -> None:
         self.is_over = True
+        self._forget_more()
         self._sink.end_body(trailers)
         self._client.driver.resume()
 

@@ -23,8 +23,8 @@ __all__ = [
 
 #: A body goes to the processor in messages of at most this size, whatever size it comes in.
 PIECE: Final = 64 * 1024
-#: How long a streamed piece waits for an answer before the next one is taken. A processor that answers each piece is
-#: not slowed down by it; one that collects pieces gets them this much later.
+#: How long a streamed piece waits for an answer, where nothing can go on between two pieces (`serve-filters`). A
+#: processor that answers each piece is not slowed down by it; one that collects pieces gets them this much later.
 GRACE_S: Final = 0.05
 
 
@@ -61,8 +61,8 @@ async def streamed(session: ProcessorSession, part: MessagePart, data: bytes, *,
 
 
 async def duplex_piece(session: ProcessorSession, part: MessagePart, data: bytes, *, last: bool) -> bytes:
-    """FULL_DUPLEX_STREAMED, of a stream of events."""
-    for piece, is_last in pieces_of(data, last=last):
+    """FULL_DUPLEX_STREAMED, of a stream of events: what has come back goes on."""
+    for piece, is_last in pieces_of(data, last=last) if data or last else ():
         await session.stream_body(part, piece, is_last=is_last)
     made = []
     if last:
@@ -73,6 +73,8 @@ async def duplex_piece(session: ProcessorSession, part: MessagePart, data: bytes
                 raise session.failed(StreamBroke("the stream ended before the body"))
             if not pieces or pieces[-1].end_of_stream:
                 return b"".join(made)
+    if session.has_more is not None:
+        return b"".join([piece.body for piece in session.take_streamed(part)])
     try:
         async with timeout(GRACE_S):
             made = [piece.body for piece in await session.next_streamed(part)]

@@ -6,10 +6,11 @@ Where it differs from Envoy is told in docs/filters/external-processor.md.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import cycle
 from typing import Final
 
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase
+from egressproxy.filters.base import MORE, BodyMode, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import CalledBackendRef
 from egressproxy.gateway.processors.attributes import attributes, known_metadata
 from egressproxy.gateway.processors.bodies import body_mode, is_event_stream
@@ -50,6 +51,7 @@ class ExternalProcessor(Filter):
         mode = self._settings.mode
         shown = _SEND in (mode.request_trailer_mode, mode.response_trailer_mode)
         self.sees_trailers = shown or config.allow_mode_override
+        self.sends_more = mode.response_body_mode is _DUPLEX or config.allow_mode_override
         self.max_buffer_bytes = config.max_body_bytes
         request, response = Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS
         self._is_of_backend = context.phase is Phase.BACKEND_REQUEST
@@ -192,6 +194,9 @@ class ExternalProcessor(Filter):
         session = self._session(x)
         if session is None:
             return data
+        if part is MessagePart.RESPONSE_BODY and session.has_more is None and x.notes is not None:
+            more = x.notes.get(MORE)
+            session.has_more = partial(more, self) if more is not None else None
         try:
             made = await self._bodies.changed(session, x, part, data, last=last)
             if session.immediate is not None and not session.is_off:

@@ -62,7 +62,7 @@ class ProcessedBodies:
         session.check()
         mode = session.mode.request_body_mode if of_request else session.mode.response_body_mode
         if session.is_over or session.is_off:
-            return data
+            return b"".join([*(piece.body for piece in session.take_streamed(part)), data])
         trailers = trailers_behind(session, x, part, self._shown) if last else None
         is_end = last and trailers is None  # of the stream
         if self._observes:

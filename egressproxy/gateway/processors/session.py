@@ -107,6 +107,8 @@ class ProcessorSession:
         late_head: the answer to a head that is waited for with the body behind it.
         early_trailers: the answers to trailers that came with the body before them.
         is_off: the filter has failed in this exchange, and it goes on without it.
+        has_more: called when something comes of a body that flows, and nobody waits for it; None where nobody can go on
+            with it before the next piece.
     """
 
     __slots__ = (
@@ -123,6 +125,7 @@ class ProcessorSession:
         "collected",
         "early_trailers",
         "has_made_body",
+        "has_more",
         "immediate",
         "is_off",
         "is_over",
@@ -145,6 +148,7 @@ class ProcessorSession:
         self.kept: dict[MessagePart, bytearray | None] = {}
         self.collected: set[MessagePart] = set()
         self.is_off = False
+        self.has_more: Callable[[], None] | None = None
         self.has_made_body = False
         self.early_trailers: dict[MessagePart, ProcessingResponse | None] = {}
         self.late_head: asyncio.Future[ProcessingResponse | None] | None = None
@@ -262,6 +266,7 @@ class ProcessorSession:
     def finish(self) -> None:
         """The processor is asked nothing more: end the stream."""
         self.is_over = True
+        self.has_more = None
         if self._stream is not None:
             self._stream.end(self._settings.linger_s)
 
@@ -273,6 +278,7 @@ class ProcessorSession:
     def close(self) -> None:
         """Give the stream up."""
         self.is_over = True
+        self.has_more = None
         if self._stream is not None:
             self._stream.close()
 
@@ -348,6 +354,8 @@ class ProcessorSession:
         answer = self._waiting.pop(part, None)
         if answer is not None and not answer.done():
             answer.set_result(None)
+        elif self.has_more is not None:
+            self.has_more()
 
     def _give_time(self, more_s: float) -> None:
         """Once for each message, within the bound; what is more is ignored, as Envoy does."""
@@ -368,6 +376,8 @@ class ProcessorSession:
         for answer in waiting.values():
             if not answer.done():
                 answer.set_result(None)
+        if self.has_more is not None:
+            self.has_more()
 
     def __repr__(self) -> str:
         state = "failed" if self._failure is not None else "over" if self.is_over else "open"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import BodyMode, Filter, Phase, Rejected
+from egressproxy.filters.base import MORE, BodyMode, Filter, Phase, Rejected
+from egressproxy.filters.testing import exchange as an_exchange
+from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.model.exchange import Exchange, LocalResponse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward
@@ -808,3 +811,44 @@ def test_a_client_that_ends_behind_a_request_that_comes_whole_is_answered(conver
     talk.origin >> OK
     talk.client.take(rb"HTTP/1.1 200 .*")
     talk.client.is_closed()
+
+
+# --- filters that have more to send when nothing comes
+
+
+class _Waits:
+    """A sink and a source that remember what they were told."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes | str] = []
+
+    def send_body(self, data: bytes) -> None:
+        self.told.append(data)
+
+    def pause_reading(self) -> None:
+        self.told.append("pause")
+
+    def resume_reading(self) -> None:
+        self.told.append("resume")
+
+
+def test_what_a_filter_has_more_waits_for_a_sink_that_is_full() -> None:
+    sink, source = _Waits(), _Waits()
+    asked: list[str] = []
+    chain: Any = SimpleNamespace(sends_more=True, feed_more=lambda x, own: asked.append(own) or b"more")
+    x = an_exchange("GET", "http://a.example/")
+    body_filter = BodyFilter(x, chain, sink, source, None)  # type: ignore[arg-type]
+    assert x.notes is not None
+    more = x.notes[MORE]
+    body_filter.pause_reading()
+    more("first")
+    more("second")
+    more("first")
+    assert (asked, sink.told) == ([], [])
+    body_filter.resume_reading()
+    assert (asked, sink.told) == (["first", "second"], [b"more", b"more"])
+    assert source.told == ["pause", "resume"]
+    body_filter.cancel()
+    more("first")
+    assert asked == ["first", "second"]
+    assert MORE not in x.notes

@@ -14,17 +14,14 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.processors.session import ProcessorSession
 from egressproxy.model.exchange import Exchange
-from egressproxy.protocols.ext_proc.messages import ImmediateResponse, MessagePart, ProcessingResponse
-from egressproxy.protocols.ext_proc.wire import read_request, response_bytes
-from egressproxy.protocols.grpc.framing import framed
-from egressproxy.protocols.grpc.messages import GrpcMessageReader
+from egressproxy.protocols.ext_proc.messages import ImmediateResponse, MessagePart, ProcessingResponse, StreamedBody
+from egressproxy.protocols.ext_proc.wire import response_bytes
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
-from tests.gateway.kit import OK, reverse
-from tests.support import manifests as m
+from tests.gateway.kit import OK
+from tests.gateway.processors.server import Processor, processed
 from tests.support.conversation import Conversation, conversation
-from tests.support.http2 import Http2Server
 from tests.support.leftovers import Leftovers, leftovers_of
 
 left = leftovers_of(
@@ -32,63 +29,10 @@ left = leftovers_of(
     BidirectionalCall, GatewayError,
 )  # fmt: skip
 POST = b"POST /x HTTP/1.1\r\nHost: app.example\r\nContent-Length: 2\r\n\r\nhi"
-HEAD = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
-def processed(**config: Any) -> list[m.Manifest]:
-    server = m.backend("guard", "guard.example", 9000, protocol="GRPC")
-    written = {
-        "backendRefs": [{"group": m.OURS, "kind": "Backend", "name": "guard"}],
-        "processingMode": {"requestBodyMode": "BUFFERED"},
-        "deferredCloseTimeout": "0s",
-        **config,
-    }
-    extension = {
-        "name": "guard", "type": "egressproxy.io/ExternalProcessor:v1", "phase": "request-headers", "config": written,
-    }  # fmt: skip
-    return reverse(objects=(server,), extensions=[extension])
-
-
-class Processor:
-    """The server: `asked` waits for a message, `says` sends one."""
-
-    def __init__(self, talk: Conversation) -> None:
-        self.talk = talk
-        self.peer = talk.dialled("guard.example", 9000)
-        self.http2 = Http2Server()
-        self.messages: list[MessagePart] = []
-        self._reader = GrpcMessageReader(10**6)
-        self._read = 0
-        self._send()
-
-    def asked(self, part: MessagePart) -> None:
-        assert self.talk.until(lambda: self._pump() and part in self.messages)
-
-    def says(self, message: bytes) -> None:
-        (call,) = self.http2.calls.values()
-        if not self.messages[1:]:
-            self.http2.h2.send_headers(call.stream, HEAD)
-        self.http2.h2.send_data(call.stream, framed(message))
-        self._send()
-
-    def ends(self, status: int) -> None:
-        (call,) = self.http2.calls.values()
-        self.http2.answer(call.stream, None, status)
-        self._send()
-
-    def _pump(self) -> bool:
-        data, self.peer.received[:] = bytes(self.peer.received), b""
-        if data:
-            self.http2.take(data)
-        for call in self.http2.calls.values():
-            fresh, self._read = bytes(call.data[self._read :]), len(call.data)
-            self.messages += [read_request(message).part for message in self._reader.feed(fresh)]
-        return True
-
-    def _send(self) -> None:
-        outgoing = self.http2.outgoing()
-        if outgoing:
-            self.peer >> outgoing
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+DUPLEX = {"processingMode": {"responseBodyMode": "FULL_DUPLEX_STREAMED", "responseTrailerMode": "SEND"}}
 
 
 def serve(talk: Conversation) -> None:
@@ -142,6 +86,21 @@ def is_silent(talk: Conversation) -> None:
     Processor(talk).asked(MessagePart.REQUEST_HEADERS)
 
 
+def streams(talk: Conversation) -> None:
+    processor = Processor(talk)
+    for part in (MessagePart.REQUEST_HEADERS, MessagePart.RESPONSE_HEADERS):
+        processor.asked(part)
+        processor.says(response_bytes(ProcessingResponse(part)))
+        if part is MessagePart.REQUEST_HEADERS:
+            talk.dialled("a.example", 80)
+            talk.origin.take(rb".*?\r\n\r\n.*")
+            talk.origin >> EVENTS + b"9\r\ndata: a\n\n\r\n"
+    processor.asked(MessagePart.RESPONSE_BODY)
+    processor.says(response_bytes(ProcessingResponse(MessagePart.RESPONSE_BODY, streamed=StreamedBody(b"A"))))
+    talk.client.take(rb"HTTP/1.1 200.*A.*")
+    processor.says(b"\xff")
+
+
 @pytest.mark.parametrize(("config", "happens"), [
     ({}, agrees),
     ({}, says(response_bytes(ProcessingResponse(immediate=ImmediateResponse(403, body=b"no"))))),
@@ -152,6 +111,7 @@ def is_silent(talk: Conversation) -> None:
     ({}, leaves),
     ({}, client_leaves),
     ({"messageTimeout": "50ms"}, is_silent),
+    (DUPLEX, streams),
 ])  # fmt: skip
 def test_nothing_is_left_of_a_processor(left: Leftovers, config: Any, happens: Callable[[Conversation], None]):
     talk = conversation(processed(**config), wire="sockets")
