@@ -37,8 +37,6 @@ _INSTRUCTIONS: Final = frozenset(("system", "instructions", "prompt"))
 #: Of a conversation in plain text: what is looked at by itself, types of what is no text, and members of messages.
 _COUNTED: Final = frozenset(("model", "messages"))
 _NUMBERS: Final = frozenset((int, float, bool, type(None)))
-_STRINGS: Final = {str}
-_PAIRS: Final = {2}
 _ROLE: Final = itemgetter("role")
 _CONTENT: Final = itemgetter("content")
 
@@ -366,7 +364,7 @@ def plain_chat(value: dict[str, Any]) -> tuple[int, int | None, int] | None:
         each = value[key]
         if type(each) in _NUMBERS:
             if key in _PLAIN_LIMITS and each is not None:
-                whole = _whole(each)
+                whole = each if type(each) is int else _whole(each)
                 most = whole if most is None or whole > most else most
             elif key in _PLAIN_CHOICES and each is not None:
                 choices = max(choices, _whole(each))
@@ -376,13 +374,17 @@ def plain_chat(value: dict[str, Any]) -> tuple[int, int | None, int] | None:
             return None
     try:
         texts = [*map(_CONTENT, messages)]
-        kinds = {*map(type, texts), *map(type, map(_ROLE, messages))}
-    except (LookupError, TypeError):
+        is_ascii = "".join(texts).isascii()
+        "".join(map(_ROLE, messages))
+    except (LookupError, TypeError):  # of a message without one of both, or with what is no string
         return None
-    if kinds != _STRINGS or {*map(len, messages)} != _PAIRS:
+    if sum(map(len, messages)) > 2 * len(messages):
         return None
-    for text in texts:
-        total += (len(text) + 3) // 4 if text.isascii() else estimated_tokens(text)
+    if is_ascii:
+        for length in map(len, texts):
+            total += (length + 3) // 4
+    else:
+        total += sum(map(estimated_tokens, texts))
     return total, most, choices
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 from egressproxy.ai_apis.answer import model_of
 from egressproxy.ai_apis.apis import Api
+from egressproxy.ai_apis.delta_shape import DeltaShape
 from egressproxy.ai_apis.framing import Framing
 from egressproxy.ai_apis.request import estimated_tokens
 from egressproxy.ai_apis.shared import add_usage, hide_usage, operation, request_view, said_in_answer, usage_told
@@ -23,6 +24,8 @@ _AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"
 
 #: The longest whole answer whose usage is read.
 _MAX_ANSWER: Final = 8 * 1024 * 1024
+#: Events of one stream whose shape is looked at, to know others by it: one block has another than the next.
+_MOST_SHAPES: Final = 24
 #: Bytes of a body that cannot be read, for each token: fewer than of any text.
 _UNREADABLE: Final = 3
 
@@ -53,6 +56,8 @@ class TokenUse:
     input_tokens = output_tokens = seen_tokens = 0
     is_call = hides_usage = False
     _framing: Framing | None = None
+    _shape: DeltaShape | None = None  # of nearly all events
+    _shapes_seen = 0
     _whole: bytearray | None = None  # of an answer that comes in pieces
     _is_over = False  # no more of the answer can be read
     _has_ended = False  # all of the answer has come
@@ -89,9 +94,11 @@ class TokenUse:
 
     def begin_answer(self, x: Exchange, media_type: bytes) -> None:
         """An answer of this type has begun."""
-        self._framing = framing_of(media_type, operation(x))
-        self._whole = None
-        self.seen_tokens = 0
+        asked = operation(x)
+        is_whole = media_type == b"application/json" and (asked is None or not asked.is_stream)  # nearly all
+        self._framing = None if is_whole else framing_of(media_type, asked)
+        self._whole = self._shape = None
+        self.seen_tokens = self._shapes_seen = 0
         self._is_over = self._has_ended = False
 
     @property
@@ -124,15 +131,22 @@ class TokenUse:
                 frames.append(rest)
         kept = []
         for frame in frames:
-            is_usage_alone = False
-            if frame.payload[:1] == b"{":
+            is_usage_alone, payload = False, frame.payload
+            tokens = self._shape.tokens_of(payload) if self._shape is not None else -1
+            if tokens >= 0:
+                self.seen_tokens += tokens
+            elif payload[:1] == b"{":
                 try:
-                    value = loads(frame.payload)
+                    value = loads(payload)
                 except Unreadable:
                     value = None
                 if value is not None:
-                    for delta in read_event(value).deltas:
+                    event = read_event(value)
+                    for delta in event.deltas:
                         self.seen_tokens += estimated_tokens(delta.text)
+                    if self._shapes_seen < _MOST_SHAPES:
+                        self._shapes_seen += 1
+                        self._shape = DeltaShape.of(payload, event) or self._shape
                     if self.wants_model and not self.served_model:
                         self.served_model = model_of(value)
                     usage = usage_of(value)
@@ -153,7 +167,8 @@ class TokenUse:
             self._read_whole(x, bytes(whole))
 
     def _read_whole(self, x: Exchange, body: bytes) -> None:
-        if len(body) > _MAX_ANSWER:
+        is_told = usage_told(x) is not None
+        if len(body) > _MAX_ANSWER or (is_told and not self.wants_model):
             return
         try:
             said = said_in_answer(x, body)
@@ -161,7 +176,7 @@ class TokenUse:
             return
         if self.wants_model:
             self.served_model = model_of(said)
-        if usage_told(x) is None:
+        if not is_told:
             add_usage(x, usage_of(said))
 
     def taken(self, x: Exchange) -> TokenUsage | None:
