@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,9 +25,12 @@ PASSWORD = "the-password-of-the-redis"
 class RedisServer:
     """Its process, and commands to it over a connection of the test's own."""
 
-    def __init__(self, port: int, folder: str, certificate: tuple[str, str] | None = None) -> None:
-        """`certificate`: chain and key in PEM, for connections to `tls_port`."""
+    def __init__(
+        self, port: int, folder: str, certificate: tuple[str, str] | None = None, options: Sequence[str] = ()
+    ) -> None:
+        """`certificate`: chain and key in PEM, for connections to `tls_port`. `options` of the program."""
         self.port = port
+        self._options = options
         self.tls_port = free_port() if certificate is not None else 0
         self._tls: list[str] = []
         if certificate is not None:
@@ -53,11 +56,15 @@ class RedisServer:
         self._process = subprocess.Popen(
             [
                 program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-                "--requirepass", PASSWORD, "--dir", self._folder, "--loglevel", "warning", *self._tls,
+                "--requirepass", PASSWORD, "--dir", self._folder, "--loglevel", "warning", *self._tls, *self._options,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         wait_until(self._replies, "the Redis does not start")
+
+    def option(self, name: str) -> str:
+        """The value of this option of the program."""
+        return self._options[self._options.index(name) + 1]
 
     def _replies(self) -> bool:
         try:
@@ -102,7 +109,7 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(certificate: tuple[str, str] | None = None) -> Iterator[RedisServer]:
+def redis_server(certificate: tuple[str, str] | None = None, options: Sequence[str] = ()) -> Iterator[RedisServer]:
     """A Redis that runs. Skips without `redis-server`, and fails in a pipeline (EGRESSPROXY_CLIENTS=required)."""
     if shutil.which("redis-server") is None:
         why = "redis-server is not installed: apt-get install redis-server"
@@ -110,7 +117,7 @@ def redis_server(certificate: tuple[str, str] | None = None) -> Iterator[RedisSe
             pytest.fail(why)
         pytest.skip(why)
     with tempfile.TemporaryDirectory() as folder:
-        server = RedisServer(free_port(), folder, certificate)
+        server = RedisServer(free_port(), folder, certificate, options)
         try:
             server.start()
             yield server

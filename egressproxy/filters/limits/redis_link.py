@@ -27,6 +27,17 @@ _CONNECT_S: Final = 2.0
 MAX_WAITING: Final = 10_000
 
 
+#: What an error of a Redis means that cannot count for us, by its code.
+_UNUSABLE: Final = {
+    "MOVED": "it is one of several nodes of a Redis Cluster: name a Redis that has all keys",
+    "CLUSTERDOWN": "it is a node of a Redis Cluster and does not serve all keys: name a Redis that has all keys",
+    "READONLY": "it is a replica: name the primary",
+    "NOPERM": "its user may not use what limits need: EVALSHA, EVAL, SCRIPT LOAD, TIME and the keys {egressproxy}:*",
+    "NOAUTH": "it wants a password: name its Secret in secretRef",
+    "WRONGPASS": "it does not know the password, or the user",
+}
+
+
 class RedisAway(Exception):
     """There is no reply. The text says why, and holds no secret."""
 
@@ -88,6 +99,11 @@ class RedisLink:
             raise RedisAway("there is no connection")
         return self._connection.send(words)
 
+    def lose(self, error: ReplyError) -> None:
+        """End the connection, and make another: the Redis replies with this error."""
+        if self._connection is not None:
+            self._connection.end(_told(error))
+
     def close(self) -> None:
         """End the connection, and make no other."""
         self._is_closed = True
@@ -129,10 +145,15 @@ class RedisLink:
         for words in self._greeting:
             reply = await connection.send(words)
             if isinstance(reply, ReplyError):
-                raise RedisAway(f"it refuses the connection: {reply.code}")
+                raise RedisAway(_told(reply))
 
     def __repr__(self) -> str:
         return f"RedisLink({'connected' if self._connection is not None else 'away'})"
+
+
+def _told(error: ReplyError) -> str:
+    what = _UNUSABLE.get(error.code)
+    return f"it replies {error.code}" if what is None else f"{what} ({error.code})"
 
 
 class _Connection(asyncio.Protocol):

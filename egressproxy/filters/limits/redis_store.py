@@ -35,7 +35,9 @@ _ALIVE_S: Final = 15
 _LINGER_S: Final = 2.0
 #: Keys whose amounts wait for a Redis that is away.
 _MAX_OWED: Final = 10_000
-_PREFIX: Final = b"egressproxy:"
+#: All keys have one hash tag, so that a script may use any of them in one node of a Redis Cluster.
+_PREFIX: Final = b"{egressproxy}:"
+_MACHINES: Final = [_PREFIX + b"machines"]
 #: Bounds of the histogram of round trips.
 _SECONDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1)
 
@@ -126,7 +128,7 @@ class RedisStore:
         self._local = MemoryStore()
         self._notices = context.notices
         self._source = context.source
-        self._machine = machine.key(b"machine").hex().encode()
+        self._sign_of_life = [machine.key(b"machine").hex().encode(), b"%d" % _ALIVE_S]
         self._machines = 1
         self._owed: dict[bytes, tuple[Take, float]] = {}
         self._why_away = "it was not reached yet"
@@ -200,6 +202,7 @@ class RedisStore:
             if self._config.database:
                 greeting.append([b"SELECT", b"%d" % self._config.database])
             greeting += [[b"SCRIPT", b"LOAD", script.text] for script in (_TAKING, _SETTLING, _LIVING)]
+            greeting.append(_LIVING.call(_MACHINES, self._sign_of_life))  # finds out who takes no writes
             self._link = RedisLink(self._dial, greeting, self._config.timeout, self._on_state)
             self._link.connect()
             if self._is_closed:
@@ -219,6 +222,8 @@ class RedisStore:
             reply = await self._reply(link, takes, _TAKING.call(keys, arguments))
             if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
                 reply = await self._reply(link, takes, _TAKING.call(keys, arguments, by_digest=False))
+            if isinstance(reply, ReplyError):  # such as of a primary that has become a replica
+                link.lose(reply)
             refusing = self._read(takes, reply)
         except RedisAway:
             return self._take_without(takes)
@@ -355,7 +360,7 @@ class RedisStore:
             return
         self._heartbeat = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._live)
         try:
-            self._send(self._link, _LIVING, [_PREFIX + b"machines"], [self._machine, b"%d" % _ALIVE_S])
+            self._send(self._link, _LIVING, _MACHINES, self._sign_of_life)
         except RedisAway:
             return
 

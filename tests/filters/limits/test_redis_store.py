@@ -18,8 +18,9 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import Notices
+from tests.support.net import free_port
 from tests.support.redis_server import PASSWORD, redis_server
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 
 REF = CalledBackendRef("redis", port=6379)
 SECRET = SecretRef("redis-password", "token")
@@ -340,6 +341,65 @@ def test_a_wrong_password_is_told_and_never_shown(redis, on_failure, passes):
         assert notice.reason == "LimitStoreAway"
         assert "WRONGPASS" in notice.message
         assert "wrong-password" not in notice.message + repr(machine.store) + repr(machine.filter)
+
+    run([machine], test())
+
+
+def cluster_node():
+    return redis_server(options=["--cluster-enabled", "yes", "--cluster-port", str(free_port())])
+
+
+def test_a_cluster_of_one_node_counts():
+    """All keys are in one slot, so that a script may take from several limits."""
+    with cluster_node() as redis:
+        assert redis.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383") == b"+OK"
+        wait_until(lambda: redis.command("GET", "a") == b"$-1", "the cluster is not up")
+        machines = [Machine(redis, DAY, HOUR), Machine(redis, DAY, HOUR)]
+
+        async def test():
+            assert sum(await asyncio.gather(*(machine.passed(60) for machine in machines))) == 70
+            told = [notice.reason for machine in machines for notice in machine.notices.take()]
+            assert told == ["LimitStoreBack"] * 2
+
+        run(machines, test())
+
+
+def test_a_node_of_a_larger_cluster_is_away_and_says_what_to_do():
+    with cluster_node() as one, cluster_node() as other:
+        slot = int(one.command("CLUSTER", "KEYSLOT", "{egressproxy}")[1:])
+        one.command("CLUSTER", "MEET", "127.0.0.1", str(other.port), other.option("--cluster-port"))
+        one.command("CLUSTER", "ADDSLOTSRANGE", "0", str(slot - 1))
+        other.command("CLUSTER", "ADDSLOTSRANGE", str(slot), "16383")
+        wait_until(lambda: one.command("GET", "{egressproxy}").startswith(b"-MOVED"), "the nodes do not meet")
+        machine = Machine(one, DAY, on_failure="Deny")
+
+        async def test():
+            error = await machine.ask()
+            assert error.status == 503
+            await until(lambda: machine.dial.opened > 2)
+            (notice,) = machine.notices.take()
+            expected = "it is one of several nodes of a Redis Cluster: name a Redis that has all keys (MOVED)"
+            assert (notice.reason, expected in notice.message) == ("LimitStoreAway", True)
+
+        run([machine], test())
+
+
+def test_a_primary_that_becomes_a_replica_is_away_until_it_is_one_again(redis):
+    machine = Machine(redis, DAY, on_failure="Deny")
+
+    async def test():
+        assert await machine.passed(10) == 10
+        machine.notices.take()
+        with redis_server() as primary:
+            redis.command("CONFIG", "SET", "masterauth", PASSWORD)
+            redis.command("REPLICAOF", "127.0.0.1", str(primary.port))
+            assert (await machine.ask()).status == 503
+            await until(lambda: machine.dial.opened > 2)
+            (notice,) = machine.notices.take()
+            assert "it is a replica: name the primary (READONLY)" in notice.message
+            redis.command("REPLICAOF", "NO", "ONE")
+        await until(lambda: machine.store._link.is_connected)
+        assert await machine.ask() is None
 
     run([machine], test())
 
