@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from egressproxy.cli.numbers import whole_number
 from egressproxy.cli.options import admin_option, bind_option, config_option
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.serving import serve, serving_options, workers_option
+from egressproxy.cli.serving import serve, serving_options
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
@@ -54,7 +54,6 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " objects. `off`: none."
 )
 @serving_options
-@workers_option
 @click.option(
     "--state-dir", "state_dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="The folder of the objects that are written through the admin API, served beside --config; created if it does"

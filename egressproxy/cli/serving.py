@@ -14,7 +14,7 @@ from egressproxy.cli.numbers import memory_size, seconds, whole_number
 from egressproxy.cli.problems import show_problems
 from egressproxy.run_options import RunOptions
 
-__all__ = ["MAX_WORKERS", "serve", "serving_options", "workers_option"]
+__all__ = ["MAX_WORKERS", "serve", "serving_options"]
 
 #: More than any machine has cores: a typing error must not start ten thousand processes.
 MAX_WORKERS: Final = 256
@@ -59,12 +59,11 @@ _OPTIONS: Final = (
         help="Resident memory of each worker, such as 512Mi: near it, connections are not kept alive, and requests get"
         " 503. Default: its part of the cgroup's limit, if there is one; 0: no limit.",
     ),
-)  # fmt: skip
-
-workers_option: Final = click.option(
-    "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
-    help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
-    " process serves itself.",
+    click.option(
+        "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
+        help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
+        " process serves itself.",
+    ),
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.ext_proc_server.call import StreamingCall
-from egressproxy.ext_proc_server.envoy_messages import misconfigured
+from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.head_changes import immediate_response
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain, Steps, run
@@ -125,11 +125,11 @@ class EnvoyConversation:
     def need(self, mode: BodySendMode) -> None:
         """Filters need a body that Envoy sends in this mode as long as nothing else is asked for.
 
-        Raises GatewayFault (500) for NONE: an Envoy that ignores what is asked for would let it pass unseen, and only
+        Raises EnvoyMisconfigured for NONE: an Envoy that ignores what is asked for would let it pass unseen, and only
         this mode is told beforehand.
         """
         if mode is BodySendMode.NONE:
-            raise misconfigured("a filter needs a body that Envoy would not send if it ignored what it is asked for")
+            raise EnvoyMisconfigured("a filter needs a body that Envoy would let pass if it ignored overrides")
 
     def override(self, **modes: BodySendMode | HeaderSendMode) -> ProcessingMode | None:
         """What is to be sent from now on; None where that is so already."""

@@ -25,9 +25,9 @@ from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields, read_trailers
 
 __all__ = [
+    "EnvoyMisconfigured",
     "client_of_envoy",
     "configured_mode",
-    "misconfigured",
     "read_request",
     "read_request_trailers",
     "read_response",
@@ -64,14 +64,15 @@ def read_request(message: ProcessingRequest, limits: HeadLimits) -> tuple[Reques
 
 
 def configured_mode(protocol: ProtocolConfiguration | None) -> ProcessingMode:
-    """What Envoy sends as long as nothing else is asked for. Raises GatewayFault where it sends bodies in a way that
-    cannot be changed.
+    """What Envoy sends as long as nothing else is asked for.
+
+    Raises EnvoyMisconfigured where it sends bodies in a way that cannot be changed.
     """
     if protocol is None:  # before Envoy 1.33: nobody knows
         return ProcessingMode()
     modes = {protocol.request_body_mode, protocol.response_body_mode}
     if not modes <= _SENDS_BODY or protocol.send_body_without_waiting_for_header_response:
-        raise misconfigured("Envoy sends bodies in a mode in which filters cannot say what they need")
+        raise EnvoyMisconfigured("Envoy sends bodies in a mode in which filters cannot say what they need")
     return ProcessingMode(request_body_mode=protocol.request_body_mode, response_body_mode=protocol.response_body_mode)
 
 
@@ -123,6 +124,8 @@ def read_response_trailers(message: ProcessingRequest) -> bytes:
         raise UpstreamFault(Reason.BAD_RESPONSE, text) from None
 
 
-def misconfigured(message: str) -> GatewayFault:
-    """The fault (500) of an Envoy that is not configured as it has to be."""
-    return GatewayFault(Reason.FILTER_FAILED, message, status=500, remedy=_REMEDY)
+class EnvoyMisconfigured(GatewayFault):
+    """Envoy is not configured as filters need it (500)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.FILTER_FAILED, message, status=500, remedy=_REMEDY)

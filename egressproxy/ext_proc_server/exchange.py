@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFault, Reason
 from egressproxy.ext_proc_server.call import MalformedCall, StreamingCall
 from egressproxy.ext_proc_server.conversation import EnvoyConversation
-from egressproxy.ext_proc_server.envoy_messages import misconfigured
+from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.gateways import ServedGateways
 from egressproxy.ext_proc_server.request_side import RequestSide
 from egressproxy.ext_proc_server.response_side import ResponseSide
@@ -38,7 +38,15 @@ log = logging.getLogger(__name__)
 class ProcessedExchange:
     """The life of one exchange. `serve` runs on the driver of the call's stream."""
 
-    __slots__ = ("_call", "_conversation", "_gateways", "_request", "_response", "_trust_domains")
+    __slots__ = (
+        "_call",
+        "_conversation",
+        "_gateways",
+        "_note_misconfigured",
+        "_request",
+        "_response",
+        "_trust_domains",
+    )
 
     def __init__(
         self,
@@ -47,11 +55,15 @@ class ProcessedExchange:
         accounting: Accounting,
         peer: str,
         trust_domains: Collection[str],
+        note_misconfigured: Callable[[EnvoyMisconfigured, str], None],
     ) -> None:
-        """`peer`: the address and port of the Envoy. `trust_domains`: those of SPIFFE ids that its attributes tell."""
+        """`peer`: the address and port of the Envoy. `trust_domains`: those of SPIFFE ids that its attributes tell.
+        `note_misconfigured` is called with `peer` where Envoy is not configured as filters need it.
+        """
         self._call = call
         self._gateways = gateways
         self._trust_domains = trust_domains
+        self._note_misconfigured = note_misconfigured
         self._conversation = EnvoyConversation(call, accounting, peer)
         self._request = RequestSide(self._conversation)
         self._response = ResponseSide(self._conversation)
@@ -83,7 +95,7 @@ class ProcessedExchange:
             return
         message = read_request(first)
         if message.part is not MessagePart.REQUEST_HEADERS or message.observability_mode:
-            raise misconfigured("the first message of a call has to be the head of a request, and to be answered")
+            raise EnvoyMisconfigured("the first message of a call has to be the head of a request, and to be answered")
         port = self._gateways.port_for(gateway, listener)
         await self._request.take_head(message, port, self._trust_domains)
         while not self._is_over:
@@ -98,7 +110,7 @@ class ProcessedExchange:
         part = message.part
         if part is MessagePart.RESPONSE_HEADERS:
             if self._request.wants_whole:
-                raise misconfigured("Envoy has sent the request without the body that its filters have to see")
+                raise EnvoyMisconfigured("Envoy has sent the request without the body that its filters have to see")
             await self._response.take_head(message)
         elif part is MessagePart.REQUEST_BODY:
             await self._request.take_body(message)
@@ -109,7 +121,7 @@ class ProcessedExchange:
         elif part is MessagePart.RESPONSE_TRAILERS:
             await self._response.take_trailers(message)
         else:
-            raise misconfigured("the head of a request came twice")
+            raise EnvoyMisconfigured("the head of a request came twice")
 
     @property
     def _is_over(self) -> bool:
@@ -128,6 +140,8 @@ class ProcessedExchange:
         if isinstance(error, FilterAnswered) and x is not None:
             conversation.send_immediate(await dressed(error.answer, x, resources))
             return
+        if isinstance(error, EnvoyMisconfigured):
+            self._note_misconfigured(error, conversation.peer)
         conversation.blame(error)
         request_id = x.request_id if x is not None else ""
         if conversation.is_call:

@@ -10,9 +10,9 @@ from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.ext_proc_server.bodies import begun, limit_of_whole
 from egressproxy.ext_proc_server.conversation import EnvoyConversation
 from egressproxy.ext_proc_server.envoy_messages import (
+    EnvoyMisconfigured,
     client_of_envoy,
     configured_mode,
-    misconfigured,
     read_request,
     read_request_trailers,
 )
@@ -142,7 +142,7 @@ class RequestSide:
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
         body = self._body
         if self._has_body_ended and any(each is not None and not each.is_empty for each in (body, self._leg)):
-            raise misconfigured("a piece of the request's body has come behind its end")
+            raise EnvoyMisconfigured("a piece of the request's body has come behind its end")
         if self.wants_whole:
             await self._take_whole(message)
             return
@@ -157,7 +157,7 @@ class RequestSide:
     async def _take_whole(self, message: ProcessingRequest) -> None:
         conversation, x = self._conversation, self._conversation.x
         if not message.end_of_stream and conversation.configured.request_body_mode is not _BUFFERED:
-            raise misconfigured("Envoy has sent a piece of the request's body to a filter that needs all of it")
+            raise EnvoyMisconfigured("Envoy has sent a piece of the request's body to a filter that needs all of it")
         data = message.body
         if self._body is not None:
             data = await conversation.fed(self._body, data, is_last=True)
@@ -191,7 +191,9 @@ class RequestSide:
             if block:
                 block = await conversation.shown(body, block)
         if left:
-            raise misconfigured("a filter of the request's body holds back what Envoy takes no more behind trailers")
+            raise EnvoyMisconfigured(
+                "a filter of the request's body holds back what Envoy does not take behind trailers"
+            )
         self.is_over = self._has_body_ended = True
         changes = changes_of(Fields.of(message.fields).block, Fields(block))
         conversation.send(MessagePart.REQUEST_TRAILERS, changes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.ext_proc_server.bodies import begun
 from egressproxy.ext_proc_server.conversation import EnvoyConversation
-from egressproxy.ext_proc_server.envoy_messages import misconfigured, read_response, read_response_trailers
+from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured, read_response, read_response_trailers
 from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.provider_errors import provider_call
@@ -98,10 +98,10 @@ class ResponseSide:
         """A piece of the body, or the whole. Raises what a filter refuses with, where no event can say that."""
         conversation, x, body = self._conversation, self._conversation.x, self._body
         if self._has_body_ended and body is not None and not body.is_empty:
-            raise misconfigured("a piece of the response's body has come behind its end")
+            raise EnvoyMisconfigured("a piece of the response's body has come behind its end")
         is_whole, data = self._wants_whole, message.body
         if is_whole and not message.end_of_stream and conversation.configured.response_body_mode is not _BUFFERED:
-            raise misconfigured("Envoy has sent a piece of the response's body to a filter that needs all of it")
+            raise EnvoyMisconfigured("Envoy has sent a piece of the response's body to a filter that needs all of it")
         is_last = is_whole or message.end_of_stream
         if self._is_cut:
             data = b""
@@ -157,8 +157,8 @@ class ResponseSide:
                 body.expect_trailers(x, block)
                 left = await conversation.fed(body, b"", is_last=True)
                 if left and not self._is_duplex:
-                    message_text = "a filter of the response's body holds back what Envoy takes no more behind trailers"
-                    raise misconfigured(message_text)
+                    message_text = "a filter of the response's body holds back what Envoy does not take behind trailers"
+                    raise EnvoyMisconfigured(message_text)
                 if left:
                     x.bytes_out += len(left)
                     conversation.send(MessagePart.RESPONSE_BODY, streamed=StreamedBody(left))

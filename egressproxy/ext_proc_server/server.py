@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import ssl
-import stat
-from contextlib import suppress
 from time import monotonic
 
 from egressproxy.errors import GatewayError
 from egressproxy.ext_proc_server.call import MalformedCall, StreamingCall
+from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.exchange import ProcessedExchange
 from egressproxy.ext_proc_server.gateways import GATEWAY_FIELD, LISTENER_FIELD, ServedGateways
+from egressproxy.ext_proc_server.tls_files import TlsFiles
 from egressproxy.gateway.gateway import GatewayServer
-from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.message import RequestHead
-from egressproxy.model.secret import SecretBytes
-from egressproxy.net.listening import BACKLOG, bind
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import server_context
 from egressproxy.net.watched_socket import Socket
 from egressproxy.protocols.ext_proc.messages import PROCESS
 from egressproxy.protocols.grpc import health
@@ -59,21 +53,23 @@ _LIMITS = HeadLimits(max_head_bytes=16 * 1024)
 class FilterServer:
     """Serves the filters of the snapshot that `gateway` has in service. Implements RequestHandler for its streams."""
 
-    def __init__(self, gateway: GatewayServer, at: FilterListener) -> None:
-        """Raises OSError, ssl.SSLError or ValueError for files of TLS that cannot be read."""
+    def __init__(self, gateway: GatewayServer, at: FilterListener, tls: TlsFiles | None) -> None:
+        """`tls`: the files of `at`, None for a listener without TLS."""
         self._gateway = gateway
         self._at = at
-        self._tls = _context(at)
+        self._tls = tls
         self._trust_domains = frozenset(at.trust_domains)
         self._served: ServedGateways | None = None
         self._sock: socket.socket | None = None
+        self._told: set[str] = set()
+        self.misconfigured = 0  # requests that were refused because of how Envoy is configured
         self._connections: set[EnvoyConnection] = set()
         self.is_draining = False
 
     # --- its life ------------------------------------------------------------------------------------------------
-    def start(self) -> None:
-        """Listen. Raises OSError."""
-        self._sock = _bound(self._at)
+    def start(self, sock: socket.socket) -> None:
+        """Accept connections on this listening socket, which is closed when the server drains."""
+        self._sock = sock
         self._poller = poller()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._sock.fileno(), self._accept)
@@ -103,9 +99,6 @@ class FilterServer:
         if sock is not None:
             self._loop.remove_reader(sock.fileno())
             sock.close()
-            if self._at.path:
-                with suppress(OSError):
-                    os.unlink(self._at.path)
 
     def _accept(self) -> None:
         for _ in range(_MAX_AT_ONCE):
@@ -129,7 +122,7 @@ class FilterServer:
             connection: asyncio.Protocol = EnvoyConnection(self, self._gateway)
             if self._tls is not None:
                 connection = TlsStream(
-                    self._tls, server_side=True, server_hostname=None, inner=connection, on_handshake=_shaken
+                    self._tls.context(), server_side=True, server_hostname=None, inner=connection, on_handshake=_shaken
                 )
             SocketTransport(self._poller, sock, connection, peer or None).start()
 
@@ -171,7 +164,9 @@ class FilterServer:
             elif head.path == PROCESS:
                 call.listen()
                 fields, accounting = head.fields, self._gateway.conductor.accounting
-                served = ProcessedExchange(call, self._gateways(), accounting, stream.client, self._trust_domains)
+                served = ProcessedExchange(
+                    call, self._gateways(), accounting, stream.client, self._trust_domains, self._note_misconfigured
+                )
                 await served.serve(fields.get(GATEWAY_FIELD) or b"", fields.get(LISTENER_FIELD) or b"")
             elif head.path == health.CHECK:
                 call.listen()
@@ -194,6 +189,13 @@ class FilterServer:
             call.end()
         else:
             call.end(GrpcStatus.NOT_FOUND, f"the services here are {_SERVICE} and the server as a whole")
+
+    def _note_misconfigured(self, error: EnvoyMisconfigured, peer: str) -> None:
+        """Count it, and tell it once: it is so for each request."""
+        self.misconfigured += 1
+        if error.message not in self._told:
+            self._told.add(error.message)
+            log.warning("Envoy at %s: %s; %s", peer, error.message, error.remedy)
 
     def _gateways(self) -> ServedGateways:
         """The Gateways of the snapshot in service."""
@@ -234,48 +236,6 @@ class EnvoyConnection(DownstreamHttp2):
 
     def __repr__(self) -> str:
         return f"EnvoyConnection({self.client}, {len(self.streams)} streams)"
-
-
-def _context(at: FilterListener) -> ssl.SSLContext | None:
-    """The TLS of the listener: clients need a certificate, since filters tell them credentials."""
-    if at.tls_certificate is None or at.tls_key is None or at.tls_client_ca is None:
-        return None
-    key = SecretBytes(at.tls_key.read_bytes())
-    certificate = CertificateIR("serve-filters", at.tls_certificate.read_text(), key)
-    clients = ClientCertificatesIR(at.tls_client_ca.read_text())
-    return server_context(ListenerTlsIR(certificates=(certificate,), clients=clients), ("h2",))
-
-
-def _bound(at: FilterListener) -> socket.socket:
-    """A socket that listens there. A Unix socket that nobody serves any more is replaced. Raises OSError."""
-    if not at.path:
-        return bind(at.host, at.port)
-    with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(at.path).st_mode) and not _is_served(at.path):
-            os.unlink(at.path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        before = os.umask(0o777 & ~at.mode)  # from its first moment it has no other permissions
-        try:
-            sock.bind(at.path)
-        finally:
-            os.umask(before)
-        sock.setblocking(False)
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _is_served(path: str) -> bool:
-    """Whether somebody listens on this Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect(path)
-        except OSError:
-            return False
-    return True
 
 
 def _shaken(_stream: TlsStream, error: Exception | None) -> None:

@@ -1,62 +1,40 @@
-"""FilterFleet: serves the filters of a configuration to Envoy, in this process, in place of its listeners."""
+"""FilterFleet: serves the filters of a configuration to Envoy, in this process."""
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-from time import monotonic
+import socket
 
-from egressproxy.ext_proc_server.gateways import unservable
-from egressproxy.ext_proc_server.server import FilterServer
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
-from egressproxy.processes.workers.worker import InProcess
+from egressproxy.ext_proc_server.listening import bind_filters, remove_path
+from egressproxy.processes.workers.filter_worker import FilterWorker
+from egressproxy.processes.workers.fleet import process_limits
+from egressproxy.processes.workers.worker import InProcess, Worker
 from egressproxy.run_options import FilterListener, RunOptions
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["FilterFleet"]
 
-#: Problems that are told of one configuration.
-_MAX_TOLD = 20
-
 
 class FilterFleet(InProcess):
-    """See `fleet.Fleet`. It listens once the first configuration is in service."""
+    """See `fleet.Fleet`."""
 
     def __init__(self, options: RunOptions, at: FilterListener, metrics: Metrics) -> None:
         super().__init__(options, metrics)
         self._at = at
-        self._server: FilterServer | None = None
+        self._has_bound = False
 
-    async def start(self) -> None:
-        """See `fleet.Fleet`."""
-        await super().start()
-        self.worker.gateway.binds_ports = False
+    def _made(self) -> Worker:
+        options = self._options
+        return FilterWorker(
+            self._at, self._bind, options.access_log, self._metrics, zone=options.zone, limits=process_limits(options)
+        )
 
-    async def apply(self, configuration: Configuration) -> None:
-        """See `fleet.Fleet`. Raises ConfigRefused, too, for rules that cannot be served to Envoy."""
-        snapshot = await self.worker.prepare(configuration)
-        if problems := unservable(snapshot):
-            more = [f"… and {len(problems) - _MAX_TOLD} more"] if len(problems) > _MAX_TOLD else []
-            told = "\n".join([*problems[:_MAX_TOLD], *more])
-            raise ConfigRefused(f"filters that are served to Envoy cannot do everything that a gateway does:\n{told}")
-        await self.worker.gateway.put_into_service(snapshot, configuration.own)
-        if self._server is None:
-            try:
-                server = FilterServer(self.worker.gateway, self._at)
-                server.start()
-            except (OSError, ssl.SSLError, ValueError) as error:
-                raise ConfigRefused(f"cannot serve filters on {self._at}: {error}") from None
-            self._server = server
+    def _bind(self, at: FilterListener) -> socket.socket:
+        sock = bind_filters(at)
+        self._has_bound = True
+        return sock
 
     async def drain(self, timeout_s: float) -> int:
         """See `fleet.Fleet`."""
-        ends_at = monotonic() + timeout_s
-        cut = await self._server.drain(timeout_s) if self._server is not None else 0
-        await asyncio.sleep(0)
-        return cut + await super().drain(max(0.0, ends_at - monotonic()))
-
-    def hurry(self) -> None:
-        """See `fleet.Fleet`."""
-        if self._server is not None:
-            self._server.hurry()
-        super().hurry()
+        if self._has_bound:
+            remove_path(self._at)
+        return await super().drain(timeout_s)

@@ -6,6 +6,7 @@ Both ends are processes of ours with the same code; all the same, reading makes 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
@@ -13,6 +14,7 @@ from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
+from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts, FilterMetric, Histogram, MetricKind, Reading
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 from egressproxy.telemetry.series import Series
@@ -61,6 +63,7 @@ class Begin:
     log_format: str = "text"
     zone: str = ""
     limits: ProcessLimits = NO_LIMITS
+    filters: FilterListener | None = None  # serve filters to Envoy there, and bind no listener
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,8 @@ _FIND: Final = classes(
         Configuration,
         CachePurge,
         ProcessLimits,
+        FilterListener,
+        Path,
         ConfigRefused,
         Guarded,
         NotAnswered,

@@ -12,7 +12,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, freeze_gc
 from egressproxy.processes.workers.worker import Worker
+from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.json_lines import take_over
@@ -113,7 +115,7 @@ class WorkerProcess:
             case messages.ReopenAccessLog():
                 self.worker.access_log.reopen()
             case messages.Hurry():
-                self.worker.gateway.hurry()
+                self.worker.hurry()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -139,7 +141,12 @@ class WorkerProcess:
         )
         self._diagnostics.start()
         try:
-            self._worker = Worker(
+            made: Callable[..., Worker] = Worker
+            if asked.filters is not None:
+                from egressproxy.processes.workers.filter_worker import FilterWorker
+
+                made = partial(FilterWorker, asked.filters, self._filters)
+            self._worker = made(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
                 SharedCounters(tally, asked.workers, asked.worker), asked.session_key, asked.zone,
                 asked.limits,
@@ -165,7 +172,7 @@ class WorkerProcess:
                 case messages.Caches(purge):
                     value = await self.worker.caches(purge)
                 case messages.Drain(timeout_s):
-                    value = await self.worker.gateway.drain(timeout_s)
+                    value = await self.worker.drain(timeout_s)
                     self._tell_notices()
         except (ConfigRefused, NotAnswered) as error:
             value = error
@@ -187,7 +194,7 @@ class WorkerProcess:
     async def _swap(self) -> None:
         assert self._built is not None
         (configuration, snapshot), self._built = self._built, None
-        await self.worker.gateway.put_into_service(snapshot, configuration.own)
+        await self.worker.put_into_service(snapshot, configuration.own)
         for sock in self._sockets.values():  # a listener that went meanwhile
             sock.close()
         self._sockets.clear()
@@ -200,6 +207,10 @@ class WorkerProcess:
             return self._sockets.pop((address, port))
         except KeyError:
             raise OSError(errno.EBADF, "the supervisor has not sent its socket") from None
+
+    def _filters(self, at: FilterListener) -> socket.socket:
+        """The socket of `serve-filters`, under the name that `listening_places` gives it."""
+        return self._listening(str(at), 0)
 
     async def _report(self, number: int) -> None:
         self._tell_notices()

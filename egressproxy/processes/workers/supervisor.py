@@ -13,12 +13,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from egressproxy.errors import NotAnswered
+from egressproxy.ext_proc_server.listening import bind_filters, remove_path
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.pseudonym import new_pseudonym
@@ -164,7 +165,7 @@ class Supervisor:
         options, key = self._options, self._session_key.reveal()
         asked = Begin(
             handle.number, options.workers, options.access_log, options.log_level, self._pseudonym, key,
-            options.log_format, options.zone, self._limits,
+            options.log_format, options.zone, self._limits, options.filters,
         )  # fmt: skip
         await handle.begin(asked, self._shared)
 
@@ -246,7 +247,7 @@ class Supervisor:
         self._sockets.update(new)
         self._changed.set()
         await asyncio.gather(*(self._swap(handle, configuration, new) for handle in self._members))
-        self._close_sockets([place for place in self._sockets if place not in configuration.places])
+        self._close_sockets([place for place in self._sockets if place not in self._places(configuration)])
 
     async def _swap(
         self, handle: Handle, configuration: Configuration, new: dict[tuple[str, int], socket.socket]
@@ -265,20 +266,30 @@ class Supervisor:
     def _bind_new(self, configuration: Configuration) -> dict[tuple[str, int], socket.socket]:
         """Raises BindError, and has bound nothing then."""
         new: dict[tuple[str, int], socket.socket] = {}
-        for (address, port), listeners in configuration.places.items():
+        for (address, port), listeners in self._places(configuration).items():
             if (address, port) in self._sockets:
                 continue
             try:
-                new[address, port] = bind(address, port)
+                filters = self._options.filters
+                new[address, port] = bind(address, port) if filters is None else bind_filters(filters)
             except OSError as error:
                 for sock in new.values():
                     sock.close()
+                if self._options.filters is not None:
+                    raise ConfigRefused(f"cannot serve filters on {address}: {error}") from None
                 raise bind_error(listeners, address, port, error) from None
         return new
+
+    def _places(self, configuration: Configuration) -> Mapping[tuple[str, int], str]:
+        """Where to listen, as Configuration.places; the one place of filters by its text."""
+        filters = self._options.filters
+        return configuration.places if filters is None else {(str(filters), 0): "filters"}
 
     def _close_sockets(self, places: list[tuple[str, int]]) -> None:
         for place in places:
             self._sockets.pop(place).close()
+            if self._options.filters is not None:
+                remove_path(self._options.filters)
 
     # --- questions -------------------------------------------------------------------------------------------------
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:

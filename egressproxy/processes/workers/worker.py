@@ -112,6 +112,18 @@ class Worker:
             await self._guard(fresh)
         return fresh
 
+    async def put_into_service(self, snapshot: Snapshot, own: tuple[tuple[str, int], ...]) -> None:
+        """Serve what was prepared. `own`: sockets of ours, which nobody may reach through us."""
+        await self.gateway.put_into_service(snapshot, own)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Accept nothing more; what is in progress has this time. Returns how many connections were cut."""
+        return await self.gateway.drain(timeout_s)
+
+    def hurry(self) -> None:
+        """Cut what a drain still waits for."""
+        self.gateway.hurry()
+
     async def _guard(self, fresh: Snapshot) -> None:
         """Raises Guarded where a recent denial would be none under this configuration."""
         before = self.gateway.snapshot
@@ -173,16 +185,20 @@ class InProcess:
 
     async def start(self) -> None:
         """See `fleet.Fleet`."""
-        key = self._options.session_key.reveal()
+        self._worker = self._made()
+
+    def _made(self) -> Worker:
+        """What serves. Raises ConfigRefused."""
         options = self._options
-        self._worker = Worker(
+        key = options.session_key.reveal()
+        return Worker(
             options.access_log, self._metrics, session_key=key, zone=options.zone, limits=process_limits(options)
         )
 
     async def apply(self, configuration: Configuration) -> None:
         """See `fleet.Fleet`."""
         snapshot = await self.worker.prepare(configuration)
-        await self.worker.gateway.put_into_service(snapshot, configuration.own)
+        await self.worker.put_into_service(snapshot, configuration.own)
 
     def announcement(self) -> str:
         """See `fleet.Fleet`."""
@@ -218,11 +234,11 @@ class InProcess:
 
     async def drain(self, timeout_s: float) -> int:
         """See `fleet.Fleet`."""
-        return await self.worker.gateway.drain(timeout_s)
+        return await self.worker.drain(timeout_s)
 
     def hurry(self) -> None:
         """See `fleet.Fleet`."""
-        self.worker.gateway.hurry()
+        self.worker.hurry()
 
     async def stop(self) -> None:
         """Write what is to be logged."""
