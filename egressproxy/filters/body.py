@@ -8,7 +8,7 @@ pass unread has no place in its chain.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -251,7 +251,7 @@ class BodyChain:
             self._original += data
             if last:
                 x.note(ORIGINAL_BODY, bytes(self._original))
-        return self._feed_from(0, x, data, last)
+        return self._through(self._flows, x, data, last)
 
     @property
     def sends_more(self) -> bool:
@@ -261,8 +261,8 @@ class BodyChain:
     def feed_more(self, x: Exchange, own: object) -> bytes | asyncio.Task[bytes]:
         """As `feed`, where this filter has more to send, and nothing has come for it."""
         for position, flow in enumerate(self._flows):
-            if flow.step.filter is own:
-                return self._feed_from(position, x, b"", False, has_more=True)
+            if flow.step.filter is own and not flow.is_off:
+                return self._through(self._flows[position:], x, b"", False, has_more=True)
         return b""
 
     @property
@@ -311,12 +311,13 @@ class BodyChain:
         """As `feed`, and waits for the task."""
         return await _whole(self.feed(x, data, last))
 
-    def _feed_from(
-        self, index: int, x: Exchange, data: bytes, last: bool, has_more: bool = False
+    def _through(
+        self, flows: Sequence[_StepState], x: Exchange, data: bytes, last: bool, has_more: bool = False
     ) -> bytes | asyncio.Task[bytes]:
-        """From this filter on; one that `has_more` is called with b"", too."""
-        for position in range(index, len(self._flows)):
-            flow = self._flows[position]
+        """What goes on of a piece behind these filters, the last of the chain. The first is called with b"", too, if it
+        `has_more`.
+        """
+        for flow in flows:
             if flow.is_off:
                 continue
             if flow.buffer is not None:
@@ -327,14 +328,17 @@ class BodyChain:
                     data = bytes(flow.buffer)
                     flow.buffer = bytearray()
                     self.held -= len(data)
-            elif not data and not last and not (has_more and position == index):
-                return b""
-            step = flow.step
-            step.stats.runs += 1
+            elif not data and not last:
+                if not has_more:
+                    return b""
+                has_more = False
+            flow.step.stats.runs += 1
             try:
                 result = flow.call(x, data, last)
+                if result is data:
+                    continue
                 if not isinstance(result, bytes) and isinstance(result, Awaitable):
-                    return start(self._go_on(position, result, x, data, last), result)
+                    return start(self._go_on(flow, result, x, data, last), result)
                 data = self._given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 _settle(flow, error)
@@ -349,13 +353,14 @@ class BodyChain:
                 raise length_not_kept(self._chosen.steps)
         return data
 
-    async def _go_on(self, position: int, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool) -> bytes:
-        flow = self._flows[position]
+    async def _go_on(
+        self, flow: _StepState, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool
+    ) -> bytes:
         try:
             data = self._given(flow, data, await wait(flow.step, awaitable))
         except Exception as error:
             _settle(flow, error)
-        return await _whole(self._feed_from(position + 1, x, data, last))
+        return await _whole(self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last))
 
     def _collect(self, flow: _StepState, buffer: bytearray, data: bytes) -> None:
         bound = flow.step.filter.max_buffer_bytes

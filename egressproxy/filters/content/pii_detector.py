@@ -140,7 +140,9 @@ class PIIDetector(Filter):
         self.of_requests = {name: (act, found.labelled(name, act, "request")) for name, act in actions.items()}
         self.of_answers = {name: (act, found.labelled(name, act, "response")) for name, act in actions.items()}
         self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
-        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY))
+        if self.answers is not None or self._replaced:
+            self.runs_in |= {Phase.RESPONSE_BODY}
         if self._is_on_leg:
             self.runs_in |= {Phase.CONNECT}
 

@@ -94,7 +94,19 @@ class BodyFilter:
 
     def send_body(self, data: bytes) -> None:
         """Take one piece."""
-        self._take(data, None)
+        if self._task is not None or self.chain.holds or self.is_over:
+            self._take(data, None)
+            return
+        try:
+            outcome = self.chain.feed(self._x, data, False)
+        except GatewayError as error:
+            self._fail(error)
+            return
+        if not isinstance(outcome, bytes):
+            self._wait(outcome, None)
+        elif outcome:
+            self.tail = outcome[-4:]
+            self._sink.send_body(outcome)
 
     def end_body(self, trailers: bytes) -> None:
         """The body is whole."""
@@ -128,6 +140,10 @@ class BodyFilter:
         if isinstance(outcome, bytes):
             self._hand_on(outcome, trailers)
             return
+        self._wait(outcome, trailers)
+
+    def _wait(self, outcome: asyncio.Task[bytes], trailers: bytes | None) -> None:
+        """A filter waits: so does the source."""
         self._task = outcome
         self._source.pause_reading()
         outcome.add_done_callback(lambda task: self._done(task, trailers))
@@ -144,9 +160,7 @@ class BodyFilter:
             if isinstance(outcome, bytes):
                 self._hand_on(outcome, None)
             else:
-                self._task = outcome
-                self._source.pause_reading()
-                outcome.add_done_callback(lambda task: self._done(task, None))
+                self._wait(outcome, None)
 
     def _forget_more(self) -> None:
         """What calls us would hold us."""

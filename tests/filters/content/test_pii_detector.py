@@ -72,6 +72,21 @@ def test_a_blocked_value_ends_the_request_and_is_told_nowhere():
     assert "4111" not in f"{result.error!r}{result.error.detail}{result.error.remedy}"
 
 
+@pytest.mark.parametrize(
+    ("action", "more", "looks"),
+    [
+        ("Redact", {"applyTo": "Requests"}, False),
+        ("Placeholder", {"applyTo": "Requests"}, True),
+        ("Redact", {"applyTo": "Both"}, True),
+        ("Redact", {"applyTo": "Responses"}, True),
+    ],
+)
+def test_answers_are_asked_for_as_the_client_wants_them_where_nobody_looks_at_them(action, more, looks):
+    harness = detector(entities=[{"name": "EMAIL", "action": action}], **more)
+    result = run(harness, ask("Hello"), {**JSON, "accept-encoding": "lzma"}, pieces=answer("Hello"))
+    assert result.exchange.request.fields.get(b"accept-encoding") == (b"identity" if looks else b"lzma")
+
+
 def test_a_body_without_anything_goes_on_byte_for_byte():
     body = b'{ "model" : "m", "messages": [ {"role":"user", "content":"Gr\\u00fc\\u00dfe"} ] }'
     assert run(detector(), body).request_body == body
