@@ -29,8 +29,9 @@ _ZSTD_BYTES: Final = 256
 _DIGESTS: Final = (b"content-md5", b"digest", b"content-digest", b"repr-digest")
 #: Any field that `note_change` may change.
 _DESCRIBED: Final = re.compile(rb"\r\n(?:%s|accept-ranges|etag):" % b"|".join(_DIGESTS), re.IGNORECASE)
-#: Fields with which a client says in which coding, and which part of a body it wants.
-_ASKED: Final = every_spelling(("accept-encoding", "range", "if-range"))
+#: Fields with which a client says in which coding, and which part of a body, or which changes of it, it wants (RFC 9110
+#: section 14.2, RFC 3229). Request-Range is what Apache takes for Range.
+_ASKED: Final = every_spelling(("accept-encoding", "range", "if-range", "request-range", "a-im"))
 #: Bytes of these that are read. Those of clients have a hundred.
 MAX_ASKED: Final = 1024
 _IDENTITY: Final = b"\r\naccept-encoding: identity"

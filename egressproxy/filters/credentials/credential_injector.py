@@ -32,7 +32,8 @@ from egressproxy.model.secret import SecretBytes
 __all__ = ["CredentialInjector"]
 
 #: Requests with these get bodies that cannot be searched (RFC 9110 sections 12.5.3, 14.2; RFC 3229; gRPC over HTTP2).
-_SCRUB_FIELDS = ("accept-encoding", "range", "if-range", "a-im", "grpc-accept-encoding")
+#: Request-Range is what Apache takes for Range.
+_SCRUB_FIELDS = ("accept-encoding", "range", "if-range", "request-range", "a-im", "grpc-accept-encoding")
 #: These say how the body of a response is coded: Content-Encoding, IM of RFC 3229, and that of the messages of gRPC.
 _CODINGS = every_spelling(("content-encoding", "im", "grpc-encoding"))
 _SCRUB_BLOCK = b"\r\naccept-encoding: identity"

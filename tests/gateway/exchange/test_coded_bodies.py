@@ -117,11 +117,13 @@ def test_what_a_filter_only_reads_goes_on_as_it_came_while_it_comes(converse: St
 
 def test_the_backend_is_asked_for_what_can_be_undone_and_for_all_of_it(converse: Start):
     talk = converse(placed(), filters={"f": Reader(BodyMode.BUFFER)})
-    talk.client >> GET_RANGE % b"lzma, gzip;q=0.5, *"
+    more = b"If_Range: x\r\n_Range: bytes=1-\r\nRequest-Range: bytes=5-\r\nA-IM: gzip\r\n\r\n"
+    talk.client >> (GET_RANGE % b"lzma, gzip;q=0.5, *").removesuffix(b"\r\n") + more
     talk.dialled("a.example", 80)
     head = talk.origin.take(rb"GET / HTTP/1.1\r\n.*?\r\n\r\n")[0].lower()
     assert b"accept-encoding: gzip;q=0.5\r\n" in head
     assert b"range" not in head
+    assert b"a-im" not in head
 
 
 def test_an_event_in_a_coding_is_not_delayed(converse: Start):
