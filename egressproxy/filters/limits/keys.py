@@ -66,5 +66,5 @@ _PARTS: Final[dict[str, Callable[[Exchange, str], str]]] = {
     "Backend": lambda x, _model: x.backend,
     "Identity": _identity,
     "Namespace": lambda x, _model: x.identity.namespace,
-    "Model": lambda _x, model: model,
+    "Model": lambda _x, model: model.strip().casefold(),  # Azure's servers look at no case
 }

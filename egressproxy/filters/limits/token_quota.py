@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
@@ -48,6 +49,7 @@ class TokenQuota(SettledQuota):
         self._config = config
         self._dearest = dearest(config.prices) if config.prices else None
         of_bodies = {entry.name for entry in config.entries if entry.type in ("Tokens", "Cost") or "Model" in entry.per}
+        self._is_of_tokens_alone = not any(e.type == "Cost" or "Model" in e.per for e in config.entries)
         self._head_rules = [rule for rule in self.rules if rule.name not in of_bodies]
         body_phases = {Phase.RESPONSE_BODY}
         if context.phase is not Phase.BACKEND_REQUEST:
@@ -94,10 +96,14 @@ class TokenQuota(SettledQuota):
         return BodyMode.BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Estimate what the request takes, and take it. Raises LimitExceeded."""
+        """Estimate what the request takes, and take it. Raises LimitExceeded, and Rejected (400) for what nobody can
+        read for certain: its model would not be known, nor would its stream be asked for its usage.
+        """
         use = TokenUse()
         config = self._config
         data = use.read(x, data, config.output_tokens, config.max_output_tokens)
+        if use.fault and not (self._is_of_tokens_alone and _is_of_embeddings(x)):
+            self._refuse(x, f"the request cannot be counted: {use.fault}", 400)
         if self._dearest is not None and price_of(config.prices, use.model) is None:
             raise LimitExceeded(
                 Reason.COST_LIMIT,
@@ -117,13 +123,15 @@ class TokenQuota(SettledQuota):
         return held.use.feed(x, data, last)
 
     def _refuse_upgrade(self, x: Exchange) -> None:
-        if self._is_report:
-            x.note_denials(Reason.FILTER_REJECTED)
-            return
-        raise Rejected(
-            "what is said in an upgraded connection cannot be counted, and tokens, cost or models are limited here",
-            remedy="serve upgrades by a route that has no such limit",
+        message = (
+            "what is said in an upgraded connection cannot be counted, and tokens, cost or models are limited here"
         )
+        self._refuse(x, message, remedy="serve upgrades by a route that has no such limit")
+
+    def _refuse(self, x: Exchange, message: str, status: int = 403, remedy: str = "") -> None:
+        if not self._is_report:
+            raise Rejected(message, status=status, remedy=remedy)
+        x.note_denials(Reason.FILTER_REJECTED)
 
     def _waits(self, x: Exchange) -> bool:
         request = x.request
@@ -171,6 +179,12 @@ class TokenQuota(SettledQuota):
         fields = super()._fields(x, takes)
         asked = operation(x)
         return fields if asked is None else (*fields, *provider_fields(asked.api.provider, takes))
+
+
+def _is_of_embeddings(x: Exchange) -> bool:
+    """Whether this asks for embeddings, which no stream tells: lists of tokens may be too long to be read."""
+    asked = operation(x)
+    return asked is not None and asked.api is Api.OPENAI_EMBEDDINGS
 
 
 async def _after(waiting: Awaitable[None], data: bytes) -> bytes:

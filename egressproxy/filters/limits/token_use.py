@@ -45,6 +45,7 @@ class TokenUse:
 
     Attributes:
         input_tokens, output_tokens: what it may take.
+        fault: why the request cannot be read; "" where it can.
         is_call: its path or body is that of an API that is known.
         model: the one that it asks for.
         served_model: the one that the answer names, where `wants_model` asks for that; "" until it does.
@@ -52,7 +53,7 @@ class TokenUse:
     """
 
     wants_model: ClassVar[bool] = False
-    model = served_model = ""
+    fault = model = served_model = ""
     input_tokens = output_tokens = seen_tokens = 0
     is_call = hides_usage = False
     _framing: Framing | None = None
@@ -70,7 +71,8 @@ class TokenUse:
         """
         try:
             view = request_view(x, body)
-        except Unreadable:
+        except Unreadable as error:
+            self.fault = str(error)
             asked = operation(x)
             self.model = asked.model if asked is not None else ""
             self.guess(len(body), usual_output)

@@ -288,10 +288,14 @@ def test_another_spelling_of_a_path_is_no_way_around():
     assert left(made) == 600, "what an answer tells counts, whatever was asked"
 
 
-def test_what_cannot_be_read_is_estimated_by_its_length():
-    made = tokens(5000)
-    assert ask(made, asked=b'{"model": "a", "model": "b", ' + b" " * 300, answer=b"?").error is None
-    assert 3800 < left(made) < 3900
+def test_what_is_too_long_to_be_read_is_estimated_by_its_length():
+    """Embeddings of tokens: what an answer to those has taken, it tells."""
+    made = tokens(1_000_000)
+    body = b'{"model": "e", "input": [' + b"1," * 250_000 + b"1]}"
+    assert ask(made, "https://api.example/v1/embeddings", body, b"?").error is None
+    assert left(made) == 1_000_000 - len(body) // 3 - 1024
+    per_model = tokens(1_000_000, per=["Model"])
+    assert ask(per_model, "https://api.example/v1/embeddings", body, b"?").error.status == 400
 
 
 PRICES = [
@@ -393,3 +397,29 @@ def test_a_usage_that_tells_nothing_gives_nothing_back(usage, counted, is_stream
         return
     ask(made, asked={**ASKED, "stream": True}, answer=sse({"choices": [], "usage": usage}), fields=EVENTS)
     assert left(made) == 1000 - (counted if counted < 204 else 104)
+
+
+TWICE = b'{"model": "gpt-4o", "model": "gpt-4o", "stream": true, "messages": []}'
+
+
+@pytest.mark.parametrize(
+    "body", [TWICE, b"no json", b'{"model": "gpt-4o", "messages": [NaN]}', '{"model": "ä"}'.encode("utf-16")]
+)
+def test_a_request_that_may_be_read_in_two_ways_is_refused(body):
+    """No stream of it is asked for its usage, and its model is not known."""
+    made = tokens(1000)
+    error = ask(made, asked=body).error
+    assert (error.status, error.reason) == (400, Reason.FILTER_REJECTED)
+    assert "cannot be counted" in error.message
+    assert left(made) == 1000
+    x = exchange("POST", CHAT, JSON)
+    reported = harness(limits=[{"type": "Tokens", "limit": 1000, "unit": "Day"}], mode="Report")
+    result = reported.run(x, request_body=body, response=response(200, JSON), response_body=b"{}")
+    assert (result.error, result.request_body, x.would_deny) == (None, body, [Reason.FILTER_REJECTED])
+
+
+def test_a_model_is_one_in_any_case():
+    made = tokens(500, per=["Model"])
+    for number, model in enumerate(("gpt-4o", "GPT-4o", "gpt-4O ")):
+        error = ask(made, asked={**ASKED, "model": model}, answer=b"{}").error
+        assert (error is None) is (number < 2)
