@@ -52,7 +52,7 @@ def request_view(x: Exchange, body: bytes) -> AiRequest:
     notes = x.notes
     found = notes.get(_VIEW) if notes is not None else None
     # One with changes that nobody has taken is another's: its filter has let the body be.
-    if type(found) is not AiRequest or found.source is not body or found.is_changed:
+    if found is None or found.source is not body or type(found) is not AiRequest or found.is_changed:
         found = AiRequest.read(body, operation(x))
         x.note(_VIEW, found)
     return found

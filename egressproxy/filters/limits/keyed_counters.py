@@ -71,8 +71,8 @@ class KeyedCounters:
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
         self.remembers = False
-        #: By the text of a key: both numbers of it, and where they stand in `numbers`.
-        self._known: dict[bytes, tuple[int, int, int]] = {}
+        #: By the text of a key: both numbers of it, where they stand in `numbers`, and what `find` returns.
+        self._known: dict[bytes, tuple[int, int, int, int]] = {}
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
         """The key for what a limit counts apart. `owner`: the worker (0 to 255) whose own entry it is; 0: of all."""
@@ -114,18 +114,18 @@ class KeyedCounters:
         """
         known = self._known.get(text)
         if known is not None:
-            first, second, at = known
-            numbers, cells = self.numbers, self.cells
+            first, second, at, found = known
+            numbers = self.numbers
             if numbers[at] == first and numbers[at + 1] == second:
-                if cells[at + 2] <= now:
-                    cells[at + 3] = 0.0
-                return at + 2
+                if self.cells[found] <= now:
+                    self.cells[found + 1] = 0.0
+                return found
         key = self.key(text)
         found = self.find(key, now)
         if self.remembers and found <= self._mask and len(text) <= _SHORT:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
-            self._known[text] = (*_PAIR.unpack(key), found - 2)
+            self._known[text] = (*_PAIR.unpack(key), found - 2, found)
         return found
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:

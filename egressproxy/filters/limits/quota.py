@@ -60,6 +60,7 @@ class Quota(Filter):
         self._headers = config.rate_limit_headers
         entries = config.entries
         self.rules = [_rule(context, entry) for entry in entries if entry.type != "Concurrency"]
+        self._head_rules: Sequence[QuotaRule] = self.rules  # of exchanges whose bodies nobody reads
         self._store = store or self._configured_store(context, config)
         self.concurrency = [_concurrency(context, entry) for entry in entries if entry.type == "Concurrency"]
         self._exchanges = context.meter.counter(
@@ -71,7 +72,7 @@ class Quota(Filter):
         self._denied = "would_deny" if self._is_report else "denied"
         for rule in self.rules:
             rule.count_allowed = self._exchanges.labelled(rule.name, "allowed").add
-            if rule.type != "Requests":
+            if rule.is_settled:
                 rule.count_reserved = self._amounts.labelled(rule.name, "reserved").add
                 rule.count_settled = self._amounts.labelled(rule.name, "settled").add
         self._is_kept = self.settles or self._headers == "Always"  # what an exchange took, until it is over
@@ -121,7 +122,8 @@ class Quota(Filter):
         return x.notes.get(self._note) if x.notes is not None else None
 
     def _take(self, x: Exchange, model: str, use: TokenUse | None = None) -> Awaitable[None] | None:
-        held = self._held(x)
+        notes = x.notes
+        held = notes.get(self._note) if notes is not None else None
         if held is None:
             held = Held(use)
             if self.concurrency:
@@ -131,8 +133,8 @@ class Quota(Filter):
             held.use = use
         now = monotonic()
         held.takes = takes = []
-        for rule in self._rules_for(x, use):
-            takes.append(Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, held)))
+        for rule in self.rules if use is not None else self._head_rules:
+            takes.append(Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, use)))
         try:
             refusing = self._store.take(takes) if takes else None
         except LimitExceeded:
@@ -143,9 +145,6 @@ class Quota(Filter):
             return self._go_on(x, held, refusing)
         self._finish(x, held, refusing)
         return None
-
-    def _rules_for(self, x: Exchange, use: TokenUse | None) -> Sequence[QuotaRule]:
-        return self.rules
 
     def _enter(self, x: Exchange, held: Held, model: str) -> None:
         """Count the exchange as one in progress. Raises LimitExceeded."""
@@ -177,7 +176,7 @@ class Quota(Filter):
                 rule = take.rule
                 rule.allowed += 1
                 rule.count_allowed(1)
-                if rule.type != "Requests":
+                if rule.is_settled:
                     rule.reserved += take.amount
                     rule.count_reserved(take.amount)
             if self._is_kept:
@@ -199,7 +198,7 @@ class Quota(Filter):
             error.fields = self._fields(x, takes)
         raise error
 
-    def _amount(self, rule: QuotaRule, x: Exchange, held: Held) -> float:
+    def _amount(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float:
         return LEAST
 
     def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
@@ -237,7 +236,7 @@ class SettledQuota(Quota):
             self._leave(held)
         for take in held.takes:
             rule = take.rule
-            took = self._taken(rule, x, held)
+            took = self._taken(rule, x, held.use)
             if took is not None:
                 rule.settled += took
                 rule.count_settled(took)
@@ -246,20 +245,20 @@ class SettledQuota(Quota):
 
     def _release(self, held: Held) -> None:
         for take in held.takes:
-            if take.rule.type != "Requests":
+            if take.rule.is_settled:
                 self._store.settle(take, -take.amount)
         held.takes = []
 
-    def _amount(self, rule: QuotaRule, x: Exchange, held: Held) -> float:
-        if rule.type == "Bytes" and rule.count != "Output":
+    def _amount(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float:
+        if rule.type == "Bytes" and rule.counts_input:
             return max(LEAST, float(x.request.body))
         return LEAST
 
-    def _taken(self, rule: QuotaRule, x: Exchange, held: Held) -> float | None:
+    def _taken(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float | None:
         """What was taken in the end; None where the amount was known before."""
         if rule.type != "Bytes":
             return None
-        return float((x.bytes_in if rule.count != "Output" else 0) + (x.bytes_out if rule.count != "Input" else 0))
+        return float((x.bytes_in if rule.counts_input else 0) + (x.bytes_out if rule.counts_output else 0))
 
 
 def _check(config: QoSControllerConfig, phase: Phase) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.errors import Reason
@@ -44,6 +44,8 @@ class QuotaRule:
         identity: what distinguishes it from every other limit of a fleet.
         allowed, denied: exchanges.
         reserved, settled: amounts that were taken before, and what they were in the end.
+        is_settled: what it counts is known only in the end.
+        counts_input, counts_output: `count` says so.
         count_allowed, count_reserved, count_settled: add to their metrics.
     """
 
@@ -62,6 +64,14 @@ class QuotaRule:
     count_allowed: Callable[[float], None] = _nothing
     count_reserved: Callable[[float], None] = _nothing
     count_settled: Callable[[float], None] = _nothing
+    is_settled: bool = field(init=False)
+    counts_input: bool = field(init=False)
+    counts_output: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_settled = self.type != "Requests"
+        self.counts_input = self.count != "Output"
+        self.counts_output = self.count != "Input"
 
     @property
     def message(self) -> str:

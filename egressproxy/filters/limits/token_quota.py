@@ -8,7 +8,7 @@ the limit for longer than one answer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api
@@ -19,7 +19,7 @@ from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, Header
 from egressproxy.filters.limits.keys import NEEDS_BODY
 from egressproxy.filters.limits.prices import dearest, price_of
 from egressproxy.filters.limits.qos_config import QoSControllerConfig
-from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
+from egressproxy.filters.limits.quota import LEAST, SettledQuota
 from egressproxy.filters.limits.rate_fields import provider_fields
 from egressproxy.filters.limits.rules import QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
@@ -47,6 +47,7 @@ class TokenQuota(SettledQuota):
         super().__init__(context)
         config: QoSControllerConfig = context.config
         self._config = config
+        self._needs_model = bool(config.prices) or any(NEEDS_BODY in entry.per for entry in config.entries)
         self._dearest = dearest(config.prices) if config.prices else None
         of_bodies = {entry.name for entry in config.entries if entry.type in ("Tokens", "Cost") or "Model" in entry.per}
         self._is_of_tokens_alone = not any(e.type == "Cost" or "Model" in e.per for e in config.entries)
@@ -83,7 +84,7 @@ class TokenQuota(SettledQuota):
         """A request to a provider is read whole, answers that may tell usage as they come."""
         if phase is Phase.REQUEST_BODY:
             return BodyMode.BUFFER if self._waits(x) else None
-        held = self._held(x)
+        held = x.notes.get(self._note) if x.notes is not None else None
         if held is None or held.use is None:
             return None
         fields = x.response.fields
@@ -101,7 +102,7 @@ class TokenQuota(SettledQuota):
         """
         use = TokenUse()
         config = self._config
-        data = use.read(x, data, config.output_tokens, config.max_output_tokens)
+        data = use.read(x, data, config.output_tokens, config.max_output_tokens, names_model=self._needs_model)
         if use.fault and not (self._is_of_tokens_alone and _is_of_embeddings(x)):
             self._refuse(x, f"the request cannot be counted: {use.fault}", 400)
         if self._dearest is not None and price_of(config.prices, use.model) is None:
@@ -117,10 +118,8 @@ class TokenQuota(SettledQuota):
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Look for what it took."""
-        held = self._held(x)
-        if held is None or held.use is None:
-            return data
-        return held.use.feed(x, data, last)
+        held = x.notes.get(self._note) if x.notes is not None else None
+        return data if held is None or held.use is None else held.use.feed(x, data, last)
 
     def _refuse_upgrade(self, x: Exchange) -> None:
         message = (
@@ -137,39 +136,33 @@ class TokenQuota(SettledQuota):
         request = x.request
         return request.body != 0 and operation(x) is not None and not x.is_tunnel and not request.upgrade
 
-    def _rules_for(self, x: Exchange, use: TokenUse | None) -> Sequence[QuotaRule]:
-        return self.rules if use is not None else self._head_rules
-
-    def _amount(self, rule: QuotaRule, x: Exchange, held: Held) -> float:
-        use, least = held.use, LEAST
+    def _amount(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float:
+        least = LEAST
         needed: float
         amount: float
         if use is not None and rule.type == "Tokens":
-            needed = use.input_tokens if rule.count != "Output" else 0
-            amount = needed + use.output_tokens if rule.count != "Input" else needed
+            needed = use.input_tokens if rule.counts_input else 0
+            amount = needed + use.output_tokens if rule.counts_output else needed
         elif use is not None and rule.type == "Cost":
             needed = self._cost(TokenUsage(use.input_tokens), use.model)
             amount = self._cost(TokenUsage(use.input_tokens, use.output_tokens), use.model)
             least = _LEAST_COST
         else:
-            return super()._amount(rule, x, held)
+            return super()._amount(rule, x, use)
         most = rule.window.most
         if amount > most:  # an answer may turn out shorter: only what is asked can be too much for the limit
             amount = max(needed, most)
         return amount if amount > least else least
 
-    def _taken(self, rule: QuotaRule, x: Exchange, held: Held) -> float | None:
-        use = held.use
+    def _taken(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float | None:
         if use is None or rule.type not in ("Tokens", "Cost"):
-            return super()._taken(rule, x, held)
+            return super()._taken(rule, x, use)
         usage = use.taken(x)
         if usage is None:
             return None
         if rule.type == "Cost":
             return self._cost(usage, use.model)
-        if rule.count == "Total":
-            return usage.input_tokens + usage.output_tokens
-        return usage.input_tokens if rule.count == "Input" else usage.output_tokens
+        return (usage.input_tokens if rule.counts_input else 0) + (usage.output_tokens if rule.counts_output else 0)
 
     def _cost(self, usage: TokenUsage, model: str) -> float:
         price = price_of(self._config.prices, model) or self._dearest

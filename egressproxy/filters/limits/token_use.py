@@ -60,14 +60,16 @@ class TokenUse:
     _shape: DeltaShape | None = None  # of nearly all events
     _shapes_seen = 0
     _whole: bytearray | None = None  # of an answer that comes in pieces
+    _has_begun = False  # the answer, or one before it
     _is_over = False  # no more of the answer can be read
     _has_ended = False  # all of the answer has come
 
-    def read(self, x: Exchange, body: bytes, usual_output: int, most_output: int) -> bytes:
+    def read(self, x: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True) -> bytes:
         """Look at a request, and estimate it. Returns the body to send: a stream is asked for its usage.
 
-        Output is what the request allows, `usual_output` tokens where it says nothing, and never more than
-        `most_output` for each of the answers that it asks for. What cannot be read is estimated by its length.
+        `names_model`: somebody needs `model`. Output is what the request allows, `usual_output` tokens where it says
+        nothing, and never more than `most_output` for each of the answers that it asks for. What cannot be read is
+        estimated by its length.
         """
         try:
             view = request_view(x, body)
@@ -78,7 +80,8 @@ class TokenUse:
             self.guess(len(body), usual_output)
             return body
         self.is_call = True
-        self.model = view.model
+        if names_model:
+            self.model = view.model
         self.input_tokens, most, choices = view.asked_tokens()
         if view.api is not Api.OPENAI_EMBEDDINGS:
             output = usual_output if most is None or most < 0 else most
@@ -99,9 +102,11 @@ class TokenUse:
         asked = operation(x)
         is_whole = media_type == b"application/json" and (asked is None or not asked.is_stream)  # nearly all
         self._framing = None if is_whole else framing_of(media_type, asked)
-        self._whole = self._shape = None
-        self.seen_tokens = self._shapes_seen = 0
-        self._is_over = self._has_ended = False
+        if self._has_begun:  # another attempt
+            self._whole = self._shape = None
+            self.seen_tokens = self._shapes_seen = 0
+            self._is_over = self._has_ended = False
+        self._has_begun = True
 
     @property
     def is_stream(self) -> bool:
