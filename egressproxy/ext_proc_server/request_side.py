@@ -249,10 +249,10 @@ class RequestSide:
             body = body if self._leg is None else await conversation.fed(self._leg, body, is_last=True)
         self._sent_body = body
         if chain.needs_body >= 0:
-            x.note(SENT_BODY, body)
+            x.keep(SENT_BODY, body)
         is_answered = await conversation.is_answered(chain.backend_request)
         if chain.needs_body >= 0:
-            x.note(SENT_BODY, None)
+            x.keep(SENT_BODY, None)
         if is_answered:
             return False
         if x.upstream_host != before:

@@ -83,7 +83,7 @@ class BodyPlan:
                 settle(step, error, may_fail_open=step.fail_open)
                 continue
             if step.mark:
-                x.note(step.mark, True)
+                x.keep(step.mark, True)
         if not key and not self.heads:
             return None
         return self._choices.get(key) or self._choice(key)
@@ -250,7 +250,7 @@ class BodyChain:
         if self._original is not None:
             self._original += data
             if last:
-                x.note(ORIGINAL_BODY, bytes(self._original))
+                x.keep(ORIGINAL_BODY, bytes(self._original))
         return self._through(self._flows, x, data, last)
 
     @property
@@ -285,7 +285,7 @@ class BodyChain:
     def expect_trailers(self, x: Exchange, block: bytes) -> None:
         """The next piece is the last, and these trailers follow: filters that see them are told by a note."""
         if self._chosen.trailers:
-            x.note(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
+            x.keep(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 
     def run_trailers(self, x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
         """What filters leave of the trailers behind the body, or a task that says it. Not those which have failed open.

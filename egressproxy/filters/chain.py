@@ -71,7 +71,7 @@ class OriginalHead(Filter):
 
     def request_headers(self, x: Exchange) -> None:
         """Keep the target and the fields."""
-        x.note(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))
+        x.keep(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
     try:
         for step in steps:
             if step.mark:
-                x.note(step.mark, True)
+                x.keep(step.mark, True)
             step.stats.runs += 1
             result = step.call(x)
             if result is not None:

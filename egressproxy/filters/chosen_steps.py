@@ -88,7 +88,7 @@ class ChosenSteps:
         before it has returned, so that there is no state between calls.
         """
         if self.wants_original:
-            x.note(ORIGINAL_BODY, body)
+            x.keep(ORIGINAL_BODY, body)
         return self._pass(self._linked, x, body, body)
 
     def _pass(

@@ -132,7 +132,7 @@ class _Out:
         step = self._step
         if self._budget.take_back():
             if step.mark:
-                x.note(step.mark, True)
+                x.keep(step.mark, True)
             return step.call(x, *piece)
         step.stats.out_of_service += 1
         if not step.fail_open:

@@ -32,7 +32,7 @@ class HeadBeforeCredentials(Filter):
 
     def backend_request(self, x: Exchange) -> None:
         """Keep the head."""
-        x.note(_HEAD, (x.request.fields.block, x.request.path))
+        x.keep(_HEAD, (x.request.fields.block, x.request.path))
 
     def backend_response(self, x: Exchange) -> None:
         """Put it back: the request was sent."""

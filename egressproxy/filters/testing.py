@@ -326,11 +326,11 @@ async def _run_phases(
         await _respond(answered.answer, chain, result, chain.response_headers)
         return
     if chain.needs_body >= 0:
-        x.note(SENT_BODY, b"".join(result.request_pieces))
+        x.keep(SENT_BODY, b"".join(result.request_pieces))
     if await _responds(chain.backend_request, chain, result):
         return
     if chain.needs_body >= 0:
-        x.note(SENT_BODY, None)
+        x.keep(SENT_BODY, None)
     await _show(body, x, result.request_trailers)
     x.response = response
     for steps in chain.response_phases:

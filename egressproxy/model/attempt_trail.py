@@ -38,7 +38,7 @@ class AttemptTrail:
         found = cls.of(x)
         if found is None:
             found = cls()
-            x.note(_KEY, found)
+            x.keep(_KEY, found)
         return found
 
     def add(self, backend: str, outcome: str, seconds: float) -> None:

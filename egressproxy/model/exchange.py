@@ -17,19 +17,29 @@ __all__ = [
     "ANONYMOUS",
     "BACKEND_CHOICE",
     "LOGGED",
+    "MAX_NOTES",
+    "MAX_NOTE_BYTES",
     "SENT_BODY",
     "BackendOrigin",
     "CallerIdentity",
     "Exchange",
     "LocalResponse",
+    "NotesFull",
 ]
 
+#: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
+MAX_NOTES = 128
+MAX_NOTE_BYTES = 64 * 1024
 #: The note with further fields for the access log: a dictionary.
 LOGGED = "logged"
 #: The note with what `Exchange.body` returns.
 SENT_BODY = "sent body"
 #: The note with what filters have said about the backends of the rule: a BackendChoice.
 BACKEND_CHOICE = "backend choice"
+
+
+class NotesFull(ValueError):
+    """A filter has kept more notes, or a longer one, than an exchange holds."""
 
 
 class CallerIdentity(NamedTuple):
@@ -129,7 +139,23 @@ class Exchange:
             self.would_deny = list(dict.fromkeys((*(self.would_deny or ()), *reasons)))
 
     def note(self, key: str, value: object) -> None:
-        """Keep a value until the end of the exchange; `notes` has it under this key, which names the filter."""
+        """Keep a value until the end of the exchange; `notes` has it under this key, which names the filter.
+
+        Raises NotesFull for more than MAX_NOTES, and for bytes or text longer than MAX_NOTE_BYTES. What other objects
+        hold is not measured.
+        """
+        if isinstance(value, (bytes, str, bytearray)) and len(value) > MAX_NOTE_BYTES:
+            raise NotesFull(f"the note {key[:80]!r} is longer than {MAX_NOTE_BYTES}: keep a part of it, or its hash")
+        notes = self.notes
+        if notes is None:
+            self.notes = {key: value}
+        elif len(notes) < MAX_NOTES or key in notes:
+            notes[key] = value
+        else:
+            raise NotesFull(f"there are {MAX_NOTES} notes already: keep one object under one key")
+
+    def keep(self, key: str, value: object) -> None:
+        """As `note`, for what the gateway itself keeps, whose size is bounded elsewhere."""
         if self.notes is None:
             self.notes = {}
         self.notes[key] = value
@@ -156,7 +182,7 @@ class Exchange:
         choice = self.backend_choice
         if choice is None:
             choice = BackendChoice()
-            self.note(BACKEND_CHOICE, choice)
+            self.keep(BACKEND_CHOICE, choice)
         return choice
 
     @property
@@ -172,7 +198,7 @@ class Exchange:
     def add_log_fields(self, fields: dict[str, object]) -> None:
         """Further fields for the access log: values of JSON by name, beside those that others have added."""
         known = self.notes.get(LOGGED) if self.notes is not None else None
-        self.note(LOGGED, fields if known is None else {**known, **fields})
+        self.keep(LOGGED, fields if known is None else {**known, **fields})
 
     def __repr__(self) -> str:
         what = f"{self.method.decode('latin-1')} {self.authority}"

@@ -35,6 +35,8 @@ def may_store(fields: Fields, *, is_authorized: bool, is_get: bool) -> bool:
         return False
     if b"*" in b",".join(fields.get_all(b"vary")):
         return False
+    if "no-transform" in told and b"content-encoding" in fields:
+        return False  # what is kept is the content without its coding: RFC 9111 section 5.2.2.6
     if not is_get:
         return True
     return "no-cache" not in told and (not is_authorized or any(name in told for name in _PERMITS_AUTHORIZED))

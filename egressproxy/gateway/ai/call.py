@@ -97,7 +97,7 @@ class AiCall:
         """Look at the head of this exchange's request, and keep the call; nothing where there is none."""
         head = x.request
         if head.method == b"POST" and not head.upgrade:
-            x.note(_CALL, cls(api_of(head.path), x.path_prefix))
+            x.keep(_CALL, cls(api_of(head.path), x.path_prefix))
 
     @classmethod
     def of(cls, x: Exchange) -> AiCall | None:

@@ -78,7 +78,7 @@ class McpSessions:
         if session is None:
             raise session_not_found()
         fields.add(b"Mcp-Session-Id", session.server_id)
-        x.note(_SESSION, session)
+        x.keep(_SESSION, session)
         return session.backend
 
     def find(self, x: Exchange) -> Session | None:

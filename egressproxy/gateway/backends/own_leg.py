@@ -40,14 +40,14 @@ async def body_of_leg(
     if filters is None:
         return body
     if whole is not None:
-        x.note(_UNFILTERED, whole)
+        x.keep(_UNFILTERED, whole)
         return await filters.feed_to_end(x, whole, True)
     if not may_flow:
         if filters.is_empty:
             return body
         message = f"a filter of backend {x.backend} needs the body, which is not here"
         raise GatewayFault(Reason.FILTER_FAILED, message, status=502)
-    x.note(_FLOWING, filters)
+    x.keep(_FLOWING, filters)
     return body
 
 

@@ -203,12 +203,12 @@ async def call_upstream(
                     if chain.leg_request_body is not None:
                         body = await body_of_leg(x, chain, body, may_flow=caller.may_flow)
                     if chain.needs_body >= 0:
-                        x.note(SENT_BODY, whole_body(x, body))
+                        x.keep(SENT_BODY, whole_body(x, body))
                 answer = run(chain.backend_request, x)
                 if answer is not None and not isinstance(answer, LocalResponse):
                     answer = await answer
                 if chain.takes_body:
-                    x.note(SENT_BODY, None)  # the answer may take long
+                    x.keep(SENT_BODY, None)  # the answer may take long
                 if answer is not None:
                     held.release(reusable=not upstream.is_last)
                     return answer

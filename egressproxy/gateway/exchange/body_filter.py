@@ -55,7 +55,7 @@ class BodyFilter:
         self._is_sink_full = False
         self._more: tuple[object, ...] = ()  # filters that have more to send
         if chain.sends_more:
-            x.note(MORE, self.more)
+            x.keep(MORE, self.more)
         self.is_over = False
         #: It has ended the exchange: whoever waits for its end is told the next time that he waits.
         self.has_failed = False

@@ -128,7 +128,7 @@ class Conductor:
             steps = route.chain.request_headers
             if steps is not None:
                 if route.reads_early:
-                    x.note(HELD, BufferedRequest(client, head))
+                    x.keep(HELD, BufferedRequest(client, head))
                 outcome = run(steps, x)
                 if outcome is not None:
                     answer = await answer_of(outcome, steps, x, resources)

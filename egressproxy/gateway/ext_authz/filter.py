@@ -108,7 +108,7 @@ class ExternalAuth(Filter):
         finally:
             self._metrics.external_auth.count(self._route, self.server, result, monotonic() - started)
         if verdict.response:
-            x.note(_ADDED, verdict.response)
+            x.keep(_ADDED, verdict.response)
         if verdict.answer is None:
             return None
         x.reason = Reason.EXT_AUTH_DENIED

@@ -36,7 +36,7 @@ class McpCall:
     def begin(cls, x: Exchange, supported: tuple[str, ...]) -> McpCall:
         """The call of this exchange, made and kept."""
         made = cls(supported)
-        x.note(_CALL, made)
+        x.keep(_CALL, made)
         return made
 
     @classmethod

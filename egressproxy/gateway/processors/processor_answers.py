@@ -78,7 +78,7 @@ class ProcessorAnswers:
             elif body and not x.is_tunnel:
                 session.new_request = body
                 session.has_made_body = True
-                x.note(HELD, _MadeBody(body))
+                x.keep(HELD, _MadeBody(body))
                 x.request.body = len(body)
         return None
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -241,6 +242,17 @@ def test_the_answer_to_a_get_with_authorization_is_kept_where_it_says_that_it_ma
     fetch(harness, key)
     assert not is_hit(fetch(harness, key, **{"Cache-Control": "public"}))
     assert is_hit(fetch(harness, key))
+
+
+@pytest.mark.parametrize(("coding", "keeps"), [({}, True), ({"Content-Encoding": "gzip"}, False)])
+def test_an_answer_that_must_not_be_transformed_is_not_kept_without_its_coding(coding, keeps):
+    said = {"Cache-Control": "max-age=10, No-Transform", **coding}
+    harness, body = cache(), gzip.compress(b"models", mtime=0) if coding else b"models"
+    for _ in range(2):
+        result = harness.run(get(), response=response(200, said), response_body=body)
+        assert result.error is None
+    assert is_hit(result) is keeps
+    assert result.response_body == body
 
 
 def test_variants_are_told_apart_by_what_vary_names():

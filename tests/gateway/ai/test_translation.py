@@ -633,6 +633,35 @@ def test_filters_see_the_request_of_the_backend_and_the_answer_of_the_client(con
     assert (b"x-type: text/event-stream" if is_stream else b"x-type: application/json") in said
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_filters_of_the_backend_see_its_head_and_the_body_of_the_client(converse: Start, is_stream: bool):
+    class Seen(Filter):
+        """What came last."""
+
+        body = b""
+        content_type = b""
+
+        def backend_response(self, x: Exchange) -> None:
+            self.content_type = x.response.fields.get(b"content-type") or b""
+
+        def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+            self.body += data
+            return data.upper()
+
+    seen = Seen()
+    phases = ("backend-response", "response-body")
+    extensions = [scripted_filter("seen", phase) | {"name": phase} for phase in phases]
+    talk = converse(config(provider("a", "AnthropicMessages", extensions=extensions)), filters={"seen": seen})
+    talk.client >> post(STREAM if is_stream else CHAT)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"{.*}")
+    respond(talk, b"stop", EVENTS if is_stream else b"Content-Type: application/x-provider\r\n")
+    said = talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n.*0\r\n\r\n")[0]
+    assert (b"[STOP]" if is_stream else b"{STOP}") in said
+    assert seen.body.startswith(b"[stop]" if is_stream else b"{stop}")
+    assert seen.content_type == (b"text/event-stream" if is_stream else b"application/x-provider")
+
+
 def test_clients_of_http2_are_served_the_same(converse: Start):
     talk = converse(config())
     peer = speak_http2(talk)
