@@ -98,7 +98,7 @@ def loads_strictly(text: bytes | str) -> Any:
         raise Unreadable(f"it is not JSON: {error}") from None
     if text.count(b"{") + text.count(b"[") > MAX_DEPTH:
         _check_depth(value)
-    if _SURROGATE.search(text) is not None:
+    if b"\\u" in text and _SURROGATE.search(text) is not None:
         try:
             _encode(value).encode()
         except UnicodeEncodeError:

@@ -64,24 +64,19 @@ class _State:
     def replace(self, entity: str, value: str) -> str:
         """What stands for a value of the request."""
         owner = self._filter
-        action, counter = owner.of_requests[entity]
-        counter.add()
-        if action == "Placeholder":
-            name = self.placeholders.name(entity, value)
-            if len(self.placeholders.values) > _MAX_VALUES:
-                raise owner.too_many("request", 403)
-            return name
-        if action == "Redact":
-            return f"[{entity}]"
-        if action == "Report":
-            return value
-        raise owner.refusal(f"the request has {entity}, which must not leave", 403)
+        if owner.actions[entity] != "Placeholder":
+            return owner.replace(entity, value)
+        owner.of_requests[entity].add()
+        name = self.placeholders.name(entity, value)
+        if len(self.placeholders.values) > _MAX_VALUES:
+            raise owner.too_many("request", 403)
+        return name
 
     def replace_in_answer(self, entity: str, value: str) -> str:
         """What stands for a value that the backend has told."""
         owner = self._filter
-        action, counter = owner.of_answers[entity]
-        counter.add()
+        action = owner.actions[entity]
+        owner.of_answers[entity].add()
         if action == "Block":
             raise owner.refusal(f"the answer has {entity}, which must not pass", 502)
         return value if action == "Report" else f"[{entity}]"
@@ -103,8 +98,8 @@ class _State:
 
 
 class PIIDetector(Filter):
-    """Attributes: `of_requests` and `of_answers`: action and counter by entity; `answers`: what answers are scanned
-    for.
+    """Attributes: `actions` by entity, and the counters `of_requests` and `of_answers`; `answers`: what answers are
+    scanned for.
     """
 
     decodes = True
@@ -112,8 +107,8 @@ class PIIDetector(Filter):
     def __init__(self, context: FilterContext) -> None:
         config: PIIDetectorConfig = context.config
         own = config.patterns
-        actions: dict[str, Action] = {entity.name: entity.action for entity in config.entities}
-        actions.update((each.name, each.action) for each in own)
+        self.actions: dict[str, Action] = {entity.name: entity.action for entity in config.entities}
+        self.actions.update((each.name, each.action) for each in own)
         scanner = scanner_of(
             [entity.name for entity in config.entities],
             regions=config.regions,
@@ -124,10 +119,10 @@ class PIIDetector(Filter):
         self.answers = scanner if config.apply_to != "Requests" else None
         self._presidio: Presidio | None = None
         if config.presidio is not None:
-            actions.update((each.name, each.action) for each in config.presidio.entities)
+            self.actions.update((each.name, each.action) for each in config.presidio.entities)
             call = context.calls.get(config.presidio.backend_ref.label)
             self._presidio = Presidio(config.presidio, call)
-        self._replaced = tuple(name for name, action in actions.items() if action == "Placeholder")
+        self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
         self._name = context.name
         self._denies_unreadable = config.unreadable == "Deny"
         self._headers = tuple(name.encode() for name in config.headers)
@@ -137,8 +132,9 @@ class PIIDetector(Filter):
         found = context.meter.counter(
             "egress_pii_found", "Personal data and keys that PIIDetector has found.", ("entity", "action", "direction")
         )
-        self.of_requests = {name: (act, found.labelled(name, act, "request")) for name, act in actions.items()}
-        self.of_answers = {name: (act, found.labelled(name, act, "response")) for name, act in actions.items()}
+        self.of_requests = {name: found.labelled(name, each, "request") for name, each in self.actions.items()}
+        self.of_answers = {name: found.labelled(name, each, "response") for name, each in self.actions.items()}
+        self._marks = {name: f"[{name}]" for name, action in self.actions.items() if action == "Redact"}
         self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY))
         if self.answers is not None or self._replaced:
@@ -228,24 +224,35 @@ class PIIDetector(Filter):
                 found = scanner.spans(written.text)
                 if not found:
                     return data
-                made = written.replaced(found, self._request_state(x, data).replace)
+                made = written.replaced(found, self._replacing(x, data))
                 if made is not None:
                     return made
-            state = self._request_state(x, data)
+            replace = self._replacing(x, data)
             for part in document.texts():
                 found = scanner.spans(part.text)
                 if found:
-                    self._replace(part, found, state.replace)
+                    self._replace(part, found, replace)
             return document.body()
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)
 
-    def _request_state(self, x: Exchange, data: bytes) -> _State:
-        """That of a request in which something was found."""
+    def _replacing(self, x: Exchange, data: bytes) -> Replace:
+        """What replaces what is found in a request."""
+        if not self._replaced:
+            return self.replace
         state = self._state(x)
-        if self._replaced:
-            state.placeholders.avoid(data, self._replaced)
-        return state
+        state.placeholders.avoid(data, self._replaced)
+        return state.replace
+
+    def replace(self, entity: str, value: str) -> str:
+        """What stands for a value of a request that has no placeholder. Raises Rejected (403)."""
+        self.of_requests[entity].add()
+        mark = self._marks.get(entity)
+        if mark is not None:
+            return mark
+        if self.actions[entity] == "Report":
+            return value
+        raise self.refusal(f"the request has {entity}, which must not leave", 403)
 
     async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner) -> bytes:
         """As above, for what is long or asks the analyzer: others have their turn between the parts."""
@@ -255,10 +262,10 @@ class PIIDetector(Filter):
             if written is not None:
                 many = await self._spans_in_steps(scanner, written.text)
                 if many is not None:
-                    made = data if not many else written.replaced(many, self._request_state(x, data).replace)
+                    made = data if not many else written.replaced(many, self._replacing(x, data))
                     if made is not None:
                         return made
-            state = self._request_state(x, data)
+            replace = self._replacing(x, data)
             seen = 0
             for part in document.texts():
                 text = part.text
@@ -266,7 +273,7 @@ class PIIDetector(Filter):
                 if self._presidio is not None and not text.isspace():
                     found = apart([*found, *await self._presidio.spans(text, x)], 0, [])
                 if found:
-                    self._replace(part, found, state.replace)
+                    self._replace(part, found, replace)
                 seen += len(text) + 64
                 if seen > _SLICE:
                     seen = 0
@@ -413,7 +420,7 @@ class PIIDetector(Filter):
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
 
     def __repr__(self) -> str:
-        return f"PIIDetector({self._name}, {', '.join(self.of_requests)})"
+        return f"PIIDetector({self._name}, {', '.join(self.actions)})"
 
 
 def _kept(replace: Replace) -> Replace:

@@ -19,7 +19,8 @@ __all__ = ["WrittenJson"]
 _PARTING: Final = ("\\\\", '\\"', "\\n", "\\r", "\\t", "\\b", "\\f")
 _OTHER_ESCAPE = re.compile(r"\\(?:/|u([dD][89ABab][0-9A-Fa-f]{2})\\u([0-9A-Fa-f]{4})|u([0-9A-Fa-f]{4}))")
 #: A number that may have other digits than are written: `4.1e15`, or more than a double has.
-_ODD_NUMBER = re.compile(r"(?:^|[:,\[])[ \t\r\n\1]*-?(?:[0-9.]+[Ee]|[0-9]{9,}\.)")
+_ODD_NUMBER = re.compile(r"[0-9](?:[Ee]|\.(?<=[0-9]{9}.))")
+_ODD_NUMBER_INSIDE = re.compile(r"[:,\[][ \1]*-?(?:[0-9.]+[Ee]|[0-9]{9,}\.)")
 _END_OF_NAME = re.compile(r"\0[ \t\r\n]*:")
 #: The beginning of a string that may be JSON, or data.
 _INNER = re.compile(r"[ \1]*[{\[]|data:")
@@ -68,7 +69,7 @@ class WrittenJson:
         if scanner.sees_digits:
             if _ODD_NUMBER.search("".join(text.split("\0")[::2])) is not None:
                 return None
-            if has_inner and _ODD_NUMBER.search(text) is not None:
+            if has_inner and _ODD_NUMBER_INSIDE.search(text) is not None:
                 return None
         if document.is_ai and len(text) > _LONG:
             text = _without_binary(text)
