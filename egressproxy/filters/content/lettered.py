@@ -11,8 +11,6 @@ from egressproxy.filters.content.spans import Detector, Span
 
 __all__ = ["IBAN_SHAPES", "Lettered", "iban_at"]
 
-#: A digit behind a letter, or behind a word of two letters and a separator (NINO).
-_FIRST_DIGIT = re.compile(r"[0-9](?:(?<=[A-Za-z].)|(?<=[A-Za-z]{2}[ -].)(?<![0-9A-Za-z][A-Za-z]{2}[ -].))")
 #: Letters to "a", digits to "0"; blanks and hyphens stay, and every other character is "x".
 _SHAPE_OF: Final = bytes(
     97 if chr(byte).isalpha() and byte < 128 else 48 if 48 <= byte <= 57 else byte if byte in b" -" else 120
@@ -20,13 +18,12 @@ _SHAPE_OF: Final = bytes(
 )
 #: How an IBAN begins.
 IBAN_SHAPES: Final = (b"aa00",)
-_WORD_BACKWARDS = re.compile(r"[ -]?[A-Za-z]{1,6}")
 _IBAN = re.compile(r"[A-Za-z]{2}[0-9]{2}(?:[ -]?[0-9A-Za-z]){11,30}")
 _SEPARATORS = re.compile(r"[ -]")
 
-#: What may go on, backwards: a short word; one of two letters and a blank; letters and digits with little behind; an
-#: IBAN.
-_OPEN_WORD = re.compile(r"[A-Za-z]{1,6}(?![0-9A-Za-z])|[ -][A-Za-z]{2}(?![0-9A-Za-z])")
+#: What may go on, backwards: a short word; one of two letters at most and a blank or hyphen; letters and digits with
+#: little behind; an IBAN.
+_OPEN_WORD = re.compile(r"[A-Za-z]{1,6}(?![0-9A-Za-z])|[ -][A-Za-z]{1,2}(?![0-9A-Za-z])")
 _OPEN_SHORT = re.compile(r"[ -]?(?:[0-9A-Za-z][ -]?){0,15}[0-9][ -]?[A-Za-z]{1,6}(?![0-9A-Za-z])")
 _OPEN_IBAN = re.compile(r"[ -]?(?:[0-9A-Za-z][ -]?){0,32}[0-9]{2}[A-Za-z]{2}(?![0-9A-Za-z])")
 _DIGIT = re.compile("[0-9]")
@@ -52,35 +49,27 @@ def iban_at(text: str, at: int) -> int:
 
 class Lettered(Detector):
     """What begins with one to six letters, with digits soon after. `kinds` are an entity, what finds its end, and the
-    shapes of which it has one at its beginning, to the first digit at least: "a" for a letter, "0" for a digit.
+    shapes of which it has one at its beginning: "a" for a letter, "0" for a digit, blanks and hyphens.
     """
 
-    __slots__ = ("_kinds", "_shapes")
+    __slots__ = ("_kinds",)
 
     needs = "0-9"
 
     def __init__(self, kinds: list[tuple[str, NumberKind, tuple[bytes, ...]]]) -> None:
-        self._kinds = tuple((entity, end_of) for entity, end_of, _ in kinds)
-        self._shapes = tuple(dict.fromkeys(shape for _, _, shapes in kinds for shape in shapes))
+        self._kinds = tuple((entity, end_of, shape) for entity, end_of, shapes in kinds for shape in shapes)
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """As `Detector.find`."""
-        shape_of = text.encode("latin-1", "replace").translate(_SHAPE_OF)
-        for shape in self._shapes:
-            if shape_of.find(shape, start) >= 0:
-                break
-        else:
-            return
-        for match in _FIRST_DIGIT.finditer(text, start):
-            digit = match.start()
-            word = _WORD_BACKWARDS.match(text[max(0, digit - 7) : digit][::-1])
-            at = digit - (0 if word is None else word.end())
-            if at < start or word is None or not stands_alone(text, at):
-                continue
-            for entity, end_of in self._kinds:
-                end = end_of(text, at)
-                if end:
-                    found.append(Span(at, end, entity, at))
+        find = text.encode("latin-1", "replace").translate(_SHAPE_OF).find
+        for entity, end_of, shape in self._kinds:
+            at = find(shape, start)
+            while at >= 0:
+                if stands_alone(text, at):
+                    end = end_of(text, at)
+                    if end:
+                        found.append(Span(at, end, entity, at))
+                at = find(shape, at + 1)
 
     def open_end(self, text: str, tail: str) -> int:
         """As `Detector.open_end`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Final, NamedTuple
 
 from egressproxy.filters.content import check_digits
@@ -87,7 +88,7 @@ _LETTERED: Final[dict[str, tuple[str, Callable[[str], bool] | None, tuple[bytes,
     "GB": (
         r"(?![DFIQUV])[A-Z](?![DFIQUVO])[A-Z](?<!BG|GB|NK|KN|TN|NT|ZZ) ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]",
         None,
-        (b"aa00", b"aa 00"),
+        tuple(map(b"aa%b00%b00%b00".__mod__, product((b"", b" "), repeat=3))),
     ),
     "IT": (
         r"[A-Z]{6}[0-9LMNP-V]{2}[A-EHLMPRST][0-9LMNP-V]{2}[A-Z][0-9LMNP-V]{3}[A-Z]",

@@ -20,7 +20,9 @@ __all__ = ["CARD_FORM", "NumberKind", "Numbers", "card_at", "digits_of", "stands
 MAX_LENGTH: Final = 64
 
 #: Seven digits, or six behind a sign.
-_START: Final = r"[0-9+(](?<![0-9].)(?=(?:[ ./()\-]{0,2}[0-9]){6})"
+_START: Final = (
+    r"[0-9+(](?<![0-9].)(?=" + r"[ ./()\-]{0,2}+[0-9]" * 6 + ")"
+)  # written out: a loop takes half as long again
 #: All of its characters to "0", every other one to "x".
 _IN_NUMBERS: Final = bytes(ord("0") if chr(byte) in "0123456789 ./()+-" else ord("x") for byte in range(256))
 #: The first character and six digits.

@@ -41,7 +41,7 @@ class Phones:
         if len(plans) > _MAX_PLANS:
             self.form = ""
         elif plans:  # which holds at the first character, and not behind it
-            self.form += f"|(?<=(?={_PLAN_TOKEN.sub(_parted, plans)}).)"
+            self.form += f"|(?<=(?=(?:{_PLAN_TOKEN.sub(_parted, plans)})(?![0-9A-Za-z])).)"
 
     def __call__(self, text: str, at: int) -> int:
         """The end of a number that begins here; 0: none does. Of groups too many the last ones are left out."""

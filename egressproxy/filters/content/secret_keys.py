@@ -43,7 +43,20 @@ _TOKENS: Final = (
 )
 #: Those in which no hyphen or underscore stands behind the first word. The others are looked for at such a sign.
 _WITHOUT_SIGN: Final = ("AKIA", "ASIA", "ABIA", "ACCA", "AIza", "ya29.", "SG.")
-_SIGN = re.compile(r"[-_](?<=[0-9A-Za-z].)")
+_WORDS: Final = (
+    "sk", "rk", "pk", "whsec", "GOCSPX", "ghp", "gho", "ghu", "ghs", "ghr", "github", "glpat", "gldt", "glrt",
+    "glcbt", "glptt", "glft", "glsoat", "glagent", "gloas", "xoxa", "xoxb", "xoxe", "xoxo", "xoxp", "xoxr", "xoxs",
+    "xapp", "hf", "npm", "pypi", "dop", "shpat", "shpca", "shppa", "shpss", "AGE", "gsk", "xai", "pplx", "nvapi",
+    "r8", "lsv2", "tvly",
+)  # fmt: skip
+_SIGN = re.compile(
+    f"[-_](?<=[{''.join(sorted({word[-1] for word in _WORDS}))}].)(?:"
+    + "|".join(
+        f"(?<=(?:{'|'.join(word for word in _WORDS if len(word) == length)}).)"
+        for length in sorted(set(map(len, _WORDS)))
+    )
+    + ")"
+)
 _WORD_BACKWARDS = re.compile(r"[0-9A-Za-z]{1,8}(?![0-9A-Za-z_])")
 _TOKEN = re.compile("|".join(_TOKENS))
 _JWT = re.compile(r"eyJ[0-9A-Za-z_-]{8,}\.(?:eyJ)?[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]*(?:\.[0-9A-Za-z_-]+){0,2}")
