@@ -56,11 +56,9 @@ _OPERATION_NAMES: Final = {
 
 #: The end of a path behind any prefix. Azure's has the model in it, and its servers look at no case. Vertex AI serves
 #: Anthropic's under its own path.
-_OPENAI = re.compile(
-    rb"(?:/openai/deployments/(?P<model>[^/]+)(?:/extensions)?)?"
-    rb"/(?P<kind>chat/completions|completions|embeddings|responses)\Z",
-    re.IGNORECASE,
-)
+_OPENAI = re.compile(rb"/(?:chat/completions|completions|embeddings|responses)\Z", re.IGNORECASE)
+_DEPLOYMENTS: Final = b"/openai/deployments/"
+_EXTENSIONS: Final = b"/extensions"
 _GOOGLE = re.compile(
     rb"(?P<publisher>/publishers/[^/]+)?/(?:models|tunedModels|endpoints)/(?P<model>[^/]+)"
     rb":(?P<verb>generateContent|streamGenerateContent|rawPredict|streamRawPredict)\Z"
@@ -128,7 +126,8 @@ def _operation(path: bytes, *, is_decoded: bool = False) -> Operation | None:
         return Operation(Api.ANTHROPIC)
     match = _OPENAI.search(path)
     if match is not None:
-        return Operation(_OPENAI_KINDS[match["kind"].lower()], *_model_of(match, None, is_decoded))
+        end = match.start()
+        return Operation(_OPENAI_KINDS[match[0][1:].lower()], *_deployment(path, end, is_decoded=is_decoded))
     match = _GOOGLE.search(path)
     if match is not None:
         verb = match["verb"]
@@ -143,6 +142,22 @@ def _operation(path: bytes, *, is_decoded: bool = False) -> Operation | None:
         api = Api.BEDROCK_CONVERSE if match["verb"].startswith(b"converse") else Api.BEDROCK_INVOKE
         return Operation(api, *_model_of(match, match["verb"].endswith(b"stream"), is_decoded))
     return None
+
+
+def _deployment(path: bytes, end: int, *, is_decoded: bool) -> tuple[str, bool | None, tuple[int, int]]:
+    """What Azure's API has in a path before `end`, and in that of LiteLLM, where a model may have slashes in it."""
+    before = path[:end].lower()
+    begin = before.rfind(_DEPLOYMENTS)
+    if begin < 0:
+        return "", None, (0, 0)
+    begin += len(_DEPLOYMENTS)
+    if before.endswith(_EXTENSIONS):
+        end -= len(_EXTENSIONS)
+    if begin >= end:
+        return "", None, (0, 0)
+    model = path[begin:end]
+    plain = model if is_decoded else unquote_to_bytes(model)
+    return plain.decode("utf-8", "replace"), None, (begin, end)
 
 
 def _model_of(

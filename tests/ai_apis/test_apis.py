@@ -64,6 +64,14 @@ def test_no_spelling_of_a_path_hides_the_model_that_it_names(path: bytes):
     assert (found.api, found.model) == (Api.OPENAI_CHAT, "mine")
 
 
+def test_a_model_may_have_slashes_in_it():
+    """LiteLLM's paths, which are those of Azure."""
+    found = operation_of(b"/openai/deployments/maker/mine/chat/completions")
+    assert found is not None
+    assert (found.api, found.model) == (Api.OPENAI_CHAT, "maker/mine")
+    assert operation_of(b"/openai/deployments/chat/completions") == Operation(Api.OPENAI_CHAT)
+
+
 def test_a_path_is_decoded_once():
     found = operation_of(b"/openai/%64eployments/%256Dine/chat/completions")
     assert found is not None
