@@ -74,7 +74,14 @@ _TEMPERATURES: Final = _Places(
     ("textGenerationConfig", "temperature"),
 )
 #: How many answers are asked for.
-_CHOICES: Final = _Places(("n",), ("best_of",), ("generationConfig", "candidateCount"))
+_CHOICES: Final = _Places(
+    ("n",),
+    ("best_of",),
+    ("generationConfig", "candidateCount"),
+    ("generationConfig", "candidate_count"),
+    ("generation_config", "candidateCount"),
+    ("generation_config", "candidate_count"),
+)
 _PLAIN_LIMITS: Final = frozenset(path[0] for path in _LIMITS.paths if len(path) == 1)
 _PLAIN_CHOICES: Final = frozenset(path[0] for path in _CHOICES.paths if len(path) == 1)
 #: Other models than the one that is asked for.

@@ -22,6 +22,8 @@ __all__ = ["TokenUse", "told_in_head"]
 _AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
 _AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"
 
+#: Answers at once that are reserved for: OpenAI gives as many. Who asks for more is refused, and keeps nobody out.
+_MOST_CHOICES: Final = 128
 #: The longest whole answer whose usage is read.
 _MAX_ANSWER: Final = 8 * 1024 * 1024
 #: Events of one stream whose shape is looked at, to know others by it: one block has another than the next.
@@ -85,7 +87,7 @@ class TokenUse:
         self.input_tokens, most, choices = view.asked_tokens()
         if view.api is not Api.OPENAI_EMBEDDINGS:
             output = usual_output if most is None or most < 0 else most
-            self.output_tokens = (output if output < most_output else most_output) * choices
+            self.output_tokens = (output if output < most_output else most_output) * min(choices, _MOST_CHOICES)
         if view.ask_for_usage():
             self.hides_usage = True
             hide_usage(x)

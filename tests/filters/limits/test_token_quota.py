@@ -423,3 +423,19 @@ def test_a_model_is_one_in_any_case():
     for number, model in enumerate(("gpt-4o", "GPT-4o", "gpt-4O ")):
         error = ask(made, asked={**ASKED, "model": model}, answer=b"{}").error
         assert (error is None) is (number < 2)
+
+
+@pytest.mark.parametrize("outer", ["generationConfig", "generation_config"])
+@pytest.mark.parametrize("inner", ["candidateCount", "candidate_count"])
+def test_each_answer_that_is_asked_for_is_reserved(outer, inner):
+    made = tokens(1000)
+    asked = {"contents": [{"parts": [{"text": "x" * 40}]}], outer: {inner: 8, "maxOutputTokens": 100}}
+    assert ask(made, "https://api.example/v1beta/models/g:generateContent", asked, b"{}").error is None
+    assert left(made) < 200
+
+
+def test_no_request_reserves_for_more_answers_than_any_api_gives():
+    """It would keep all others out, as long as it takes its provider to refuse it."""
+    made = tokens(100_000)
+    assert ask(made, asked={**ASKED, "n": 10**9}, answer=b"{}").error is None
+    assert 100_000 - left(made) == 104 + 128 * 100
