@@ -18,6 +18,8 @@ __all__ = ["MAX_EVENT_BYTES", "AddedEvent", "Frame", "Framing", "JsonArrayFramin
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+#: An event as nearly all are: a name, one line of data, and line feeds behind them.
+_PLAIN_EVENT = re.compile(rb"(?:event: ([!-~]*+)\n)?data: ?+([^\n\r]*+)\n\n")
 #: The end of a line, and an empty line behind it.
 _END_OF_EVENT = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 
@@ -67,6 +69,14 @@ class SseFraming:
         buffer = self._buffer
         frames: list[Frame] = []
         begin = 0
+        if not buffer and self._has_begun and not self._ended_in_cr:
+            while (match := _PLAIN_EVENT.match(data, begin)) is not None:  # nearly all of what is streamed
+                name, payload = match.groups()
+                begin, at = match.end(), begin
+                frames.append(Frame(data[at:begin], "" if name is None else name.decode("ascii"), payload))
+            if begin == len(data):
+                return frames
+            data, begin = data[begin:], 0
         if self._ended_in_cr and data:
             self._ended_in_cr = False
             if data[:1] == b"\n":  # it belongs to the carriage return that has ended an event

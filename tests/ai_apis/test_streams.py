@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.ai_apis import framing as framing_room
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.aws_event_stream import AwsFraming
@@ -349,3 +350,22 @@ def test_a_stream_has_no_more_texts_at_once_than_are_kept():
     event = b'data: {"choices": [{"index": %d, "delta": {"content": "a"}}]}\n\n'
     with pytest.raises(Unreadable, match="2000 texts"):
         editor.feed(b"".join(event % number for number in range(2001)))
+
+
+PARTS = [
+    b"data: a\n\n", b"event: x\ndata: b\n\n", b"data:c\n\n", b"\n", b"\r", b"\r\n", b"data: ", b"event: y", b" ",
+    b"event:z\n",
+    b": note\n\n", b"id: 1\n", b"\xef\xbb\xbf", b"data:  two\x0b\x1c\x85\n\n", b"\xff", b"event: \ndata: d\n\n",
+]  # fmt: skip
+
+
+@given(st.lists(st.lists(st.sampled_from(PARTS), max_size=6).map(b"".join), max_size=8))
+def test_plain_events_are_cut_as_all_others(pieces: list[bytes]):
+    def cut() -> list[object]:
+        made = SseFraming()
+        return [*map(made.feed, pieces), made.rest()]
+
+    plain = cut()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing_room, "_PLAIN_EVENT", re.compile(rb"(?!)"))
+        assert cut() == plain
