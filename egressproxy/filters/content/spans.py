@@ -21,7 +21,8 @@ _UNESCAPED = re.compile(r"\\.", re.DOTALL)
 #: Characters at the end that every detector gets, backwards, to see whether something may begin there.
 TAIL: Final = 320
 
-#: Where so many characters are undecided, a stream waits for as many more as this before it looks again.
+#: Where so many characters are undecided, a stream waits for as many more as this before it looks again; and for a
+#: quarter of them where these are more, so that a long run is not looked at more than a few times.
 _LONG: Final = 96
 _STEP: Final = 64
 
@@ -171,12 +172,14 @@ class SpanStream:
         whole = context + folded if before else folded
         end = len(whole)
         if not last:
-            undecided = self._scanner.open_end(whole)
-            end -= undecided
-            if end <= before or (undecided >= _LONG and end - before < _STEP):
+            end -= self._scanner.open_end(whole)
+            cut = 0 if end <= before else end - before if index is None else index[end - before]
+            held = len(text) - cut
+            step = 0 if held < _LONG else max(_STEP, held >> 2)
+            if end <= before or cut < step:
                 self._held = text
-                if undecided >= _LONG:  # a run without an end: it is not looked at anew for each character
-                    self._enough = len(text) + _STEP - max(0, end - before)
+                if step:  # a run without an end: it is not looked at anew for each character
+                    self._enough = len(text) + step - cut
                 return "", []
         found = self._scanner.scan(whole, before, self._begun)
         if not last:

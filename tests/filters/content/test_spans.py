@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
+from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.spans import Scanner, SpanStream
 
 EVERYTHING = scanner_of(
@@ -157,3 +158,15 @@ def test_a_run_without_an_end_is_not_looked_at_for_each_of_its_characters(piece:
     said = "".join(stream.take(piece, False)[0] for _ in range(3000)) + stream.take("", True)[0]
     assert said == piece * 3000
     assert len(looked) < 200
+
+
+@pytest.mark.parametrize("piece", ["4\u200b", "4" + "\u200b" * 8, "1 \u200b", "a\u200b", "a", "\uff14", "4"])
+def test_what_is_held_back_of_a_stream_is_read_anew_for_more_than_its_next_character(piece: str, monkeypatch):
+    scanner = scanner_of(ENTITIES, regions=("US",))
+    read: list[int] = []
+    fold = Folder.fold
+    monkeypatch.setattr(Folder, "fold", lambda self, text: read.append(len(text)) or fold(self, text))
+    stream = SpanStream(scanner, scanner.plain)
+    said = "".join(stream.take(piece, False)[0] for _ in range(4000)) + stream.take("", True)[0]
+    assert said == piece * 4000
+    assert sum(read) < 12 * len(said)
