@@ -102,7 +102,8 @@ def command(
 
 
 def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
-    """The Python filters that cannot be built with the Secrets that they have. Raises ConfigError with every filter
+    """The Python filters that cannot be built with the Secrets that they have, and filters that name what this machine
+    has not. Raises ConfigError with every filter
     whose manifest or file is wrong. Each has the place where it is declared.
     """
     from egressproxy.ir.extensions import extensions
@@ -113,10 +114,11 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
     from egressproxy.config.reading.problems import ConfigError, Problem, Severity
     from egressproxy.filters.catalog import Catalog
     from egressproxy.filters.instances import UnusableFilter
-    from egressproxy.filters.trial import failures
+    from egressproxy.filters.trial import failures, machine_problems
 
+    catalog = Catalog()
     found: dict[Problem, None] = {}  # a policy with two targets declares its filters twice
-    for spec, error in failures(compiled.spec, Catalog()):
+    for spec, error in failures(compiled.spec, catalog):
         message = str(error).removeprefix(f"{spec.source}: ")
         owner, path = _declaration(resources, spec)
         problem = Problem("", 0, 0, spec.source, "", message) if owner is None else problem_at(owner, path, message)
@@ -124,6 +126,13 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
             why = f"{message}; until it is mended, requests are refused"
             problem = replace(problem, message=why, severity=Severity.UNSERVED, code="InvalidSecret")
         found[problem] = None
+    for spec, field, why in machine_problems(compiled.spec, catalog):
+        owner, path = _declaration(resources, spec)
+        why = f"{why}; where the gateway runs and it is so, requests are refused"
+        problem = (
+            Problem("", 0, 0, spec.source, "", why) if owner is None else problem_at(owner, f"{path}.{field}", why)
+        )
+        found[replace(problem, severity=Severity.WARNING, code="MachineLacks")] = None
     refusing = [each for each in found if each.severity is Severity.ERROR]
     if refusing:
         raise ConfigError(sorted(refusing, key=lambda problem: (problem.file, problem.line, problem.column)))

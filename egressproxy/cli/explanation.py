@@ -159,10 +159,16 @@ def _backend(backend: Mapping[str, Any], said: Mapping[str, Any] | None) -> Iter
         yield "  connections", _connections(backend["connections"]), ""
 
 
+def _amount(number: float) -> str:
+    """What is left of a limit: whole numbers as such, others with two digits, or four where it is less than one."""
+    text = f"{number:.4f}" if abs(number) < 1 else f"{number:.2f}"
+    return text.rstrip("0").rstrip(".") or "0"
+
+
 def _limits(each: Mapping[str, Any], label: str) -> Iterator[Line]:
     for limit in each.get("limits", ()):
         reset = f"; all of it again in {limit['resetSeconds']:.0f} s" if limit["resetSeconds"] else ""
-        yield label, f"{limit['name']}: {limit['left']:.10g} left of {limit['allows']}{reset}", ""
+        yield label, f"{limit['name']}: {_amount(limit['left'])} left of {limit['allows']}{reset}", ""
 
 
 def _way(backend: Mapping[str, Any]) -> Iterator[Line]:

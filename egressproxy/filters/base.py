@@ -344,6 +344,7 @@ class FilterType:
         backend_names: backends of rules that a config names (`name` or `namespace/name`), each with its field.
         machine_field: the field of a config that leads to the machine (a file, a variable of the environment, a
             program), "" for none: no object that was written through the API may have one.
+        machine_problem: why this machine has not what that field names, "" where it has: `check` tells it.
         package: the installed package that makes it known, name and version; "" for a type of ours.
         inspect: only for types that run the operator's code: says what is wrong without running it. Raises ValueError
             or OSError.
@@ -361,6 +362,7 @@ class FilterType:
     is_shared: bool = False
     backend_names: Callable[[Any], tuple[tuple[str, str], ...]] = lambda _config: ()
     machine_field: Callable[[Any], str] = lambda _config: ""
+    machine_problem: Callable[[Any], str] = lambda _config: ""
     inspect: Callable[[FilterContext], None] | None = None
     package: str = ""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import FieldName, FieldValue, FilterConfig
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
@@ -50,13 +51,18 @@ class HeaderEdits(FilterConfig):
     remove: tuple[FieldName, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [name.lower() for name in (*(v.name for v in self.set), *(v.name for v in self.add), *self.remove)]
-        for name, count in Counter(names).items():
+        written: list[tuple[str, tuple[str | int, ...]]] = [
+            *((each.name.lower(), ("set", index, "name")) for index, each in enumerate(self.set)),
+            *((each.name.lower(), ("add", index, "name")) for index, each in enumerate(self.add)),
+            *((each.lower(), ("remove", index)) for index, each in enumerate(self.remove)),
+        ]
+        counts = Counter(name for name, _ in written)
+        for name, path in reversed(written):
             if is_protected(name):
                 remedy = "; rewrite the host instead (UrlRewrite)" if name == "host" else ""
-                raise ValueError(f"{name} is written by the gateway itself and cannot be edited{remedy}")
-            if count > 1:
-                raise ValueError(f"{name} is edited {count} times; one action per field is allowed")
+                raise FieldFault(f"{name} is written by the gateway itself and cannot be edited{remedy}", *path)
+            if counts[name] > 1:
+                raise FieldFault(f"{name} is edited {counts[name]} times; one action per field is allowed", *path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
 from egressproxy.filters.path_modifier import PathReplacement, modify_path
-from egressproxy.filters.settings import FilterConfig, Hostname, Within
+from egressproxy.filters.settings import FilterConfig, HostnameOrNone, Within
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange, LocalResponse
 
@@ -26,7 +26,7 @@ class RequestRedirectConfig(FilterConfig):
     """ "" and 0: as in the request, or by the rules of the port. `listener_…` describe the listener of the request."""
 
     scheme: Literal["", "http", "https"] = ""
-    hostname: Hostname | Literal[""] = ""
+    hostname: HostnameOrNone = ""
     path: PathReplacement | None = None
     port: _Port = 0
     status_code: Literal[301, 302, 303, 307, 308] = 302

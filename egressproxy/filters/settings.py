@@ -27,6 +27,7 @@ __all__ = [
     "FieldValue",
     "FilterConfig",
     "Hostname",
+    "HostnameOrNone",
     "SecretRef",
     "Within",
     "matching",
@@ -41,7 +42,9 @@ def spelling(name: str) -> str:
 
 
 class FilterConfig(FilterSettings):
-    """Base of a built-in filter's config, a frozen dataclass. A ValueError of its `__post_init__` is a fault."""
+    """Base of a built-in filter's config, a frozen dataclass. A ValueError of its `__post_init__` is a fault, which is
+    told at the field that a FieldFault names.
+    """
 
     __slots__ = ()
     __pydantic_config__: ClassVar = {"extra": "forbid", "alias_generator": spelling, "populate_by_name": True}
@@ -167,3 +170,4 @@ _VALUE_FAULT = "the value contains a byte that a field value cannot have, or beg
 FieldName = Annotated[str, matching(TOKEN, "{!r} is not a field name")]
 FieldValue = Annotated[str, matching(VALUE, _VALUE_FAULT)]
 Hostname = Annotated[str, Checked(_hostname)]
+HostnameOrNone = Annotated[str, Checked(lambda text: _hostname(text) if text else "")]

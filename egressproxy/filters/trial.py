@@ -12,7 +12,7 @@ from egressproxy.ir.extensions import chains, extensions
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR
 
-__all__ = ["failures"]
+__all__ = ["failures", "machine_problems"]
 
 
 def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, FilterBuildError]]:
@@ -29,6 +29,16 @@ def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, Filt
     if all(isinstance(error, UnusableFilter) for _, error in faults):
         faults += _misplaced(instances, config)
     return faults
+
+
+def machine_problems(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, str, str]]:
+    """The specs that name what this machine has not (a folder, say): each with the field and why."""
+    found = []
+    for spec in dict.fromkeys(extensions(config)):
+        kind = catalog.get(spec.implementation or spec.type) if spec.is_known else None
+        if kind is not None and spec.settings is not None and (why := kind.machine_problem(spec.settings)):
+            found.append((spec, kind.machine_field(spec.settings), why))
+    return found
 
 
 def _misplaced(instances: FilterInstances, config: ConfigIR) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:

@@ -6,12 +6,11 @@ Source: Gateway API HTTPURLRewriteFilter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
 from egressproxy.filters.path_modifier import PathReplacement, modify_path
-from egressproxy.filters.settings import FilterConfig, Hostname
+from egressproxy.filters.settings import FilterConfig, HostnameOrNone
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.path import has_dot_segment
 
@@ -22,7 +21,7 @@ __all__ = ["URL_REWRITE", "UrlRewriteConfig", "UrlRewriteFilter"]
 class UrlRewriteConfig(FilterConfig):
     """`hostname` "": the Host field stays; `path` None: the path stays."""
 
-    hostname: Hostname | Literal[""] = ""
+    hostname: HostnameOrNone = ""
     path: PathReplacement | None = None
 
 

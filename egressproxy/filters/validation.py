@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from egressproxy.filters.settings import spelling
+from egressproxy.ir.policy import FieldFault
 
 __all__ = ["faults", "schema", "validated"]
 
@@ -36,7 +37,8 @@ def faults(error: ValidationError, model: type[Any]) -> str:
     known = _known(model)
     said = []
     for detail in error.errors(include_url=False, include_input=False):
-        where = ".".join(map(str, detail["loc"]))
+        at_fault = detail.get("ctx", {}).get("error")
+        where = ".".join(map(str, (*detail["loc"], *(at_fault.path if isinstance(at_fault, FieldFault) else ()))))
         what = detail["msg"].removeprefix("Value error, ")
         if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             near = difflib.get_close_matches(where, known, 1, 0.6)

@@ -25,6 +25,7 @@ __all__ = [
     "DnsIR",
     "ExtensionIR",
     "Family",
+    "FieldFault",
     "FilterSettings",
     "HedgingIR",
     "LimitsIR",
@@ -209,6 +210,16 @@ class FilterSettings:
     """Base of what the configs of our own filters are read into: frozen dataclasses of plain values, in `filters`."""
 
     __slots__ = ()
+
+
+class FieldFault(ValueError):
+    """What is wrong with one field of such a config, raised by its `__post_init__`. `path` leads there from the config,
+    as manifests write it: names of fields, and places in lists.
+    """
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class Callee:

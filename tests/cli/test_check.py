@@ -436,3 +436,35 @@ def test_a_file_whose_name_is_no_text_leaves_the_output_json(tmp_path: Path):
     assert done.exit_code == 1
     (problem,) = json.loads(done.output)["problems"]
     assert problem["file"] == f"{tmp_path}/\\udcff.yaml"
+
+
+def test_an_audit_folder_that_is_not_there_or_takes_no_files_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, manifests = tmp_path / "records", tmp_path / "m"
+    manifests.mkdir()
+    policy = f"""apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {{name: audited}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: Gateway, name: gw}}]
+  extensions:
+  - name: audit
+    type: egressproxy.io/Audit:v1
+    phase: request-headers
+    config:
+      folder: {folder}
+"""
+    (manifests / "m.yaml").write_text(f"{GATEWAY}---\n{policy}")
+    result = invoke(manifests)
+    assert f"spec.extensions[0].config.folder: {folder} is no folder of this machine" in result.output
+    assert "m.yaml:19:15: " in result.output
+    assert "1 warning." in result.output
+    assert (result.exit_code, invoke(manifests, "--strict").exit_code) == (0, 1)
+    folder.write_text("")
+    assert "is no folder of this machine" in invoke(manifests).output
+    folder.unlink()
+    folder.mkdir()
+    assert "0 warnings." in invoke(manifests).output
+    monkeypatch.setattr(os, "access", lambda path, _mode: str(path) != str(folder))
+    assert f"{folder} cannot be written to by this user" in invoke(manifests).output

@@ -10,6 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from egressproxy.cli import explanation, main
+from egressproxy.cli.explanation import _amount
 from tests.support import manifests as m
 from tests.support.net import free_port
 
@@ -151,3 +152,14 @@ def test_endpoints_are_shown_with_their_health():
         ("  endpoint", "healthy   10.0.0.2:80", ""),
         ("  circuits", "open: maxConnections", "red"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (2000.000001, "2000"), (1999.9999999, "2000"), (41, "41"), (0, "0"), (0.5, "0.5"), (12.345678, "12.35"),
+        (0.00234567, "0.0023"), (1e7, "10000000"), (0.00001, "0"),
+    ],
+)  # fmt: skip
+def test_what_is_left_of_a_limit_is_a_number_for_people(number: float, shown: str):
+    assert _amount(number) == shown

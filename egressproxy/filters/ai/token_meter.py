@@ -20,6 +20,7 @@ from egressproxy.filters.limits.keys import KeyText, key_text
 from egressproxy.filters.limits.prices import TokenPrice, price_of
 from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.telemetry.label_sets import OVERFLOW
@@ -61,7 +62,9 @@ class TokenMeterConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         if (self.tenant == "Header") != bool(self.tenant_header):
-            raise ValueError("`tenantHeader` names the field for `tenant: Header`: write both, or neither")
+            raise FieldFault(
+                "`tenantHeader` names the field for `tenant: Header`: write both, or neither", "tenantHeader"
+            )
 
 
 class _Measured(TokenUse):

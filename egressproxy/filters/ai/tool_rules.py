@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from egressproxy.filters.content.own_patterns import compiled
+from egressproxy.filters.content.own_patterns import Expression, compiled
 from egressproxy.filters.settings import FilterConfig, Within, matching
 
 __all__ = ["Condition", "NameEntry", "NameRules", "Names", "ToolEntry", "ToolRules", "Tools"]
@@ -47,15 +47,13 @@ class Condition(FilterConfig):
     """
 
     path: ArgumentPath
-    matches: Annotated[str, Within(min_length=1, max_length=1024)] | None = None
+    matches: Annotated[Expression, Within(max_length=1024)] | None = None
     one_of: tuple[Scalar, ...] | None = None
     min: float | None = None
     max: float | None = None
     max_length: Annotated[int, Within(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        if self.matches is not None:
-            compiled(self.matches)
         if all(each is None for each in (self.matches, self.one_of, self.min, self.max, self.max_length)):
             raise ValueError(f"{self.path}: say what it has to be: matches, oneOf, min, max or maxLength")
 

@@ -14,7 +14,7 @@ from egressproxy.ai_apis.shared import usage_told
 from egressproxy.errors import Reason
 from egressproxy.filters.audit.bodies import Redactor, SeenBody
 from egressproxy.filters.audit.chain_writer import stamp, writer_of
-from egressproxy.filters.audit.config import AuditConfig, secret_refs
+from egressproxy.filters.audit.config import AuditConfig, folder_problem, secret_refs
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
@@ -167,5 +167,6 @@ AUDIT = FilterType(
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),
     secret_refs=secret_refs,
     machine_field=lambda _config: "folder",
+    machine_problem=folder_problem,
     summary="Writes a record of each exchange into hash-chained files, which `egressproxy audit verify` checks.",
 )

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from egressproxy.filters.audit.chain_writer import ChainSettings
 from egressproxy.filters.settings import FieldName, FilterConfig, SecretRef, Within
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["AuditConfig", "secret_refs"]
+__all__ = ["AuditConfig", "folder_problem", "secret_refs"]
 
 #: Fields whose values are credentials, or may be: they are in no record.
 _NEVER = frozenset((
@@ -51,11 +52,13 @@ class AuditConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         if not os.path.isabs(self.folder):
-            raise ValueError(f"folder {self.folder!r} is no absolute path; give one such as /var/log/egressproxy/audit")
-        for name in self.request_fields:
+            why = f"folder {self.folder!r} is no absolute path; give one such as /var/log/egressproxy/audit"
+            raise FieldFault(why, "folder")
+        for index, name in enumerate(self.request_fields):
             lower = name.lower()
             if lower in _NEVER or any(word in lower for word in ("token", "secret", "password", "api-key", "apikey")):
-                raise ValueError(f"the field {name} may carry a credential, which no record has: leave it out")
+                why = f"the field {name} may carry a credential, which no record has: leave it out"
+                raise FieldFault(why, "requestFields", index)
 
     def settings(self, key: SecretBytes | None) -> ChainSettings:
         """How records are written. Raises ValueError for a key that is too short."""
@@ -67,3 +70,13 @@ class AuditConfig(FilterConfig):
 def secret_refs(config: Any) -> tuple[SecretRef, ...]:
     """The Secrets of a config."""
     return (config.key_ref,) if config.key_ref is not None else ()
+
+
+def folder_problem(config: Any) -> str:
+    """Why this process cannot write to the folder; "" where it can."""
+    folder = config.folder
+    if not os.path.isdir(folder):
+        return f"{folder} is no folder of this machine: create it, for the user of the gateway alone"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} cannot be written to by this user: give it to the user of the gateway"
+    return ""

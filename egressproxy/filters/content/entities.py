@@ -13,8 +13,9 @@ from egressproxy.filters.content.numbers import CARD_FORM, NumberKind, Numbers, 
 from egressproxy.filters.content.own_patterns import OwnPatterns
 from egressproxy.filters.content.secret_keys import SecretKeys
 from egressproxy.filters.content.spans import Detector, Scanner
+from egressproxy.ir.policy import FieldFault
 
-__all__ = ["ENTITIES", "KEYS", "scanner_of"]
+__all__ = ["ENTITIES", "KEYS", "check_countries", "scanner_of"]
 
 KEYS: Final = frozenset(("API_KEY", "JWT", "PRIVATE_KEY"))
 #: Name -> what it is.
@@ -29,6 +30,14 @@ ENTITIES: Final[Mapping[str, str]] = {
     "JWT": "JSON Web Tokens",
     "PRIVATE_KEY": "private keys in PEM",
 }
+
+
+def check_countries(countries: Iterable[str]) -> None:
+    """Raises FieldFault (at `countries[N]`) for one whose identifiers are not known."""
+    for index, country in enumerate(countries):
+        if country not in COUNTRIES:
+            why = f"{country!r} has no identifiers here; there are those of {', '.join(COUNTRIES)}"
+            raise FieldFault(why, "countries", index)
 
 
 def scanner_of(
@@ -46,9 +55,7 @@ def scanner_of(
     wanted = frozenset(entities)
     for entity in sorted(wanted - ENTITIES.keys()):
         raise ValueError(f"{entity!r} is no entity; known are {', '.join(ENTITIES)}, and the names of `patterns`")
-    for country in countries:
-        if country not in COUNTRIES:
-            raise ValueError(f"{country!r} has no identifiers here; there are those of {', '.join(COUNTRIES)}")
+    check_countries(countries)
     own = list(patterns)
     detectors: list[Detector] = [OwnPatterns(own)] if own else []
     if wanted & KEYS:

@@ -15,6 +15,7 @@ from egressproxy.ai_apis.message import in_object
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
 from egressproxy.filters.calls import CallFailed, FilterCall
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, Within
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["Judge", "JudgeAbsent", "JudgeSettings"]
@@ -52,7 +53,7 @@ class JudgeSettings(FilterConfig):
 
     def __post_init__(self) -> None:
         if self.type == "Chat" and not self.model:
-            raise ValueError("a judge of type Chat needs `model`: the name of the model that is asked")
+            raise FieldFault("a judge of type Chat needs `model`: the name of the model that is asked", "model")
         if not self.path:
             object.__setattr__(self, "path", "/v1/chat/completions" if self.type == "Chat" else "/")
 

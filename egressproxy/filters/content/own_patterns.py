@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 from egressproxy.filters.content.spans import Detector, Span
-from egressproxy.filters.settings import Within
+from egressproxy.filters.settings import Checked, Within
+from egressproxy.ir.policy import FieldFault
 
-__all__ = ["Glance", "OwnPatterns", "RuleName", "check_names", "compiled", "searched_in"]
+__all__ = ["Expression", "Glance", "OwnPatterns", "RuleName", "check_names", "compiled", "searched_in"]
 
 #: The name of a rule of the operator's, which stands in metrics and messages as it is written.
 RuleName = Annotated[str, Within(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
@@ -28,16 +29,25 @@ _ASSERTIONS: Final = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z"))
 
 
 def check_names(names: Iterable[str], others: Iterable[str]) -> None:
-    """Raises ValueError for the name of a rule that another one has, whatever the case of its letters. `others`: the
-    names of the filter's own rules.
+    """Raises FieldFault (at `deny[N].name`) for the name of a rule that another one has, whatever the case of its
+    letters. `others`: the names of the filter's own rules.
     """
     taken = {name.casefold(): name for name in others}
-    for name in names:
-        other = taken.setdefault(name.casefold(), name)
-        if other is not name or name in others:
-            raise ValueError(
-                f"`deny` has a rule {name}, and {other} is another rule: metrics would not tell them apart"
-            )
+    for index, name in enumerate(names):
+        other = taken.get(name.casefold())
+        if other is not None:
+            why = f"`deny` has a rule {name}, and {other} is another rule: metrics would not tell them apart"
+            raise FieldFault(why, "deny", index, "name")
+        taken[name.casefold()] = name
+
+
+def _checked(text: str) -> str:
+    compiled(text)
+    return text
+
+
+#: In a config: an expression, which is compiled where the configuration is read.
+Expression = Annotated[str, Within(min_length=1), Checked(_checked)]
 
 
 def compiled(text: str, *, ignores_case: bool = False, max_length: int = _MAX_PATTERN) -> Any:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from egressproxy.filters.content.numbers import digits_of
+from egressproxy.filters.settings import Checked, Within
 
-__all__ = ["Phones", "known_regions"]
+__all__ = ["Phones", "Region", "known_regions"]
 
 _CANDIDATE = re.compile(r"\+? ?\(?[0-9]{1,17}(?:[ ./()-]{1,2}[0-9]{1,15}){0,6}(?![0-9])")
 #: Digits of a number with its country code: ITU-T E.164 section 6.1.
@@ -31,10 +32,8 @@ class Phones:
     __slots__ = ("_national", "form")
 
     def __init__(self, regions: tuple[str, ...]) -> None:
-        known = known_regions()
         for region in regions:
-            if region not in known:
-                raise ValueError(f"{region!r} is no region with a numbering plan: write two letters, such as DE or US")
+            _known(region)
         plans = "|".join(_national_plan(region) for region in regions)
         self._national = re.compile(plans) if plans else None
         self.form = r"(?<=\+)|(?<=0)[ ./()-]{0,2}0|(?<=\()0[ ./()-]{0,2}0"
@@ -82,6 +81,16 @@ def known_regions() -> frozenset[str]:
     import phonenumbers  # tens of milliseconds, and only who looks for telephone numbers needs it
 
     return frozenset(phonenumbers.SUPPORTED_REGIONS)
+
+
+def _known(region: str) -> str:
+    if region not in known_regions():
+        raise ValueError(f"{region!r} is no region with a numbering plan: write two letters, such as DE or US")
+    return region
+
+
+#: In a config: a code of a region.
+Region = Annotated[str, Within(pattern=r"^[A-Z]{2}$"), Checked(_known)]
 
 
 def _is_international(digits: str) -> bool:

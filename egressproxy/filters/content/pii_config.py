@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from egressproxy.filters.content.entities import ENTITIES
+from egressproxy.filters.content.entities import ENTITIES, check_countries
 from egressproxy.filters.content.national_ids import COUNTRIES
+from egressproxy.filters.content.own_patterns import Expression
+from egressproxy.filters.content.phones import Region
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
+from egressproxy.ir.policy import FieldFault
 
 __all__ = ["Action", "Entity", "OwnEntity", "PIIDetectorConfig", "PresidioEngine"]
 
@@ -32,7 +35,7 @@ class OwnEntity(FilterConfig):
     """What an expression of RE2 finds. A match has at most `max_length` characters: a stream holds back as many."""
 
     name: Annotated[str, Within(pattern=_NAME)]
-    pattern: Annotated[str, Within(min_length=1)]
+    pattern: Expression
     action: Action = "Redact"
     max_length: Annotated[int, Within(ge=1, le=256)] = 64
 
@@ -67,7 +70,7 @@ class PIIDetectorConfig(FilterConfig):
     patterns: tuple[OwnEntity, ...] = ()
     presidio: PresidioEngine | None = None
     apply_to: Literal["Requests", "Responses", "Both"] = "Requests"
-    regions: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = ()
+    regions: tuple[Region, ...] = ()
     countries: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = COUNTRIES
     headers: tuple[FieldName, ...] = ()
     query: bool = True
@@ -75,21 +78,24 @@ class PIIDetectorConfig(FilterConfig):
     max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        names = [each.name for each in self.entities] + [each.name for each in self.patterns]
+        written: list[tuple[str, tuple[str | int, ...]]] = [
+            *((each.name, ("entities", index, "name")) for index, each in enumerate(self.entities)),
+            *((each.name, ("patterns", index, "name")) for index, each in enumerate(self.patterns)),
+        ]
         if self.presidio is not None:
-            names += [each.name for each in self.presidio.entities]
-        if not names:
+            theirs = enumerate(self.presidio.entities)
+            written += ((each.name, ("presidio", "entities", index, "name")) for index, each in theirs)
+        if not written:
             raise ValueError("`entities`, `patterns` or `presidio` has to say what is looked for")
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"{name} is there twice: an entity has one action")
-        for entity in self.entities:
-            if entity.name not in ENTITIES:
-                raise ValueError(
-                    f"{entity.name} is no entity; known are {', '.join(ENTITIES)}; write `patterns` for others"
-                )
-        for country in self.countries:
-            if country not in COUNTRIES:
-                raise ValueError(f"{country} has no identifiers here; there are those of {', '.join(COUNTRIES)}")
+        seen: set[str] = set()
+        for name, path in written:
+            if name in seen:
+                raise FieldFault(f"{name} is there twice: an entity has one action", *path)
+            seen.add(name)
+            if path[0] == "entities" and name not in ENTITIES:
+                why = f"{name} is no entity; known are {', '.join(ENTITIES)}; write `patterns` for others"
+                raise FieldFault(why, *path)
+        check_countries(self.countries)
         if self.presidio is not None and self.apply_to != "Requests":
-            raise ValueError("`presidio` looks at requests alone: a stream cannot wait for it; set `applyTo: Requests`")
+            why = "`presidio` looks at requests alone: a stream cannot wait for it; set `applyTo: Requests`"
+            raise FieldFault(why, "applyTo")

@@ -24,9 +24,10 @@ from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
 from egressproxy.filters.content.json_strings import strings_of
 from egressproxy.filters.content.judge import Judge, JudgeAbsent, JudgeSettings
-from egressproxy.filters.content.own_patterns import Glance, RuleName, check_names, compiled, searched_in
+from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names, compiled, searched_in
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
@@ -58,7 +59,7 @@ class GuardPattern(FilterConfig):
     """An expression of RE2, with a name for metrics and messages."""
 
     name: RuleName
-    pattern: Annotated[str, Within(min_length=1)]
+    pattern: Expression
     ignore_case: bool = True
 
 
@@ -99,7 +100,7 @@ class PromptGuardConfig(FilterConfig):
 
     def __post_init__(self) -> None:
         if is_protected(self.header):
-            raise ValueError(f"{self.header} is written by the gateway itself: name another `header`")
+            raise FieldFault(f"{self.header} is written by the gateway itself: name another `header`", "header")
         looks = self.deny or self.allow or self.max_text_length or self.max_total_length or self.judge
         if not looks and (not self.injection_phrases or self.apply_to == "Responses"):
             raise ValueError("nothing is looked for: write `deny`, `allow`, a maximum length or `judge`")

@@ -23,15 +23,17 @@ from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.answer_ends import AnswerEnd, end_of, mark_as_cut, written_end
 from egressproxy.filters.content.bodies import BodyKind, BodyText, document_of, kind_of, media_type_of
-from egressproxy.filters.content.entities import ENTITIES, scanner_of
+from egressproxy.filters.content.entities import ENTITIES, check_countries, scanner_of
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.json_strings import strings_of
 from egressproxy.filters.content.national_ids import COUNTRIES
-from egressproxy.filters.content.own_patterns import Glance, RuleName, check_names
+from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names
+from egressproxy.filters.content.phones import Region
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
 from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["RESPONSE_POLICY", "ResponsePolicy", "ResponsePolicyConfig"]
@@ -51,7 +53,7 @@ class DeniedText(FilterConfig):
     """What an expression of RE2 finds. A match has at most `max_length` characters: a stream holds back as many."""
 
     name: RuleName
-    pattern: Annotated[str, Within(min_length=1)]
+    pattern: Expression
     max_length: Annotated[int, Within(ge=1, le=256)] = 64
 
 
@@ -69,7 +71,7 @@ class ResponsePolicyConfig(FilterConfig):
 
     entities: tuple[Annotated[str, Within(pattern=_NAME)], ...] = ()
     deny: tuple[DeniedText, ...] = ()
-    regions: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = ()
+    regions: tuple[Region, ...] = ()
     countries: tuple[Annotated[str, Within(pattern=r"^[A-Z]{2}$")], ...] = COUNTRIES
     max_length: Annotated[int, Within(ge=0)] = 0
     max_bytes: Annotated[int, Within(ge=0)] = 0
@@ -81,9 +83,11 @@ class ResponsePolicyConfig(FilterConfig):
     max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        for entity in self.entities:
+        for index, entity in enumerate(self.entities):
             if entity not in ENTITIES:
-                raise ValueError(f"{entity} is no entity; known are {', '.join(ENTITIES)}; write `deny` for others")
+                why = f"{entity} is no entity; known are {', '.join(ENTITIES)}; write `deny` for others"
+                raise FieldFault(why, "entities", index)
+        check_countries(self.countries)
         looks = self.entities or self.deny or self.max_length or self.max_bytes or self.content_types
         if not looks and self.tool_calls == "Any":
             raise ValueError("nothing is limited: write `entities`, `deny`, a limit, `contentTypes` or `toolCalls`")

@@ -20,6 +20,7 @@ from egressproxy.filters.settings import (
     Within,
     spelling,
 )
+from egressproxy.ir.policy import FieldFault
 
 __all__ = ["Basic", "Binding", "Command", "CredentialInjectorConfig", "backend_refs", "machine_field", "secret_refs"]
 
@@ -140,7 +141,7 @@ class CredentialInjectorConfig(FilterConfig):
         ):
             raise ValueError("`aws` signs requests and sends no value: of the other fields it has `bind` alone")
         if self.basic is not None and self.template:
-            raise ValueError("`basic` has a form of its own (RFC 7617): remove `template`")
+            raise FieldFault("`basic` has a form of its own (RFC 7617): remove `template`", "template")
         # What is set here has to pass these checks again: a process that reads the IR makes the object anew.
         if self.basic is None and self.aws is None:
             if not self.template:
@@ -148,13 +149,14 @@ class CredentialInjectorConfig(FilterConfig):
             if not self.header and not self.query:
                 object.__setattr__(self, "header", "Authorization")
         if is_protected(self.header):
-            raise ValueError(f"{self.header} is written by the gateway itself and cannot carry a credential")
+            raise FieldFault(f"{self.header} is written by the gateway itself and cannot carry a credential", "header")
         if not self.placeholder and (self.require or self.placeholder_body_bytes or self.scrub_as == "Placeholder"):
             raise ValueError(
                 "`require`, `placeholderBodyBytes` and `scrubAs: Placeholder` need a `placeholder`: add it"
             )
         if self.bind.hosts and self.allow_plaintext:
-            raise ValueError("`bind.hosts` are verified names, which no connection without TLS has: keep one of them")
+            why = "`bind.hosts` are verified names, which no connection without TLS has: keep one of them"
+            raise FieldFault(why, "bind", "hosts")
 
 
 def secret_refs(config: Any) -> tuple[SecretRef, ...]:

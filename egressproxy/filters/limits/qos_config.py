@@ -8,7 +8,8 @@ from typing import Annotated, Final, Literal
 from egressproxy.filters.limits.keys import Per
 from egressproxy.filters.limits.prices import TokenPrice
 from egressproxy.filters.limits.windows import CALENDAR, SECONDS
-from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within, spelling
+from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within
+from egressproxy.ir.policy import FieldFault
 
 __all__ = ["LimitEntry", "LimitType", "QoSControllerConfig", "StoreConfig"]
 
@@ -43,21 +44,22 @@ class LimitEntry(FilterConfig):
     def __post_init__(self) -> None:
         if self.type == "Concurrency":
             if self.unit or self.window or self.burst:
-                raise ValueError("Concurrency has no `unit`, `window` and `burst`: remove them")
+                field = "unit" if self.unit else "window" if self.window else "burst"
+                raise FieldFault("Concurrency has no `unit`, `window` and `burst`: remove them", field)
             if self.limit != int(self.limit):
-                raise ValueError("the `limit` of Concurrency is a whole number")
+                raise FieldFault("the `limit` of Concurrency is a whole number", "limit")
         elif not self.unit and not self.window:
             raise ValueError("write `unit` (Second, Minute, Hour, Day or Month)")
         elif self.unit and self.window:
-            raise ValueError("write `unit` or `window`, not both")
+            raise FieldFault("write `unit` or `window`, not both", "window")
         elif self.burst and self.unit in CALENDAR:
-            raise ValueError(f"`burst` means nothing in a {self.unit}, which does not refill: remove it")
+            raise FieldFault(f"`burst` means nothing in a {self.unit}, which does not refill: remove it", "burst")
         if self.type in ("Requests", "Concurrency", "Cost") and self.count != "Total":
-            raise ValueError(f"`count` is for Tokens and Bytes, not for {self.type}")
+            raise FieldFault(f"`count` is for Tokens and Bytes, not for {self.type}", "count")
         if ("Header" in self.per) != bool(self.header):
-            raise ValueError("`header` names the field for `per: [Header]`: write both, or neither")
+            raise FieldFault("`header` names the field for `per: [Header]`: write both, or neither", "header")
         if len(set(self.per)) < len(self.per):
-            raise ValueError("an entry of `per` stands more than once")
+            raise FieldFault("an entry of `per` stands more than once", "per")
 
     @property
     def label(self) -> str:
@@ -143,11 +145,13 @@ class QoSControllerConfig(FilterConfig):
         if not self.entries:
             raise ValueError("write at least one limit: `requestsPerMinute`, or an entry of `limits`")
         if any(entry.type == "Cost" for entry in self.limits) and not self.prices:
-            raise ValueError("a limit of Cost needs `prices`")
+            raise FieldFault("a limit of Cost needs `prices`", "prices")
+        short = len(self.entries) - len(self.limits)
         names = [entry.name for entry in self.entries]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"two limits are called {twice}: give each its own `name`")
+        for index, name in reversed(list(enumerate(names))):
+            if names.count(name) > 1:
+                path = ("limits", index - short, "name") if index >= short else ()
+                raise FieldFault(f"two limits are called {name}: give each its own `name`", *path)
 
     @property
     def entries(self) -> tuple[LimitEntry, ...]:
@@ -160,7 +164,8 @@ class QoSControllerConfig(FilterConfig):
                 if limit is not None:
                     made.append(LimitEntry(kind, float(limit), unit, per=self.per, header=self.header))  # type: ignore[arg-type]
         if (self.per or self.header) and not made:
-            raise ValueError(f"`{spelling('per')}` belongs to the short forms: write it into the entries of `limits`")
+            field = "per" if self.per else "header"
+            raise FieldFault(f"`{field}` belongs to the short forms: write it into the entries of `limits`", field)
         seen: dict[str, int] = {}
         named = []
         for entry in (*made, *self.limits):

@@ -162,7 +162,7 @@ def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict
             values = _filter_values(step.spec, step.stats.phase) | _service_values(step)
             if values["phase"] == step.spec.phase and (limits := step.filter.explain(x)):
                 values["limits"] = [
-                    {"name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 6),
+                    {"name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 4),
                      "resetSeconds": round(each.reset_s, 3)}
                     for each in limits
                 ]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 
 from egressproxy.filters.settings import CalledGrpcBackendRef, Checked, FieldName, FieldValue, FilterConfig, Within
 from egressproxy.gateway.processors.attributes import REQUEST_ATTRIBUTES, RESPONSE_ATTRIBUTES
+from egressproxy.ir.policy import FieldFault
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, ProcessingMode
 
 __all__ = [
@@ -90,12 +91,12 @@ class ModeConfig(FilterConfig):
     response_trailer_mode: _HeaderMode = "DEFAULT"
 
     def __post_init__(self) -> None:
-        for body, trailers in (
-            (self.request_body_mode, self.request_trailer_mode),
-            (self.response_body_mode, self.response_trailer_mode),
+        for body, trailers, field in (
+            (self.request_body_mode, self.request_trailer_mode, "requestTrailerMode"),
+            (self.response_body_mode, self.response_trailer_mode, "responseTrailerMode"),
         ):
             if body == "FULL_DUPLEX_STREAMED" and trailers != "SEND":
-                raise ValueError("a body that is sent FULL_DUPLEX_STREAMED needs the trailer mode SEND")
+                raise FieldFault("a body that is sent FULL_DUPLEX_STREAMED needs the trailer mode SEND", field)
 
     @property
     def mode(self) -> ProcessingMode:
@@ -168,7 +169,7 @@ class InitialMetadata(FilterConfig):
 
     def __post_init__(self) -> None:
         if self.key.lower().startswith("grpc-") or self.key.lower() in ("te", "content-type", "host"):
-            raise ValueError(f"{self.key} is written by gRPC itself")
+            raise FieldFault(f"{self.key} is written by gRPC itself", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,7 @@ class ExternalProcessorConfig(FilterConfig):
         mode = self.processing_mode
         bodies = {mode.request_body_mode, mode.response_body_mode}
         if self.observability_mode and bodies - {"NONE", "STREAMED"}:
-            raise ValueError("observabilityMode sends bodies STREAMED or NONE; change processingMode")
+            raise FieldFault("observabilityMode sends bodies STREAMED or NONE; change processingMode", "processingMode")
         if self.observability_mode and self.allow_mode_override:
-            raise ValueError("observabilityMode ignores all answers, so that allowModeOverride has no effect")
+            why = "observabilityMode ignores all answers, so that allowModeOverride has no effect"
+            raise FieldFault(why, "allowModeOverride")

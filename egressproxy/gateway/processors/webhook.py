@@ -38,6 +38,7 @@ from egressproxy.gateway.processors.settings import (
     seconds,
 )
 from egressproxy.gateway.processors.webhook_messages import InvalidAnswer, WebhookAnswer, read_answer, webhook_message
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 
 __all__ = ["WEBHOOK", "SecretMissing", "StatusOfWebhook", "Webhook", "WebhookConfig", "signature_fields"]
@@ -75,7 +76,7 @@ class CallHeader(FilterConfig):
         if name in ("host", "content-length", "content-type", "connection", "transfer-encoding") or name.startswith(
             "webhook-"
         ):
-            raise ValueError(f"{self.name} is written by the gateway itself")
+            raise FieldFault(f"{self.name} is written by the gateway itself", "name")
 
 
 @dataclass(frozen=True, slots=True)

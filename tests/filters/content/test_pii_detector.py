@@ -568,7 +568,7 @@ def test_no_tunnel_goes_past_it_on_a_route_or_a_backend(phase, unreadable, passe
         ({"entities": [{"name": "EMAILS"}]}, "EMAILS is no entity; known are EMAIL, PHONE"),
         ({"patterns": [{"name": "EMAIL", "pattern": "x"}]}, "EMAIL is there twice"),
         ({"patterns": [{"name": "X", "pattern": "("}]}, "is not an expression of RE2"),
-        ({"countries": ["ZZ"]}, "ZZ has no identifiers here"),
+        ({"countries": ["ZZ"]}, "'ZZ' has no identifiers here"),
         ({"entities": [{"name": "PHONE"}], "regions": ["ZZ"]}, "'ZZ' is no region"),
         ({"applyTo": "Both", "presidio": {"backendRef": {"name": "p", "port": 1}, "entities": [{"name": "PERSON"}]}}, "looks at requests alone"),
         ({"unknown": 1}, "unknown"),

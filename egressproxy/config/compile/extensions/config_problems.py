@@ -12,6 +12,7 @@ from egressproxy.config.compile.object_problems import problem_at
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.meta import Resource
+from egressproxy.ir.policy import FieldFault
 
 __all__ = ["config_problems", "first_error"]
 
@@ -24,6 +25,9 @@ def config_problems(
         if detail["type"] == "too_short" and detail["input"]:
             continue  # there are entries, and what is wrong with them is said of each
         loc, on_key = field_path(detail["loc"])
+        at_fault = detail.get("ctx", {}).get("error")
+        if isinstance(at_fault, FieldFault):
+            loc = (*loc, *at_fault.path)
         # Text is not shown: a credential may be written where its reference belongs.
         value = detail["input"]
         written = json.dumps(value) if isinstance(value, bool | int | float) else None
