@@ -23,7 +23,7 @@ from egressproxy.filters.chosen_steps import (
     too_long,
 )
 from egressproxy.filters.coded_body import CodedBody, head_of, undecodable
-from egressproxy.filters.content_coding import CODINGS, coding_of, note_change
+from egressproxy.filters.content_coding import CODINGS, coding_of, note_change, without_digests
 from egressproxy.filters.filter_step import Step, Steps, settle, start, wait
 from egressproxy.filters.trailers import run_trailers
 from egressproxy.model.exchange import Exchange
@@ -292,6 +292,8 @@ class BodyChain:
 
         Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
+        if not self.keeps_length and (not self.holds or any(flow.has_changed for flow in self._flows)):
+            block = without_digests(block)  # those of the body as it came
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
         return run_trailers([step for step in self._chosen.trailers if id(step.filter) not in off], x, block)
 

@@ -13,7 +13,16 @@ from typing import Final, Protocol
 
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["CODINGS", "ContentDecoder", "Undecodable", "ask_for_readable", "coding_of", "new_encoder", "note_change"]
+__all__ = [
+    "CODINGS",
+    "ContentDecoder",
+    "Undecodable",
+    "ask_for_readable",
+    "coding_of",
+    "new_encoder",
+    "note_change",
+    "without_digests",
+]
 
 #: What is decoded: RFC 9110 section 8.4.1, RFC 7932, RFC 9659. `x-gzip` is another name of gzip.
 CODINGS: Final = frozenset((b"gzip", b"x-gzip", b"deflate", b"br", b"zstd"))
@@ -27,6 +36,7 @@ _ZSTD_WINDOW: Final = 8 * 1024 * 1024
 _ZSTD_BYTES: Final = 256
 #: Fields about the bytes of a body, which no longer hold when a filter has changed it: RFC 9530, RFC 3230, RFC 1864.
 _DIGESTS: Final = (b"content-md5", b"digest", b"content-digest", b"repr-digest")
+_DIGEST_LINES: Final = every_spelling(tuple(name.decode() for name in _DIGESTS))
 #: Any field that `note_change` may change.
 _DESCRIBED: Final = re.compile(rb"\r\n(?:%s|accept-ranges|etag):" % b"|".join(_DIGESTS), re.IGNORECASE)
 #: Fields with which a client says in which coding, and which part of a body, or which changes of it, it wants (RFC 9110
@@ -99,6 +109,11 @@ def note_change(fields: Fields) -> None:
     tag = fields.get(b"etag")
     if tag is not None and tag.startswith(b'"'):
         fields.set(b"etag", b"W/" + tag)
+
+
+def without_digests(trailers: bytes) -> bytes:
+    """This block of trailers without those that are digests (RFC 9530 section 6.5 lets them come behind a body)."""
+    return _DIGEST_LINES.sub(b"", trailers)
 
 
 class ContentDecoder:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
+from egressproxy.filters.content_coding import note_change
 from egressproxy.gateway.ai.answers import (
     MAX_ANSWER,
     MAX_ERROR,
@@ -174,6 +175,8 @@ class AiCall:
         """The head of what is sent there, and what is told of it."""
         head, sent = x.request, self._sent
         self._model = sent.asked_model or self._model
+        if sent.sent_model != sent.asked_model:
+            note_change(head.fields)
         if sent.request is not None:
             self.backend_api = sent.request.target
             x.path_prefix = b""  # what replaces it is for the client's path

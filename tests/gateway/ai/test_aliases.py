@@ -68,6 +68,17 @@ def test_the_model_alone_is_another_one(converse: Start):
     assert (record["ai_api"], record["ai_backend_api"]) == ("OpenAIChat", "OpenAIChat")
 
 
+@pytest.mark.parametrize(("alias", "stays"), [("our-gpt", False), ("gpt-5", True)])
+def test_digests_of_the_body_go_where_it_has_become_another(converse: Start, alias: str, stays: bool):
+    talk = converse(config({"modelAlias": alias}))
+    talk.client >> post(CHAT, b"/v1/chat/completions", b"Content-Digest: sha-256=:eA==:", b"Content-MD5: eA==")
+    head = asked(talk, "a", b"POST").lower()
+    assert (b"content-digest" in head, b"content-md5" in head) == (stays, stays)
+    talk.origin.take(rb"(?s){.*}")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 @pytest.mark.parametrize(
     ("said", "sent"),
     [
