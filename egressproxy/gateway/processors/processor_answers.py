@@ -172,9 +172,10 @@ class ProcessorAnswers:
         self, answer: LocalResponse, x: Exchange, part: MessagePart, session: ProcessorSession
     ) -> LocalResponse:
         """The answer, where the head has not gone yet. Raises Rejected, which breaks the response off."""
+        if part is MessagePart.REQUEST_BODY:
+            return answer
         mode = session.mode.response_body_mode
-        is_held = mode is _BUFFERED or (mode is _DUPLEX and not is_event_stream(x))
-        if part is MessagePart.REQUEST_BODY or is_held:
+        if mode is _BUFFERED or (mode is _DUPLEX and not is_event_stream(x)):
             return answer
         raise Rejected("the processor ended the response with one of its own", status=answer.status)
 
