@@ -43,6 +43,10 @@ class TranslatedAnswer:
         """As of the upstream."""
         return self._upstream.is_reusable
 
+    def settle_length(self) -> int:
+        """How many bytes it has."""
+        return len(self._body)
+
     def whole_body(self) -> bytes:
         """The body; it is taken then."""
         body, self._body = self._body, b""
@@ -89,6 +93,10 @@ class TranslatedStream:
     def is_reusable(self) -> bool:
         """As of the upstream, once its answer is whole."""
         return self._upstream.is_reusable
+
+    def settle_length(self) -> int:
+        """-1: it flows."""
+        return -1
 
     def whole_body(self) -> None:
         """None: it flows."""

@@ -239,6 +239,8 @@ class Conductor:
         the head follows what they return.
         """
         chosen = None
+        if x.response.body == CHUNKED:
+            x.response.body = upstream.settle_length() or CHUNKED  # what is here whole is filtered like any other
         if x.response.body != 0:
             chosen = plan.choose(x)
         elif x.method == b"HEAD" or x.response.status == 304:

@@ -259,6 +259,30 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         self._buffer = b""
         return bytes(buffer[at:])
 
+    def settle_length(self) -> int:
+        """The bytes of a chunked body of which the buffer holds all, and nothing behind it, trailers neither: from now
+        on it is read as one of this length. -1 for any other body, and an empty one.
+        """
+        buffer = self._buffer
+        if self._chunks is None or not buffer.endswith(b"\r\n0\r\n\r\n"):
+            return -1
+        chunks, at, pieces = copy(self._chunks), self._at, []
+        try:
+            event, at = chunks.decode(buffer, at)
+            while type(event) is bytes:
+                pieces.append(event)
+                event, at = chunks.decode(buffer, at)
+        except Malformed:
+            return -1  # that is told when it is read
+        if event is not NO_TRAILERS or at != len(buffer) or not pieces:
+            return -1
+        self._buffer = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._left = len(self._buffer)
+        self._at = self._scanned = 0
+        self._chunks = None
+        self._state = _LENGTH
+        return self._left
+
     def _next_head(self) -> ResponseHead | None:
         if not self._buffer:
             return None

@@ -211,6 +211,12 @@ class UpstreamConnection(FlowControl):
                 return
             await pause()
 
+    def settle_length(self) -> int:
+        """How many bytes a body without a length has, if the buffer holds all of it and nothing behind it, trailers
+        neither: it has that length from now on. Else -1. To be called before any of it is taken.
+        """
+        return self.reader.settle_length()
+
     def whole_body(self) -> bytes | None:
         """The body, if the buffer holds all of it and nothing behind it: that ends the response. Else None."""
         body = self.reader.take_whole_body()

@@ -206,6 +206,12 @@ class UpstreamStream(Http2Stream):
                 raise self.error
             await pause()
 
+    def settle_length(self) -> int:
+        """As of `UpstreamConnection`."""
+        if not self._is_complete or self._response_trailers or self.error is not None:
+            return -1
+        return sum(map(len, self._pieces))
+
     def whole_body(self) -> bytes | None:
         """The body, if all of it is here and no trailers follow: that ends the response. Else None.
 

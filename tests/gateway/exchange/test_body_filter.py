@@ -852,3 +852,34 @@ def test_what_a_filter_has_more_waits_for_a_sink_that_is_full() -> None:
     more("first")
     assert asked == ["first", "second"]
     assert MORE not in x.notes
+
+
+@pytest.mark.parametrize("mode", list(BodyMode))
+def test_a_chunked_response_that_is_here_whole_is_filtered_as_one_with_a_length(converse: Start, mode: BodyMode):
+    class Said(Filter):
+        body_mode = mode
+
+        def response_headers(self, x: Exchange) -> None:
+            x.response.fields.set(b"x-mode", mode.value.encode())
+
+        def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+            return data.upper()
+
+    talk = converse(placed("b", "response_body"), filters={"b": Said()})
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for number in range(2):
+        talk.client >> GET
+        if not number:
+            talk.dialled("a.example", 80)
+        talk.origin << GET_SENT
+        talk.origin >> head + b"2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"
+        if mode is BodyMode.BUFFER:
+            talk.client.take(rb"HTTP/1.1 200 [^\0]*Content-Length: 5\r\n\r\nABCDE")
+        else:
+            talk.client.take(rb"HTTP/1.1 200 [^\0]*Transfer-Encoding: chunked\r\n\r\n5\r\nABCDE\r\n0\r\n\r\n")
+    talk.client >> GET
+    talk.origin << GET_SENT
+    talk.origin >> head + b"0\r\n\r\n"
+    talk.client.take(rb"HTTP/1.1 200 .*")
+    talk.client >> GET
+    talk.origin << GET_SENT

@@ -180,7 +180,14 @@ def test_a_refusal_of_trailers_breaks_the_response_off(converse: Start):
 
 def test_without_trailers_nobody_is_asked(converse: Start):
     sees = Sees()
-    assert answered(start(converse, "response-headers", sees), b"") == b"2\r\nhi\r\n0\r\n\r\n"
+    talk = start(converse, "response-headers", sees)
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n"
+    talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n2\r\nhi\r\n")
+    talk.origin >> b"0\r\n\r\n"
+    talk.client << b"0\r\n\r\n"
     assert sees.seen == []
 
 

@@ -433,3 +433,47 @@ def test_the_end_of_a_message_says_what_it_holds() -> None:
     assert isinstance(NO_TRAILERS, EndOfMessage)
     assert "buffered=3" in repr(requests(b"GET"))
     assert "HEAD" in repr(responses())
+
+
+@pytest.mark.parametrize(
+    ("body", "length"),
+    [
+        (b"3\r\nabc\r\n0\r\n\r\n", 3),
+        (b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n", 5),
+        (b"7\r\n\r\n0\r\n\r\n\r\n0\r\n\r\n", 7),
+        (b"0\r\n\r\n", -1),
+        (b"3\r\nabc\r\n", -1),
+        (b"3\r\nabc\r\n0\r\n", -1),
+        (b"3\r\nabc\r\n0\r\nX-Sum: 1\r\n\r\n", -1),
+        (b"9\r\n\r\n0\r\n\r\n", -1),
+        (b"3\r\nabc\r\n0\r\n\r\n0\r\n\r\n", -1),
+        (b"3\r\nabcd\r\n0\r\n\r\n", -1),
+        (b"x\r\nabc\r\n0\r\n\r\n", -1),
+    ],
+)
+def test_a_chunked_body_that_is_here_whole_may_be_read_as_one_with_a_length(body: bytes, length: int):
+    def read(*, settles: bool) -> tuple[list[object], Reason | None]:
+        reader = ResponseReader(HeadLimits())
+        reader.expect(b"GET")
+        reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        assert isinstance(reader.next(), ResponseHead)
+        if settles:
+            assert reader.settle_length() == length
+        events: list[object] = []
+        try:
+            while (event := reader.next()) is not None:
+                events.append(event)
+        except UpstreamFault as fault:
+            return events, fault.reason
+        return [*events, reader.buffered], None
+
+    read_as_chunks, read_as_whole = read(settles=False), read(settles=True)
+    assert str(read_as_chunks) == str(read_as_whole)
+    if length > 0:
+        reader = ResponseReader(HeadLimits())
+        reader.expect(b"GET")
+        reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        reader.next()
+        reader.settle_length()
+        assert len(reader.take_whole_body() or b"") == length
+        assert reader.next() is None
