@@ -44,7 +44,12 @@ _PRESIGNED: Final = frozenset(
 )  # fmt: skip
 #: A clock that is wrong by more is corrected by the answer of the backend, in seconds; AWS refuses at 300 or 900.
 _SKEW_S: Final = 60.0
-_MAX_SKEW_S: Final = 86400.0
+#: No answer moves it further: AWS itself allows 900.
+_MAX_SKEW_S: Final = 900.0
+#: What AWS says in an answer of a time that is wrong, and nothing else.
+_SKEWED: Final = re.compile(rb"RequestTimeTooSkewed|RequestInTheFuture|Signature expired|Signature not yet current")
+#: Bytes of such an answer that are looked at.
+_MAX_ERROR: Final = 4096
 
 
 class _SignedHead(NamedTuple):
@@ -80,6 +85,7 @@ class AwsInjector(BoundCredential):
         self.needs_body = self._aws.signs_body
         self.max_buffer_bytes = self._aws.max_body_bytes
         self._body = f"signed body {id(self)}"
+        self._refused = f"refused {id(self)}"
         #: On a Backend, where bodies of each attempt can be changed.
         self._signs_chunks = (
             self._aws.is_s3
@@ -87,7 +93,7 @@ class AwsInjector(BoundCredential):
             and self._aws.algorithm == "SigV4"
             and context.source.partition(" ")[0].partition(".")[0] == "Backend"
         )
-        self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+        self.runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.RESPONSE_BODY))
         if self._signs_chunks:
             self.runs_in |= {Phase.REQUEST_BODY}
         fetch = from_aws(context, self._aws)
@@ -135,7 +141,11 @@ class AwsInjector(BoundCredential):
         return None
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """Only bodies in chunks that the client has signed, on their way to the backend, are looked at."""
+        """Bodies in chunks that the client has signed, on their way to the backend, and answers of a backend behind TLS
+        that may say that the time is wrong.
+        """
+        if phase is Phase.RESPONSE_BODY:
+            return BodyMode.STREAM if x.response.status in (400, 403) and x.backend_is_secure else None
         said = x.request.fields.get(b"x-amz-content-sha256")
         return BodyMode.STREAM if said in _IN_CHUNKS and x.backend != "-" else None
 
@@ -217,17 +227,25 @@ class AwsInjector(BoundCredential):
             remedy="have the client send the body unsigned, or whole (payload_signing_enabled of botocore)",
         )
 
-    def backend_response(self, x: Exchange) -> None:
-        """Learns from a refusal how wrong this machine's clock is: the next request is signed with the backend's."""
-        if x.response.status not in (400, 403):
-            return
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Learns from a refusal for its time how wrong this machine's clock is, and changes nothing."""
+        held = b"" if x.notes is None else x.notes.get(self._refused, b"")
+        if len(held) < _MAX_ERROR:
+            held = (held + data)[:_MAX_ERROR]
+            x.note(self._refused, held)
+            if (last or len(held) == _MAX_ERROR) and _SKEWED.search(held):
+                self._correct(x)
+        return data
+
+    def _correct(self, x: Exchange) -> None:
+        """The next requests are signed with the backend's time, or one that is `_MAX_SKEW_S` nearer to it."""
         try:
             theirs = parsedate_to_datetime((x.response.fields.get(b"date") or b"").decode("latin-1")).timestamp()
         except (ValueError, TypeError, IndexError, OverflowError):
             return
         skew = theirs - time.time()
-        if abs(skew) < _MAX_SKEW_S and abs(skew - self._skew_s) > _SKEW_S:
-            self._skew_s = skew if abs(skew) > _SKEW_S else 0.0
+        if abs(skew - self._skew_s) > _SKEW_S:
+            self._skew_s = max(-_MAX_SKEW_S, min(skew, _MAX_SKEW_S)) if abs(skew) > _SKEW_S else 0.0
 
 
 def _without_presigned(target: bytes) -> bytes:

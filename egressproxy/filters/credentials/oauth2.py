@@ -42,7 +42,8 @@ def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
         asked = checked_call(call, allow_plaintext=config.token_endpoint.allow_plaintext)
         form = _grant(config, key)
         fields = _authentication(config, key, secret, form)
-        return token_of(await ask_json(asked, config.token_endpoint.path, form=form, fields=fields))
+        answer = await ask_json(asked, config.token_endpoint.path, form=form, fields=fields)
+        return token_of(answer, assumed_s=config.assumed_life_seconds)
 
     return fetch
 

@@ -172,7 +172,7 @@ class Refresher:
         wait = min(MAX_RETRY_S, FIRST_RETRY_S * 2 ** min(self._failures - 1, 10))
         wait *= 1 - random.random() / 2  # noqa: S311
         self._timer = asyncio.get_running_loop().call_later(wait, self._start)
-        if is_final:
+        if is_final or asyncio.get_running_loop().time() >= self.expires_at:  # a timer is for a day at most
             self._expire()
         left = self.expires_at - asyncio.get_running_loop().time() if self.has_value else 0.0
         self._tell(error, max(0.0, left))

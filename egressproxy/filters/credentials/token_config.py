@@ -34,7 +34,8 @@ class OAuth2(FilterConfig):
     `grant` is ClientCredentials (RFC 6749 section 4.4) or JwtBearer (RFC 7523 section 2.1), an assertion that
     `privateKeyRef` signs with `issuer`, `subject` and `assertionAudience`. `authentication` says how the client shows
     who it is: ClientSecretBasic, ClientSecretPost, PrivateKeyJwt, TokenFile (the token in `tokenFile` is the assertion,
-    as for Azure workload identity), or None.
+    as for Azure workload identity), or None. `assumedLifeSeconds`: how long a token is used whose answer has no
+    `expires_in`.
     """
 
     token_endpoint: TokenEndpoint
@@ -51,6 +52,7 @@ class OAuth2(FilterConfig):
     scopes: tuple[Scope, ...] = ()
     audience: OptionalText = ""
     resource: tuple[Text, ...] = ()
+    assumed_life_seconds: Annotated[int, Within(ge=1, le=86400)] = 3600
 
     def __post_init__(self) -> None:
         if self.authentication is None:

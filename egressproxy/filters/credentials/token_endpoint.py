@@ -12,12 +12,14 @@ from urllib.parse import urlencode
 from egressproxy.filters.calls import CallFailed, FilterCall
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 
-__all__ = ["TIMEOUT_S", "ask_json", "checked_call", "form_body", "life_of", "token_of"]
+__all__ = ["ASSUMED_LIFE_S", "TIMEOUT_S", "ask_json", "checked_call", "form_body", "life_of", "token_of"]
 
 #: For one answer of a token endpoint, in seconds.
 TIMEOUT_S: Final = 15.0
 #: When to ask again where an answer does not say how long its token is valid, in seconds.
 UNKNOWN_LIFE_S: Final = 300.0
+#: How long a token is used whose answer does not say how long it is valid, in seconds.
+ASSUMED_LIFE_S: Final = 3600.0
 #: An error code of RFC 6749 section 5.2, which may be shown; a description may repeat what was sent.
 _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 #: A token that a field can have (RFC 6750 section 2.1, and what goes beyond it in practice).
@@ -78,24 +80,27 @@ def form_body(form: Form) -> bytes:
     return urlencode(list(form)).encode()
 
 
-def token_of(answer: dict[str, Any], name: str = "access_token", *, bearer: bool = True) -> Fetched:
+def token_of(
+    answer: dict[str, Any], name: str = "access_token", *, bearer: bool = True, assumed_s: float = ASSUMED_LIFE_S
+) -> Fetched:
     """The token of an answer, and how long it is valid. Raises FetchError.
 
-    `bearer`: it has to be a bearer token (RFC 6749 section 7.1).
+    `bearer`: it has to be a bearer token (RFC 6749 section 7.1). `assumed_s`: how long it is used where the answer does
+    not say (RFC 6749 section 5.1: the server should document that then).
     """
     token, kind = answer.get(name), answer.get("token_type", "Bearer")
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise FetchError(f"the answer has no usable {name}")
     if bearer and (not isinstance(kind, str) or kind.lower() != "bearer"):
         raise FetchError("the token is not a bearer token")
-    life = life_of(answer.get("expires_in"))
-    return Fetched(token.encode(), life, UNKNOWN_LIFE_S if life == math.inf else 0.0)
+    said = answer.get("expires_in")
+    if said is None:
+        return Fetched(token.encode(), assumed_s, min(UNKNOWN_LIFE_S, assumed_s / 2))
+    return Fetched(token.encode(), life_of(said))
 
 
 def life_of(said: object) -> float:
-    """`expires_in` in seconds, which some servers write as a text; infinite where there is none. Raises FetchError."""
-    if said is None:
-        return math.inf
+    """`expires_in` in seconds, which some servers write as a text. Raises FetchError."""
     try:
         life = float(said) if isinstance(said, int | float | str) and not isinstance(said, bool) else math.nan
     except ValueError:

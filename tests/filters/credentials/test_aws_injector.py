@@ -231,11 +231,17 @@ def test_they_are_bound_too():
         request_of(made(bind={"hosts": ["other.example"]}))
 
 
-def refusal(filter_, seconds, status=403):
+TOO_SKEWED = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
+
+
+def refusal(filter_, seconds, status=403, body=TOO_SKEWED, *, is_secure=True, in_one=True):
     x = exchange()
+    x.backend_is_secure = is_secure
     date = formatdate(time.time() + seconds, usegmt=True).encode()
     x.response = ResponseHead(status, b"Forbidden", Fields.of([(b"date", date)]))
-    filter_.backend_response(x)
+    if filter_.body_mode_for(x, Phase.RESPONSE_BODY) is not None:
+        pieces = [body] if in_one else [body[:20], body[20:], b""]
+        assert b"".join(filter_.response_body(x, each, each is pieces[-1]) for each in pieces) == body
 
 
 def skew_of(filter_):
@@ -246,13 +252,36 @@ def skew_of(filter_):
 
 def test_a_clock_that_is_wrong_is_corrected_by_what_the_backend_says():
     filter_ = made()
-    refusal(filter_, 900, status=200)
+    refusal(filter_, 600, status=200)
     assert abs(skew_of(filter_)) < 30
-    refusal(filter_, 900)
-    assert 870 < skew_of(filter_) < 930
+    refusal(filter_, 600, in_one=False)
+    assert 570 < skew_of(filter_) < 630
     refusal(filter_, 0)
     assert abs(skew_of(filter_)) < 30
-    refusal(filter_, 10 * 86400)  # that is no clock
+    refusal(filter_, -600, body=b'{"message":"Signature not yet current: 20150830T124500Z is still later than ..."}')
+    assert -630 < skew_of(filter_) < -570
+
+
+@pytest.mark.parametrize("seconds", [86400, -86400])
+def test_no_answer_moves_the_clock_by_more_than_a_quarter_of_an_hour(seconds):
+    filter_ = made()
+    for _ in range(3):
+        refusal(filter_, seconds)
+    assert 870 < abs(skew_of(filter_)) < 930
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"body": b"<Error><Code>AccessDenied</Code></Error>"},
+        {"body": b""},
+        {"is_secure": False},  # anybody on the way could have written it
+        {"body": b" " * 4096 + TOO_SKEWED},
+    ],
+)
+def test_other_refusals_do_not_move_the_clock(more):
+    filter_ = made()
+    refusal(filter_, 600, **more)
     assert abs(skew_of(filter_)) < 30
 
 

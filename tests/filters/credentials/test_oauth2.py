@@ -172,6 +172,30 @@ async def test_what_servers_write_differently_is_understood(life):
     made.close()
 
 
+async def test_an_answer_without_a_life_serves_for_as_long_as_is_assumed(monkeypatch):
+    monkeypatch.setattr(refresher, "MARGIN_S", 0.0)
+    idp = Endpoint((200, {"access_token": "tok"}), *[(500, b"")] * 20)
+    made = injector({"oauth2": {**BASIC, "assumedLifeSeconds": 1}}, SECRETS, {LABEL: idp})
+    assert authorization(await sent(made)) == b"Bearer tok"
+    await until(lambda: not made._refresher.has_value)
+    assert len(idp.asked) > 1
+    assert "500" in (await failed(made)).detail
+    made.close()
+
+
+async def test_a_token_that_is_valid_for_days_is_not_used_longer_while_its_endpoint_is_away():
+    idp = Endpoint(granted(expires_in=3 * 86400), *[(500, b"")] * 20)
+    made = injector({"oauth2": BASIC}, SECRETS, {LABEL: idp})
+    await sent(made)
+    keeper = made._refresher
+    keeper._failed("away")
+    assert keeper.has_value
+    keeper.expires_at = asyncio.get_running_loop().time() - 1  # three days later
+    keeper._failed("away")
+    assert not keeper.has_value
+    made.close()
+
+
 async def test_an_answer_without_a_life_is_asked_for_again_before_long():
     idp = Endpoint((200, {"access_token": "tok"}))
     made = injector({"oauth2": BASIC}, SECRETS, {LABEL: idp})
