@@ -11,12 +11,13 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "finished", "passing_trailers"]
+__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "ShortBody", "finished", "passing_trailers"]
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
@@ -279,6 +280,26 @@ class Collector:
         self.is_whole = True
         self.trailers = trailers
         self._client.driver.resume()
+
+
+class ShortBody:
+    """A sink that keeps a whole body of SHORT_BODY bytes at most: they are few, however many pieces they come in."""
+
+    __slots__ = ("_driver", "body", "is_whole")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.body = b""
+        self.is_whole = False
+
+    def send_body(self, data: bytes) -> None:
+        """Take one piece."""
+        self.body += data
+
+    def end_body(self, trailers: bytes) -> None:
+        """The body is whole."""
+        self.is_whole = True
+        self._driver.resume()
 
 
 async def finished(outcome: asyncio.Task[bytes]) -> bytes:

@@ -24,7 +24,7 @@ from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
-from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, finished
+from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
@@ -300,12 +300,12 @@ class Conductor:
         if route.filters_alone and chosen is not None and chosen.takes_whole(head.fields):
             whole = None if head.expect_continue else client.take_request_body()
             if whole is None and head.body <= SHORT_BODY and chosen.collects(head.body):
-                collector = Collector(client)
+                short = ShortBody(client.driver)
                 invite_body(client, head)
-                client.send_request_body_to(collector)
-                while not collector.is_whole:
+                client.send_request_body_to(short)
+                while not short.is_whole:
                     await pause()
-                whole = collector.body
+                whole = short.body
             if whole is not None:
                 end_if_no_memory(client, len(whole))
                 outcome = chosen.pass_whole(x, whole)
