@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis import framing as framing_room
@@ -359,11 +359,13 @@ PARTS = [
 ]  # fmt: skip
 
 
-@given(st.lists(st.lists(st.sampled_from(PARTS), max_size=6).map(b"".join), max_size=8))
+@settings(max_examples=400)
+@given(st.lists(st.lists(st.sampled_from(PARTS), max_size=4).map(b"".join), max_size=5))
+@example([b"data: a\rb\n\n", b"event: x\ry\ndata: a\n\n", b"data: a\n\n\n", b"data: a\n\ndata: b\r\n\r\n"])
 def test_plain_events_are_cut_as_all_others(pieces: list[bytes]):
     def cut() -> list[object]:
         made = SseFraming()
-        return [*map(made.feed, pieces), made.rest()]
+        return [made.feed(b"data: first\n\n"), *map(made.feed, pieces), made.rest()]
 
     plain = cut()
     with pytest.MonkeyPatch.context() as patch:

@@ -37,8 +37,11 @@ class ConcurrencyRule:
         table, now = self.table, monotonic()
         text = self.text(x, model)
         with table.lock:
-            held = sum([table.peek(table.key(text, owner), now)[1] for owner in table.owners])
-            at = table.find(table.key(text, table.mine), now) if held < self.limit else -1
+            if table.mine:
+                held = sum([table.peek(table.key(text, owner), now)[1] for owner in table.owners])
+                at = table.find(table.key(text, table.mine), now) if held < self.limit else -1
+            else:  # alone: what is held is what its own entry says
+                at = table.find_text(text, now)
             if at >= 0 and table.cells[at + 1] < self.limit:  # those without room share one entry
                 table.cells[at] = math.inf
                 table.cells[at + 1] += 1

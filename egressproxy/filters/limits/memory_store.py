@@ -70,16 +70,15 @@ class MemoryStore:
 
 def _take_all(takes: Sequence[Take], now: float) -> Take | None:
     refusing: Take | None = None
-    places = []
+    undo = []
     for take in takes:
-        rule = take.rule
-        cells, at = rule.table.cells, rule.table.find_text(take.text, now)
-        places.append(at)
-        take.wait_s = rule.window.wait_s(cells[at], cells[at + 1], take.amount, now)
-        if take.wait_s > (refusing.wait_s if refusing is not None else 0.0):
+        table = take.rule.table
+        cells, at = table.cells, table.find_text(take.text, now)
+        undo.append((cells, at, cells[at], cells[at + 1]))
+        take.wait_s = wait = take.rule.window.take(cells, at, take.amount, now)
+        if wait > 0.0 and (refusing is None or wait > refusing.wait_s):
             refusing = take
-    if refusing is None:
-        for take, at in zip(takes, places, strict=True):
-            rule = take.rule
-            rule.window.take(rule.table.cells, at, take.amount, now)
+    if refusing is not None:
+        for cells, at, until, used in reversed(undo):
+            cells[at], cells[at + 1] = until, used
     return refusing
