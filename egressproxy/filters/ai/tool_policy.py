@@ -238,7 +238,7 @@ class ToolPolicy(Filter):
         messages = answer.value if type(answer.value) is list else [answer.value]
         if any(type(each) is dict and "jsonrpc" in each for each in messages):
             self._shorten(answer)
-        else:
+        elif b'"name"' in data or b"\\u" in data:  # as every call has it
             for call in answer.tool_calls():
                 self._judge_call(call.name, call.arguments)
         return answer.body()

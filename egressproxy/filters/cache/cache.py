@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.shared import add_usage, operation, usage_told
-from egressproxy.ai_apis.strict_json import Unreadable, dumps
+from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import Reason
 from egressproxy.filters.base import (
@@ -33,14 +33,14 @@ from egressproxy.filters.base import (
 )
 from egressproxy.filters.cache.completeness import whole_answer
 from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
-from egressproxy.filters.cache.keys import canonical, credentials_of, digest, in_order, is_known
+from egressproxy.filters.cache.keys import canonical, credentials_of, digest, in_order, is_known, telling, told_by
 from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.model.fields import Fields, media_type
+from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.shares import client_of
 
@@ -52,7 +52,7 @@ _TELLING: Final = (
     b"openai-organization", b"openai-project", b"x-goog-user-project",
 )  # fmt: skip
 #: Requests with these ask for something else than the answer (RFC 9110 sections 13.1 and 14.2).
-_CONDITIONS: Final = (b"if-none-match", b"if-modified-since", b"if-match", b"if-unmodified-since", b"range")
+_CONDITIONS: Final = every_spelling(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
 #: Not kept: the transport's, Date (the gateway writes it), and what says of a coding, since bodies are kept without.
 _DROPPED: Final = frozenset((
     b"age", b"cache-status", b"connection", b"content-digest", b"content-encoding", b"content-length", b"content-md5",
@@ -118,7 +118,7 @@ class Cache(Filter):
         self._config = config
         self._store = AnswerStore(config.max_entries, config.max_bytes)
         self._note = f"cache {id(self._store)}"
-        self._telling = tuple(dict.fromkeys((*_TELLING, *(name.lower().encode() for name in config.key_headers))))
+        self._telling = telling((*_TELLING, *(name.encode() for name in config.key_headers)))
         self._methods = frozenset(method.encode() for method in config.methods)
         self._place = 0
         semantic = config.semantic
@@ -231,7 +231,7 @@ class Cache(Filter):
             question, rest = asked
             pending.vector = vector = await embedder.vector(question, x)
             if vector is not None:
-                pending.group = self._key(x, dumps(in_order(rest)))
+                pending.group = self._key(x, in_order(rest))
                 now = self.now()
                 for key in self._meanings.nearest(pending.group, vector, semantic.threshold):
                     found = self._store.get(key, now)
@@ -289,7 +289,7 @@ class Cache(Filter):
 
     def _may_look(self, x: Exchange, fields: Fields) -> bool:
         request = x.request
-        if x.method not in self._methods or request.upgrade or any(name in fields for name in _CONDITIONS):
+        if x.method not in self._methods or request.upgrade or _CONDITIONS.search(fields.block) is not None:
             return False
         if "no-store" in cache_control(fields):
             return False
@@ -345,9 +345,9 @@ class Cache(Filter):
             identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
             self._address(x), credentials_of(fields),
             x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
+            told_by(self._telling, fields), body,
         ]  # fmt: skip
-        parts += (b"\n".join(fields.get_all(name)) for name in self._telling)
-        return digest((*parts, body))
+        return digest(parts)
 
     def _address(self, x: Exchange) -> bytes:
         """That of a client without an identity: several may hold one credential, such as the placeholder of a key."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -11,12 +13,15 @@ from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["CREDENTIALS", "canonical", "credentials_of", "digest", "in_order", "is_known"]
+__all__ = ["CREDENTIALS", "canonical", "credentials_of", "digest", "in_order", "is_known", "telling", "told_by"]
 
 #: What says who the client is, to a backend: in every spelling.
 CREDENTIALS: Final = every_spelling((
     "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "x-amz-security-token",
 ))  # fmt: skip
+_encode_in_order: Final = json.JSONEncoder(
+    separators=(",", ":"), ensure_ascii=False, allow_nan=False, sort_keys=True
+).encode
 #: Members of a body with which an answer depends on more than the request. Source: OpenAI, POST /v1/responses.
 _STATEFUL: Final = ("background", "conversation", "previous_response_id")
 
@@ -41,20 +46,38 @@ def canonical(body: bytes) -> bytes | None:
     value = JsonMessage.parse(body)
     if not isinstance(value, dict) or any(value.get(name) for name in _STATEFUL):
         return None
-    return dumps(in_order(value))
+    return in_order(value)
 
 
-def in_order(value: object) -> object:
-    """A value of JSON with the members of its objects sorted by name, at every depth."""
-    if isinstance(value, dict):
-        return {name: in_order(value[name]) for name in sorted(value)}
-    return [in_order(each) for each in value] if isinstance(value, list) else value
+def in_order(value: object) -> bytes:
+    """A value of JSON with the members of its objects sorted by name, at every depth, and without blanks.
+
+    Raises Unreadable for an infinite number.
+    """
+    try:
+        return _encode_in_order(value).encode()
+    except ValueError:  # half a surrogate pair, which `dumps` writes as an escape, or infinity
+        return dumps(json.loads(json.dumps(value, sort_keys=True)))
+
+
+def telling(names: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Finds the lines of these fields, for `told_by`."""
+    every = b"|".join(re.escape(name.lower()) for name in dict.fromkeys(names))
+    return re.compile(rb"\r\n(%b):[ \t]*+([^\r]*[^\r \t]|)" % every, re.IGNORECASE)  # as `Fields.get_all`
+
+
+def told_by(telling: re.Pattern[bytes], fields: Fields) -> bytes:
+    """What these fields say. In which order fields of several names stand makes no difference."""
+    lines = [b"%b:%b" % (name.lower(), value) for name, value in telling.findall(fields.block)]
+    lines.sort(key=_name_of_line)
+    return b"\n".join(lines)
+
+
+def _name_of_line(line: bytes) -> bytes:
+    return line.partition(b":")[0]
 
 
 def digest(parts: Sequence[bytes]) -> bytes:
-    """Of parts of any length: no two lists of parts look alike."""
-    made = blake2b(digest_size=32)
-    for part in parts:
-        made.update(b"%d:" % len(part))
-        made.update(part)
-    return made.digest()
+    """Of parts of any length: no two lists of parts look alike, since their lengths come first."""
+    lengths = b",".join(map(b"%d".__mod__, map(len, parts)))
+    return blake2b(b"%b:%b" % (lengths, b"".join(parts)), digest_size=32).digest()
