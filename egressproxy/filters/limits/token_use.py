@@ -86,7 +86,10 @@ class TokenUse:
             self.model = view.model
         self.input_tokens, most, choices = view.asked_tokens()
         if view.api is not Api.OPENAI_EMBEDDINGS:
-            output = usual_output if most is None or most < 0 else most
+            if most is None or most < 0:
+                # What an answer in the background has taken is told when somebody asks for it, and not before.
+                most = most_output if view.value.get("background") else usual_output
+            output = most
             self.output_tokens = (output if output < most_output else most_output) * min(choices, _MOST_CHOICES)
         if view.ask_for_usage():
             self.hides_usage = True

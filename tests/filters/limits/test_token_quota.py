@@ -439,3 +439,16 @@ def test_no_request_reserves_for_more_answers_than_any_api_gives():
     made = tokens(100_000)
     assert ask(made, asked={**ASKED, "n": 10**9}, answer=b"{}").error is None
     assert 100_000 - left(made) == 104 + 128 * 100
+
+
+@pytest.mark.parametrize(("asked", "output"), [({}, 32_768), ({"max_output_tokens": 500}, 500)])
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_an_answer_in_the_background_keeps_the_most_that_it_may_take(asked, output, is_plain):
+    """What it has taken is told to whom asks for it later, again and again."""
+    made = tokens(100_000)
+    said = {"input": "x" * 400} if is_plain else {"input": [{"role": "user", "content": "x" * 400}]}
+    queued = json.dumps({"status": "queued", "output": [], "usage": None}).encode()
+    url = "https://api.example/v1/responses"
+    assert ask(made, url, {"model": "o", "background": True, **said, **asked}, queued).error is None
+    taken = 100_000 - left(made)
+    assert 100 + output <= taken <= 110 + output
