@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from egressproxy.filters.body import BodyChain, BodyPlan
+from egressproxy.filters.body import BodyChain
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange
 

@@ -8,12 +8,11 @@ pass unread has no place in its chain.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from egressproxy.errors import GatewayError
-from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, BodyMode, Phase, sees_trailers
+from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, Phase, sees_trailers
 from egressproxy.filters.chosen_steps import (
     MAX_RESULT,
     UNBOUND,
@@ -22,157 +21,13 @@ from egressproxy.filters.chosen_steps import (
     length_not_kept,
     too_long,
 )
-from egressproxy.filters.coded_body import CodedBody, head_of, undecodable
-from egressproxy.filters.content_coding import CODINGS, coding_of, note_change, without_digests
-from egressproxy.filters.filter_step import Step, Steps, settle, start, wait
+from egressproxy.filters.coded_body import CodedBody, head_of
+from egressproxy.filters.content_coding import coding_of, note_change, without_digests
+from egressproxy.filters.filter_step import Step, settle, start, wait
 from egressproxy.filters.trailers import run_trailers
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.message import ResponseHead
 
-__all__ = ["MAX_RESULT", "BodyChain", "BodyPlan", "ChosenSteps"]
-
-#: How many choices of one plan are kept: filters choose by kinds of messages, of which there are few.
-MAX_CHOICES: Final = 64
-
-# Names of this module: an attribute of an Enum costs a look-up each time.
-_STREAM, _BUFFER = BodyMode.STREAM, BodyMode.BUFFER
-
-
-class BodyPlan:
-    """The body filters of one place and direction. `decodes`: one of them wants content codings undone.
-
-    `trailers` are the steps that see the trailers behind the body; those whose filters look at the head, too, are in
-    `heads`, and see them whatever becomes of the body.
-    """
-
-    __slots__ = ("_choices", "decodes", "heads", "phase", "steps", "trailers")
-
-    def __init__(self, steps: Steps, phase: Phase, trailers: Steps = (), heads: frozenset[Step] = frozenset()) -> None:
-        self.steps = steps
-        self.phase = phase
-        self.trailers = trailers
-        self.heads = heads
-        self.decodes = any(step.decodes for step in steps)
-        self._choices: dict[int, ChosenSteps] = {}
-
-    def begin(self, x: Exchange) -> BodyChain | None:
-        """A chain for the body of one exchange; None if every filter lets it pass unread, and sees no trailers.
-
-        Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
-        """
-        chosen = self.choose(x)
-        return None if chosen is None else self.chain(x, chosen)
-
-    def choose(self, x: Exchange) -> ChosenSteps | None:
-        """Ask each filter how it gets the body of one exchange: once for each body. Returns and raises as `begin`."""
-        key, phase = 0, self.phase  # a number of base 3, with a digit for each step
-        for step in self.steps:
-            mode_for = step.mode_for
-            key *= 3
-            try:
-                mode = step.filter.body_mode if mode_for is None else mode_for(x, phase)
-                if mode is None:
-                    continue
-                if mode is _BUFFER:
-                    key += 2
-                elif mode is _STREAM:
-                    key += 1
-                else:
-                    raise _no_mode(mode)
-            except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
-                settle(step, error, may_fail_open=step.fail_open)
-                continue
-            if step.mark:
-                x.keep(step.mark, True)
-        if not key and not self.heads:
-            return None
-        return self._choices.get(key) or self._choice(key)
-
-    def _choice(self, key: int) -> ChosenSteps:
-        rest, chosen = key, []
-        for step in reversed(self.steps):
-            rest, digit = divmod(rest, 3)
-            if digit:
-                chosen.append((step, step.filter.max_buffer_bytes if digit == 2 else UNBOUND))
-        made = self._made(chosen[::-1])
-        if len(self._choices) < MAX_CHOICES:
-            self._choices[key] = made
-        return made
-
-    def _made(self, chosen: list[tuple[Step, int]]) -> ChosenSteps:
-        behind = {id(step.filter) for step, _ in chosen}
-        trailers = tuple([step for step in self.trailers if step in self.heads or id(step.filter) in behind])
-        return ChosenSteps(self.phase, chosen, trailers)
-
-    def chain(self, x: Exchange, chosen: ChosenSteps) -> BodyChain:
-        """The chain of these filters for the body of one exchange. Raises BadRequest (415), or UpstreamFault (502)."""
-        coding = b""
-        if chosen.decodes:
-            coding = coding_of(head_of(x, self.phase).fields)
-            if coding:
-                chosen, coding = self._undoing(x, chosen, coding)
-        chain = BodyChain(chosen, coding)
-        if not (chain.keeps_length or chain.holds):
-            note_change(head_of(x, self.phase).fields)
-        return chain
-
-    def limit_for(self, x: Exchange) -> int:
-        """The longest body that those take which get this one whole, in bytes; -1 if it flows. Raises as `begin`."""
-        limit = -1
-        for step in self.steps:
-            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
-            if mode is BodyMode.BUFFER and not 0 <= limit <= step.filter.max_buffer_bytes:
-                limit = step.filter.max_buffer_bytes
-        return limit
-
-    def describe(self, x: Exchange) -> None:
-        """Make the head of a response without a body, to HEAD or a 304, that of the response with its body: RFC 9110
-        sections 9.3.2 and 15.4.5. Raises as `begin`.
-        """
-        for step in self.steps:
-            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
-            if mode is not None and not (step.only_reads or step.filter.keeps_length):
-                note_change(x.response.fields)
-                x.response.fields.remove(b"content-length")
-                return
-
-    def _undoing(self, x: Exchange, chosen: ChosenSteps, coding: bytes) -> tuple[ChosenSteps, bytes]:
-        """The coding to undo for these filters, b"" for none. Where it cannot be undone: those that go on without, as
-        far as they fail open. Raises BadRequest (415), or UpstreamFault (502).
-        """
-        head = head_of(x, self.phase)
-        is_part = isinstance(head, ResponseHead) and head.status == 206
-        if coding in CODINGS and not is_part:
-            return chosen, coding
-        for step in chosen.steps:
-            if step.decodes:
-                step.stats.fail("UnknownCoding", is_open=step.fail_open)
-                if not step.fail_open:
-                    why = "only a part of a coded one is here" if is_part else "its Content-Encoding is unknown here"
-                    raise undecodable(self.phase, why, step.spec.source, is_unknown=True)
-        left = [each for each in zip(chosen.steps, chosen.bounds, strict=True) if not each[0].decodes]
-        return self._made(left), b""
-
-    def __repr__(self) -> str:
-        return f"BodyPlan({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
-
-
-def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:
-    """What the filter decides for this body; None, too, where it fails and is declared to fail open."""
-    try:
-        mode = step.mode_for(x, phase)  # type: ignore[misc]  # the caller has looked
-        if mode is None or isinstance(mode, BodyMode):
-            return mode
-        raise _no_mode(mode)
-    except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
-        settle(step, error, may_fail_open=step.fail_open)
-        return None
-
-
-def _no_mode(mode: object) -> TypeError:
-    if isinstance(mode, Coroutine):
-        mode.close()
-    return TypeError()
+__all__ = ["MAX_RESULT", "BodyChain"]
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
-from egressproxy.filters.body import BodyPlan
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.content_coding import ask_for_readable
 from egressproxy.filters.filter_step import (
     MisplacedFilter,

@@ -18,7 +18,8 @@ from typing import Any
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Phase
-from egressproxy.filters.body import BodyChain, BodyPlan
+from egressproxy.filters.body import BodyChain
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, Steps, compile_chain, finish, run_to_end
 from egressproxy.filters.filter_step import FilterAnswered

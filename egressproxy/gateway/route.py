@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.filters.body import BodyPlan
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.filters.body import BodyPlan
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Steps, run_to_end
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead

@@ -11,7 +11,8 @@ import logging
 from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.body import BodyChain, BodyPlan
+from egressproxy.filters.body import BodyChain
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
