@@ -72,6 +72,10 @@ class _State:
             raise owner.too_many("request", 403)
         return name
 
+    def is_restored(self, data: bytes) -> bool:
+        """Whether a placeholder of this exchange may be in a whole answer."""
+        return bool(self.placeholders.values) and (b"<" in data or b"&" in data or b"\\u" in data)
+
     def replace_in_answer(self, entity: str, value: str) -> str:
         """What stands for a value that the backend has told."""
         owner = self._filter
@@ -309,11 +313,12 @@ class PIIDetector(Filter):
             raise self.refusal(f"the answer cannot be looked at: {error}", 502) from None
 
     def _whole_answer(self, x: Exchange, data: bytes, state: _State) -> bytes:
-        if not data:
+        is_restored = state.is_restored(data)
+        if not data or (self.answers is None and not is_restored):
             return data
         try:
             document = document_of(x, data, kind_of(x.response.fields), is_request=False)
-            if self.answers is not None and not state.placeholders.values:
+            if self.answers is not None and not is_restored:
                 written = WrittenJson.of(document, self.answers)
                 if written is not None:
                     found = self.answers.spans(written.text)
@@ -330,6 +335,13 @@ class PIIDetector(Filter):
         assert self.answers is not None
         try:
             document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+            written = None if state.is_restored(data) else WrittenJson.of(document, self.answers)
+            if written is not None:
+                many = await self._spans_in_steps(self.answers, written.text)
+                if many is not None:
+                    made = written.replaced(many, state.replace_in_answer) if many else data
+                    if made is not None:
+                        return made
             seen = 0
             for part in document.texts():
                 self._edit_answer(part, await self._spans_of(self.answers, part.text, 502), state)

@@ -122,12 +122,13 @@ class Scanner:
 
 def apart(found: list[Span], start: int, kept: list[Span]) -> list[Span]:
     """`kept`, and behind it what `found` has besides: in order, without overlaps, from `start`. See Scanner."""
-    found.sort(key=lambda span: (span.start, -span.end))  # stable: the order of the detectors decides the rest
+    found.sort(key=lambda span: (span[0], -span[1]))  # stable: the order of the detectors decides the rest
     at = kept[-1].end if kept else start
     for span in found:
-        if span.end > at:
-            kept.append(span if span.start >= at else Span(at, span.end, span.entity, span.start))
-            at = span.end
+        begin, end, entity, _ = span
+        if end > at:
+            kept.append(span if begin >= at else Span(at, end, entity, begin))
+            at = end
     return kept
 
 

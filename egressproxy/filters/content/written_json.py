@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary
-from egressproxy.filters.content.spans import Replace, Scanner, Span
+from egressproxy.filters.content.spans import Replace, Scanner, Span, replaced
 
 __all__ = ["WrittenJson"]
 
@@ -81,35 +81,34 @@ class WrittenJson:
         """
         text, index = self.text, self._index
         begin = end = 0  # of the string that the span is in
-        for span in found:
-            if span.start >= end:
-                if text.count("\0", end and end + 1, span.start) % 2 == 0:
+        for start, _, entity, _ in found:
+            if start >= end:
+                if text.count("\0", end and end + 1, start) % 2 == 0:
                     return None  # a number
-                begin, end = text.rfind("\0", 0, span.start) + 1, text.find("\0", span.start)
+                begin, end = text.rfind("\0", 0, start) + 1, text.find("\0", start)
                 if _END_OF_NAME.match(text, end) is not None or _INNER.match(text, begin) is not None:
                     return None
                 if _BASE64.fullmatch(text, begin, end) is not None:
                     return None
-            if span.entity == "PRIVATE_KEY":
+            if entity == "PRIVATE_KEY":
                 return None  # its lines are parted by escapes, and it has a greatest length
         if _BOUND.search(text) is not None:
             return None
         source = self._source.decode()
+        if index is None:
+            made = replaced(source, found, replace)
+            return self._source if made == source else made.encode()
         pieces: list[str] = []
         done = 0
         for start, stop, entity, _ in found:
             value = text[start:stop]
-            made = replace(entity, value)
-            if made != value:
-                if index is not None:
-                    start, stop = index[start], index[stop]
-                pieces.append(source[done:start])
-                pieces.append(made)
-                done = stop
-        if not done:
-            return self._source
+            said = replace(entity, value)
+            if said != value:
+                pieces.append(source[done : index[start]])
+                pieces.append(said)
+                done = index[stop]
         pieces.append(source[done:])
-        return "".join(pieces).encode()
+        return "".join(pieces).encode() if done else self._source
 
     def __repr__(self) -> str:
         return f"WrittenJson({len(self.text)} characters)"

@@ -359,6 +359,19 @@ def test_answers_are_looked_at_where_that_is_asked_for():
     assert run(only, ask(ALICE), pieces=answer(ALICE)).response_body == answer("[EMAIL]")
 
 
+@pytest.mark.parametrize("filler", ["", "word " * 9000])
+@pytest.mark.parametrize(
+    "said", ["<EMAIL_1>", "&lt;EMAIL_1&gt;", "\\u003cEMAIL_1\\u003e", "\\u0026lt;EMAIL_1&gt;", "EMAIL_1", ""]
+)
+def test_what_is_found_in_an_answer_and_what_is_put_back_are_so_in_long_ones_too(filler, said):
+    answered = answer(f"{filler}to bob@example.com @").replace(b'@"', said.encode() + b'"')
+    expected = ALICE if "lt;" in said or "<" in said or "u003c" in said else said
+    for applies in ("Both", "Requests"):
+        made = run(detector(applyTo=applies), ask(ALICE), pieces=answered).response_body
+        other = "[EMAIL]" if applies == "Both" else "bob@example.com"
+        assert json.loads(made) == json.loads(answer(f"{filler}to {other} {expected}"))
+
+
 def test_an_answer_that_cannot_be_looked_at_is_refused_where_it_has_to_be():
     image = response(200, {"content-type": "image/png"})
     assert run(detector(applyTo="Both"), ask("x"), pieces=b"\x89PNG", answered=image).error.status == 502
