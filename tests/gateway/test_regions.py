@@ -100,3 +100,80 @@ def test_a_policy_that_a_rule_names_locks_this_rule(converse: Start, sections: d
     locked = m.policy(name="locked", targetRefs=[], **sections)
     talk = start(converse, m.prefix_rule("/", "a", filters=[ref]), place("a", "us"), locked)
     assert refused(talk)["message"] == "backend agents/a stands in region us; allowed by policy: ch, eu"
+
+
+LOCKED = {"extensions": [{**LOCK, "phase": "backend-request"}]}
+
+
+@pytest.mark.parametrize("ways", ["name", "fallback"])
+def test_a_lock_of_a_backend_holds_for_the_parents_on_its_way(converse: Start, ways: str):
+    near, far = (m.backend(region, f"{region}.example", 3128, region=region) for region in ("eu", "us"))
+    named = {"name": "us"} if ways == "name" else {"name": "eu", "fallbacks": [{"name": "us"}]}
+    talk = start(converse, m.prefix_rule("/", "a"), place("a", "eu", parent=named, **LOCKED), near, far)
+    assert refused(talk)["message"] == "backend agents/us stands in region us; allowed by policy: ch, eu"
+
+
+@EACH_WAY
+def test_an_authorization_server_of_another_region_is_not_asked(converse: Start, sections: dict[str, Any]):
+    ref = {"group": m.OURS, "kind": "Backend", "name": "auth"}
+    auth = {"type": "ExternalAuth", "externalAuth": {"protocol": "HTTP", "backendRef": ref, "http": {}}}
+    talk = start(converse, m.prefix_rule("/", "a", filters=[auth]), place("a", "eu"), place("auth", "us"), **sections)
+    talk.client >> GET
+    assert talk.client.answer()[0] in (403, 500)
+    talk.no_dial()
+
+
+@EACH_WAY
+def test_a_filter_calls_nobody_in_another_region(converse: Start, sections: dict[str, Any]):
+    ref = {"group": m.OURS, "kind": "Backend", "name": "hook"}
+    config = {"backendRefs": [ref], "send": ["request-headers"]}
+    hook = {"name": "hook", "type": f"{m.OURS}/Webhook:v1", "phase": "request-headers", "config": config}
+    extensions = {**sections, "extensions": [*sections.get("extensions", ()), hook]}
+    talk = start(converse, m.prefix_rule("/", "a"), place("a", "eu"), place("hook", "us"), **extensions)
+    talk.client >> GET
+    assert talk.client.answer()[0] == 502
+    talk.no_dial()
+
+
+@EACH_WAY
+@pytest.mark.parametrize("traffic", [{}, {"hedging": {"hedgingDelay": "10ms"}}])
+def test_no_retry_and_no_hedge_goes_to_another_region(
+    converse: Start, sections: dict[str, Any], traffic: dict[str, Any]
+):
+    backends = (place("a", "eu"), place("b", "us"), m.failover("any", "a", "b"))
+    rule = m.prefix_rule("/", "any", retry={"attempts": 3, "codes": [503], "backoff": "0s"})
+    talk = start(converse, rule, *backends, traffic=traffic, **sections)
+    talk.client >> GET
+    for _ in range(4):  # the first attempt and three more
+        talk.dialled("a.example", 80)
+        talk.origin.take(rb"(?s)GET / .*?\r\n\r\n")
+        talk.origin >> b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    talk.client.take(rb"(?s)HTTP/1.1 503 .*?\r\n\r\n")
+    talk.no_dial()
+
+
+@EACH_WAY
+def test_a_redirect_is_for_the_client_and_is_decided_as_any_request(converse: Start, sections: dict[str, Any]):
+    talk = start(converse, m.prefix_rule("/", "a"), place("a", "eu"), place("b", "us"), **sections)
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"(?s)GET / .*?\r\n\r\n")
+    talk.origin >> b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://b.example/\r\nContent-Length: 0\r\n\r\n"
+    talk.client.take(rb"(?s)HTTP/1.1 307 .*?\r\n\r\n")
+    talk.no_dial()
+
+
+@EACH_WAY
+def test_a_request_that_would_be_translated_goes_to_no_provider_in_another_region(
+    converse: Start, sections: dict[str, Any]
+):
+    provider = place("a", "us")
+    provider["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": {"apis": ["AnthropicMessages"]}}
+    talk = start(converse, m.prefix_rule("/", "a"), provider, **sections)
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    talk.client >> head % len(body) + body
+    assert talk.client.answer()[0] == 403
+    talk.no_dial()

@@ -373,7 +373,11 @@ class BackendRefCompiler:
             if error:
                 raise BackendUnusable(error)
             _check_region(resolved, merged.regions)
-            _check_region(resolved, locked_regions(each.spec for each in (*resolved.extensions, *filters)))
+            locked = locked_regions(each.spec for each in (*resolved.extensions, *filters))
+            _check_region(resolved, locked)
+            for parent in chain(resolved.parents, *resolved.fallbacks):
+                if parent.region:
+                    _check_region(parent, locked)
             hardened = self._tls_floor.apply(resolved.spec, merged)
             reached = self._with_parents(resolved, hardened, merged, layers, named_in)
             own = (*resolved.extensions, *self.policy_filters.for_backend(layers, scopes))
