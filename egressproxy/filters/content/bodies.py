@@ -28,6 +28,7 @@ __all__ = [
     "is_binary",
     "kind_of",
     "media_type_of",
+    "type_and_kind_of",
 ]
 
 
@@ -92,23 +93,24 @@ def media_type_of(fields: Fields) -> bytes:
 
     Of several lines nobody knows which one a server takes: they are no type, b"?".
     """
-    return _read_type(fields)[0]
+    return type_and_kind_of(fields)[0]
 
 
 def kind_of(fields: Fields) -> BodyKind:
     """The kind of a body, by its Content-Type. Text in a charset that is not read here is OTHER."""
-    return _read_type(fields)[1]
+    return type_and_kind_of(fields)[1]
 
 
-def _read_type(fields: Fields) -> tuple[bytes, BodyKind]:
+def type_and_kind_of(fields: Fields) -> tuple[bytes, BodyKind]:
+    """`media_type_of` and `kind_of` at once."""
     lines = fields.get_all(b"content-type")
     if len(lines) != 1:
         return (b"?", BodyKind.OTHER) if lines else (b"", BodyKind.UNKNOWN)
     line = lines[0]
-    return _known_type(line) if len(line) <= _MAX_KNOWN else _type_of(line)
+    return _known_type(line) if len(line) <= _MAX_KNOWN else _kind_of_line(line)
 
 
-def _type_of(line: bytes) -> tuple[bytes, BodyKind]:
+def _kind_of_line(line: bytes) -> tuple[bytes, BodyKind]:
     media_type = line.partition(b";")[0].strip().lower()
     if not media_type:
         return media_type, BodyKind.UNKNOWN
@@ -129,7 +131,7 @@ def _type_of(line: bytes) -> tuple[bytes, BodyKind]:
 
 
 #: Of lines that are written again and again, up to so many bytes of each.
-_known_type: Final = lru_cache(256)(_type_of)
+_known_type: Final = lru_cache(256)(_kind_of_line)
 _MAX_KNOWN: Final = 128
 
 

@@ -24,7 +24,7 @@ from egressproxy.filters.content.bodies import (
     FormDocument,
     document_of,
     kind_of,
-    media_type_of,
+    type_and_kind_of,
 )
 from egressproxy.filters.content.entities import scanner_of
 from egressproxy.filters.content.pii_config import Action, PIIDetectorConfig
@@ -202,8 +202,8 @@ class PIIDetector(Filter):
         if self.answers is None and (state is None or not state.placeholders.values):
             return None
         fields = x.response.fields
-        kind = kind_of(fields)
-        if kind is BodyKind.TEXT or framing_of(media_type_of(fields), operation(x)) is not None:
+        media_type, kind = type_and_kind_of(fields)
+        if kind is BodyKind.TEXT or framing_of(media_type, operation(x)) is not None:
             return BodyMode.STREAM
         if kind in _WHOLE_ANSWERS:
             return BodyMode.BUFFER
@@ -293,9 +293,8 @@ class PIIDetector(Filter):
         editor = state.editor
         try:
             if editor is None:
-                fields = x.response.fields
-                kind = kind_of(fields)
-                framing = framing_of(media_type_of(fields), operation(x))
+                media_type, kind = type_and_kind_of(x.response.fields)
+                framing = framing_of(media_type, operation(x))
                 if framing is not None:
                     editor = StreamEditor(framing, state.text_function)
                 elif kind is BodyKind.TEXT:
@@ -303,21 +302,21 @@ class PIIDetector(Filter):
                     assert function is not None
                     editor = TextEditor(function)
                 elif len(data) > _STEP and self.answers is not None:
-                    return self._answer_in_steps(x, data, state)
+                    return self._answer_in_steps(x, data, kind, state)
                 else:
-                    return self._whole_answer(x, data, state)
+                    return self._whole_answer(x, data, kind, state)
                 state.editor = editor
             made = editor.feed(data)
             return made + editor.end() if last else made
         except Unreadable as error:
             raise self.refusal(f"the answer cannot be looked at: {error}", 502) from None
 
-    def _whole_answer(self, x: Exchange, data: bytes, state: _State) -> bytes:
+    def _whole_answer(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> bytes:
         is_restored = state.is_restored(data)
         if not data or (self.answers is None and not is_restored):
             return data
         try:
-            document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+            document = document_of(x, data, kind, is_request=False)
             if self.answers is not None and not is_restored:
                 written = WrittenJson.of(document, self.answers)
                 if written is not None:
@@ -331,10 +330,10 @@ class PIIDetector(Filter):
         except Unreadable as error:
             return data if self.answers is None else self._unreadable(data, error, "answer", 502)
 
-    async def _answer_in_steps(self, x: Exchange, data: bytes, state: _State) -> bytes:
+    async def _answer_in_steps(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> bytes:
         assert self.answers is not None
         try:
-            document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+            document = document_of(x, data, kind, is_request=False)
             written = None if state.is_restored(data) else WrittenJson.of(document, self.answers)
             if written is not None:
                 many = await self._spans_in_steps(self.answers, written.text)
