@@ -371,7 +371,7 @@ def plain_chat(value: dict[str, Any]) -> tuple[int, int | None, int] | None:
         each = value[key]
         if type(each) in _NUMBERS:
             if key in _PLAIN_LIMITS and each is not None:
-                whole = each if type(each) is int else _whole(each)
+                whole = _whole(each)
                 most = whole if most is None or whole > most else most
             elif key in _PLAIN_CHOICES and each is not None:
                 choices = max(choices, _whole(each))
@@ -419,9 +419,9 @@ def _names_of(tool: dict[str, Any]) -> list[str]:
 
 def _whole(value: object) -> int:
     """This number; no bound for what is no whole number."""
-    if type(value) is float and value.is_integer():
-        return int(value)
-    return value if type(value) is int else _UNBOUNDED
+    if type(value) is int:
+        return value
+    return int(value) if type(value) is float and value.is_integer() else _UNBOUNDED
 
 
 def _name_of_model(said: Any) -> str:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.ai_apis import request as request_room
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.request import AiRequest, estimated_tokens, plain_chat
 from egressproxy.ai_apis.strict_json import Unreadable
@@ -218,3 +219,10 @@ def test_the_largest_limit_counts_and_all_are_set():
     assert request.max_output_tokens == 9
     request.set_max_output_tokens(3)
     assert request.body() == b'{"messages":[],"max_tokens":3,"max_completion_tokens":3}'
+
+
+def test_no_usual_name_is_another_spelling_of_one_that_decides():
+    assert [name for name in request_room._USUAL if request_room._DECIDING.get(name.casefold(), name) != name] == []
+    for name in request_room._DECIDING.values():
+        with pytest.raises(Unreadable, match="some servers take for"):
+            AiRequest.read(json.dumps({name.upper(): 1}).encode())
