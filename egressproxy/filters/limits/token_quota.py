@@ -28,6 +28,7 @@ from egressproxy.model.fields import media_type
 
 __all__ = ["TokenQuota"]
 
+_REQUEST_BODY, _BUFFER = Phase.REQUEST_BODY, BodyMode.BUFFER  # a member looked up on its class costs 60 ns more
 #: Bytes of a request that is read: as many as the gateway changes or translates.
 _MAX_REQUEST: Final = 8 * 1024 * 1024
 _READ_TYPES: Final = frozenset((b"application/json", b"text/event-stream", b"application/vnd.amazon.eventstream"))
@@ -63,11 +64,12 @@ class TokenQuota(SettledQuota):
         """Take what a request needs whose body says nothing; others wait for `request_body`. Raises Rejected (403) for
         an upgrade: a realtime API is asked in it, and nobody counts what it takes.
         """
-        if x.request.upgrade:
+        request = x.request
+        if request.upgrade:
             self._refuse_upgrade(x)
-        if self._waits(x):
+        elif request.body and operation(x) is not None and not x.is_tunnel:
             return None
-        return self._take(x, "", None if x.is_tunnel or not x.request.body else TokenUse())
+        return self._take(x, "", None if x.is_tunnel or not request.body else TokenUse())
 
     def backend_request(self, x: Exchange) -> HeaderResult:
         """Take what an attempt needs, as its length tells."""
@@ -82,8 +84,10 @@ class TokenQuota(SettledQuota):
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         """A request to a provider is read whole, answers that may tell usage as they come."""
-        if phase is Phase.REQUEST_BODY:
-            return BodyMode.BUFFER if self._waits(x) else None
+        if phase is _REQUEST_BODY:
+            request = x.request
+            is_call = request.body and operation(x) is not None and not x.is_tunnel and not request.upgrade
+            return _BUFFER if is_call else None
         held = x.notes.get(self._note) if x.notes is not None else None
         if held is None or held.use is None:
             return None
@@ -94,7 +98,7 @@ class TokenQuota(SettledQuota):
         held.use.begin_answer(x, kind)
         if held.use.is_stream or not 0 <= x.response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
             return BodyMode.STREAM
-        return BodyMode.BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length
+        return _BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Estimate what the request takes, and take it. Raises LimitExceeded, and Rejected (400) for what nobody can
@@ -131,10 +135,6 @@ class TokenQuota(SettledQuota):
         if not self._is_report:
             raise Rejected(message, status=status, remedy=remedy)
         x.note_denials(Reason.FILTER_REJECTED)
-
-    def _waits(self, x: Exchange) -> bool:
-        request = x.request
-        return request.body != 0 and operation(x) is not None and not x.is_tunnel and not request.upgrade
 
     def _amount(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float:
         least = LEAST

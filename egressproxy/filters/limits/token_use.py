@@ -19,6 +19,7 @@ from egressproxy.model.exchange import Exchange
 
 __all__ = ["TokenUse", "told_in_head"]
 
+_EMBEDDINGS: Final = Api.OPENAI_EMBEDDINGS
 _AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
 _AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"
 
@@ -85,7 +86,7 @@ class TokenUse:
         if names_model:
             self.model = view.model
         self.input_tokens, most, choices = view.asked_tokens()
-        if view.api is not Api.OPENAI_EMBEDDINGS:
+        if view.api is not _EMBEDDINGS:
             if most is None or most < 0:
                 # What an answer in the background has taken is told when somebody asks for it, and not before.
                 most = most_output if view.value.get("background") else usual_output
