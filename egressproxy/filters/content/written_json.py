@@ -27,6 +27,9 @@ _INNER = re.compile(r"[ \1]*[{\[]|data:")
 _BASE64 = re.compile(r"[0-9A-Za-z+/=_\1-]{64,}")
 #: Members that are signed by a provider, or say again what others say.
 _BOUND = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0")
+#: Of a body, and of escapes in it that are undone one by one: nobody else has a turn meanwhile.
+_MAX_BYTES: Final = 512 * 1024
+_MAX_ESCAPES: Final = 4096
 #: Characters of a string that is worth a look at what it is.
 _LONG: Final = 4096
 
@@ -49,7 +52,7 @@ class WrittenJson:
         if type(document) is not JsonDocument or not scanner.stays_in_strings:
             return None
         message = document.message
-        if type(message.value) not in (dict, list):
+        if type(message.value) not in (dict, list) or len(message.source) > _MAX_BYTES:
             return None
         source = message.source
         text = source.decode()
@@ -60,6 +63,8 @@ class WrittenJson:
             for escape in _PARTING:
                 text = text.replace(escape, "\1\1")
             if "\\" in text:
+                if text.count("\\") > _MAX_ESCAPES:
+                    return None
                 text, index = _unescaped(text)
                 has_inner_escapes |= "\\" in text
         text = text.replace('"', "\0")

@@ -170,6 +170,14 @@ def test_where_a_scan_of_the_whole_may_pass_something_over_none_is_made(source):
     assert WrittenJson.of(JsonDocument(JsonMessage(b"{}", {}), True), own) is None
 
 
+@pytest.mark.parametrize(("unit", "most"), [("a", 512 * 1024 - 12), ("\\u00e9", 4096), ("\\/", 4096)])
+def test_what_takes_long_at_once_is_left_to_steps(unit, most):
+    for count, is_made in ((most, True), (most + 1, False)):
+        source = b'{"text": "' + unit.encode() * count + b'"}'
+        document = JsonDocument(JsonMessage(source, json.loads(source)), True)
+        assert (WrittenJson.of(document, SCANNERS[0]) is not None) is is_made
+
+
 def test_what_is_base64_in_a_conversation_is_not_looked_at_however_long_it_is_and_what_only_is_long_is():
     image, text = "A" * 5000 + "/2125550123/", "word " * 1000 + "alice@b.example"
     value = {"data": image, "text": image, "content": text, "type": text}
