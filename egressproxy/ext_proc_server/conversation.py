@@ -5,7 +5,6 @@ its phases, and what Envoy is told.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.ext_proc_server.call import StreamingCall
@@ -34,6 +33,8 @@ from egressproxy.protocols.grpc.statuses import is_grpc
 __all__ = ["EnvoyConversation"]
 
 log = logging.getLogger(__name__)
+
+_DEFAULT, _SEND = HeaderSendMode.DEFAULT, HeaderSendMode.SEND
 
 
 class EnvoyConversation:
@@ -131,13 +132,28 @@ class EnvoyConversation:
         if mode is BodySendMode.NONE:
             raise EnvoyMisconfigured("a filter needs a body that Envoy would let pass if it ignored overrides")
 
-    def override(self, **modes: BodySendMode | HeaderSendMode) -> ProcessingMode | None:
-        """What is to be sent from now on; None where that is so already."""
-        wanted = replace(self.mode, **modes)  # type: ignore[arg-type]
-        if wanted == self.mode:
+    def override(
+        self,
+        *,
+        request_body: BodySendMode | None = None,
+        response_body: BodySendMode | None = None,
+        request_trailers: HeaderSendMode | None = None,
+        response_trailers: HeaderSendMode | None = None,
+    ) -> ProcessingMode | None:
+        """What is to be sent from now on, None: as before. Returns None where all of it is so already."""
+        before = self.mode
+        wanted = ProcessingMode(
+            _DEFAULT,
+            _SEND,
+            before.request_body_mode if request_body is None else request_body,
+            before.response_body_mode if response_body is None else response_body,
+            before.request_trailer_mode if request_trailers is None else request_trailers,
+            before.response_trailer_mode if response_trailers is None else response_trailers,
+        )
+        if wanted == before:
             return None
         self.mode = wanted
-        return replace(wanted, response_header_mode=HeaderSendMode.SEND)
+        return wanted
 
     def send(
         self,

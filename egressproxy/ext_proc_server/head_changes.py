@@ -31,7 +31,7 @@ def changes_of(before: bytes, after: Fields) -> tuple[FieldChange, ...]:
     """
     if before == after.block:
         return ()
-    old, new = _by_name(Fields(before)), _by_name(after)
+    old, new = _that_differ(before, after.block)
     changes = [FieldChange(name, FieldAction.REMOVE) for name in old if name not in new]
     for name, values in new.items():
         if old.get(name) != values:
@@ -67,6 +67,29 @@ def immediate_response(answer: LocalResponse, reason: Reason, *, is_call: bool) 
 def immediate_headers(fields: Iterable[tuple[bytes, bytes]]) -> tuple[FieldChange, ...]:
     """The fields of a response that Envoy is to make: each replaces what Envoy would write by itself."""
     return tuple([change for name, values in _by_name(fields).items() for change in _lines(name, values)])
+
+
+def _that_differ(before: bytes, after: bytes) -> tuple[dict[bytes, list[bytes]], dict[bytes, list[bytes]]]:
+    """The values of both blocks by their names, at least of those names whose lines differ.
+
+    What filters change stands together most often: the lines that both have at their beginning and at their end are
+    only looked at where they have one of the names in between.
+    """
+    old, new = before.split(b"\r\n"), after.split(b"\r\n")
+    first = 0
+    for one, other in zip(old, new, strict=False):
+        if one != other:
+            break
+        first += 1
+    last, most = 0, min(len(old), len(new)) - first
+    while last < most and old[-1 - last] == new[-1 - last]:
+        last += 1
+    gone, come = old[first : len(old) - last], new[first : len(new) - last]
+    same = b"\r\n".join([b"", *old[:first], *old[len(old) - last :]]).lower()
+    for line in (*gone, *come):
+        if b"\r\n" + line.partition(b":")[0].lower() + b":" in same:
+            return _by_name(Fields(before)), _by_name(Fields(after))
+    return _by_name(Fields(b"\r\n".join([b"", *gone]))), _by_name(Fields(b"\r\n".join([b"", *come])))
 
 
 def _by_name(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:

@@ -105,7 +105,7 @@ class RequestSide:
         if self._whole_limit >= 0 or (self._body is not None and self._body.holds):
             conversation.need(conversation.configured.request_body_mode)
             self.wants_whole = True
-            mode = conversation.override(request_body_mode=_BUFFERED, request_trailer_mode=_SEND if goes_on else _SKIP)
+            mode = conversation.override(request_body=_BUFFERED, request_trailers=_SEND if goes_on else _SKIP)
             conversation.send(MessagePart.REQUEST_HEADERS, mode=mode)
         elif await self._choose_backend():
             self._send_head(x, goes_on=goes_on)
@@ -122,12 +122,11 @@ class RequestSide:
         wants_trailers = goes_on and (needs_body or bool(bodies) or not self._is_unseen)
         self.is_over = not needs_body and not wants_trailers
         self._has_body_ended = not needs_body
-        answers = {} if chain.response_body is not None else {"response_body_mode": _NONE}
         mode = conversation.override(
-            request_body_mode=_STREAMED if needs_body else _NONE,
-            request_trailer_mode=_SEND if wants_trailers else _SKIP,
-            response_trailer_mode=_SEND if chain.response_phases or chain.response_body is not None else _SKIP,
-            **answers,
+            request_body=_STREAMED if needs_body else _NONE,
+            response_body=_NONE if chain.response_body is None else None,
+            request_trailers=_SEND if wants_trailers else _SKIP,
+            response_trailers=_SEND if chain.response_phases or chain.response_body is not None else _SKIP,
         )
         conversation.send(MessagePart.REQUEST_HEADERS, self._head_changes(), mode=mode)
 

@@ -77,15 +77,15 @@ class ResponseSide:
         trailers = _SEND if wants_trailers else _SKIP
         if body is not None and body.holds:
             self._wants_whole = True
-            mode = conversation.override(response_body_mode=_BUFFERED, response_trailer_mode=trailers)
+            mode = conversation.override(response_body=_BUFFERED, response_trailers=trailers)
             conversation.send(MessagePart.RESPONSE_HEADERS, mode=mode)
             return
         needs_body = body is not None and not body.is_empty
         self._has_body_ended = not needs_body
         self._is_duplex = needs_body and conversation.is_call
         mode = conversation.override(
-            response_body_mode=_DUPLEX if self._is_duplex else _STREAMED if needs_body else _NONE,
-            response_trailer_mode=trailers,
+            response_body=_DUPLEX if self._is_duplex else _STREAMED if needs_body else _NONE,
+            response_trailers=trailers,
         )
         self.is_over = not needs_body and not wants_trailers
         conversation.send(MessagePart.RESPONSE_HEADERS, self._head_changes(changes), mode=mode)

@@ -74,6 +74,7 @@ _TYPES: Final = message_types(
 )
 _REQUEST, _RESPONSE = _TYPES["Request"], _TYPES["Response"]
 
+_PARTS: Final = {part.value: part for part in MessagePart}
 _HEADERS: Final = frozenset((MessagePart.REQUEST_HEADERS, MessagePart.RESPONSE_HEADERS))
 _BODIES: Final = frozenset((MessagePart.REQUEST_BODY, MessagePart.RESPONSE_BODY))
 
@@ -209,7 +210,7 @@ def read_response(data: bytes) -> ProcessingResponse:
 
 # --- parts of messages -------------------------------------------------------------------------------------------
 def _only_part(message: Any) -> MessagePart | None:
-    found = [part for part in MessagePart if message.HasField(part.value)]
+    found = [_PARTS[field.name] for field, _ in message.ListFields() if field.name in _PARTS]
     if len(found) > 1:
         raise WireError("the message holds two parts of an exchange")
     return found[0] if found else None
