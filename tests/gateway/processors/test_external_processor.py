@@ -384,6 +384,14 @@ def test_an_immediate_response_takes_the_place_of_everything(part: MessagePart):
     assert talk.stream.asked[-1].part is part
 
 
+@pytest.mark.parametrize("of_response", ["NONE", "BUFFERED", "STREAMED", "FULL_DUPLEX_STREAMED"])
+def test_an_immediate_response_to_a_request_is_one_however_responses_are_shown(of_response: str):
+    modes = mode(requestBodyMode="BUFFERED", responseBodyMode=of_response, responseTrailerMode="SEND")
+    done = Processed(at(REQUEST_BODY, immediate(429)), processingMode=modes).run(post(), request_body=b"in")
+    assert done.local_response is not None
+    assert (done.status, done.exchange.reason) == (429, Reason.FILTER_REJECTED)
+
+
 def test_an_immediate_response_behind_the_head_breaks_the_response_off_even_where_failures_are_open():
     script = at(RESPONSE_BODY, immediate())
     talk = Processed(script, processingMode=mode(responseBodyMode="STREAMED"), fail_open=True)
