@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
 from egressproxy.protocols.ext_proc.messages import ProcessingResponse
 
 __all__ = ["REQUEST_ATTRIBUTES", "RESPONSE_ATTRIBUTES", "attributes", "keep_metadata", "known_metadata"]
@@ -15,9 +17,12 @@ __all__ = ["REQUEST_ATTRIBUTES", "RESPONSE_ATTRIBUTES", "attributes", "keep_meta
 METADATA: Final = "dynamic metadata"
 
 
-def attributes(names: Iterable[str], x: Exchange) -> dict[str, Any]:
-    """The values of these attributes, without those that this exchange does not have."""
-    found = ((name, _READERS[name](x)) for name in names)
+def attributes(names: Iterable[str], x: Exchange, shown: re.Pattern[bytes] | None = None) -> dict[str, Any]:
+    """The values of these attributes, without those that this exchange does not have.
+
+    Of fields they tell those whose names match `shown`; None: all.
+    """
+    found = ((name, _READERS[name](x, shown)) for name in names)
     return {name: value for name, value in found if value not in (None, "")}
 
 
@@ -42,16 +47,15 @@ def _text(value: bytes | None) -> str:
     return value.decode("utf-8", "replace") if value else ""
 
 
-def _field(name: bytes) -> Callable[[Exchange], str]:
-    return lambda x: _text(x.request.fields.get(name))
+Shown = re.Pattern[bytes] | None
 
 
-def _headers(x: Exchange) -> dict[str, str]:
-    return {_text(name): _text(value) for name, value in x.request.fields}
+def _field(name: bytes) -> Callable[[Exchange, Shown], str]:
+    return lambda x, shown: _text(x.request.fields.get(name)) if shown is None or shown.fullmatch(name) else ""
 
 
-def _response_headers(x: Exchange) -> dict[str, str]:
-    return {_text(name): _text(value) for name, value in x.response.fields}
+def _lines(fields: Fields, shown: Shown) -> dict[str, str]:
+    return {_text(name): _text(value) for name, value in fields if shown is None or shown.fullmatch(name)}
 
 
 def _host(x: Exchange) -> str:
@@ -63,34 +67,34 @@ def _port(address: str) -> int | None:
     return int(port) if port.isdigit() else None
 
 
-_OF_REQUEST: Final[Mapping[str, Callable[[Exchange], Any]]] = {
-    "request.path": lambda x: _text(x.request.path),
-    "request.url_path": lambda x: _text(x.request.path.partition(b"?")[0]),
-    "request.query": lambda x: _text(x.request.path.partition(b"?")[2]),
-    "request.host": _host,
-    "request.scheme": lambda x: _text(x.scheme),
-    "request.method": lambda x: _text(x.request.method),
-    "request.headers": _headers,
+_OF_REQUEST: Final[Mapping[str, Callable[[Exchange, Shown], Any]]] = {
+    "request.path": lambda x, _: _text(x.request.path),
+    "request.url_path": lambda x, _: _text(x.request.path.partition(b"?")[0]),
+    "request.query": lambda x, _: _text(x.request.path.partition(b"?")[2]),
+    "request.host": lambda x, _: _host(x),
+    "request.scheme": lambda x, _: _text(x.scheme),
+    "request.method": lambda x, _: _text(x.request.method),
+    "request.headers": lambda x, shown: _lines(x.request.fields, shown),
     "request.referer": _field(b"referer"),
     "request.useragent": _field(b"user-agent"),
-    "request.id": lambda x: x.request_id,
-    "request.time": lambda x: datetime.fromtimestamp(x.started_wall, UTC).isoformat() if x.started_wall else "",
-    "request.size": lambda x: x.request.body if x.request.body >= 0 else None,
-    "source.address": lambda x: x.client,
-    "source.port": lambda x: _port(x.client),
-    "xds.route_name": lambda x: x.route,
-    "xds.cluster_name": lambda x: x.backend if x.backend != "-" else "",
+    "request.id": lambda x, _: x.request_id,
+    "request.time": lambda x, _: datetime.fromtimestamp(x.started_wall, UTC).isoformat() if x.started_wall else "",
+    "request.size": lambda x, _: x.request.body if x.request.body >= 0 else None,
+    "source.address": lambda x, _: x.client,
+    "source.port": lambda x, _: _port(x.client),
+    "xds.route_name": lambda x, _: x.route,
+    "xds.cluster_name": lambda x, _: x.backend if x.backend != "-" else "",
     # What Envoy cannot know of our clients and places.
-    "egressproxy.gateway": lambda x: x.gateway,
-    "egressproxy.listener": lambda x: x.listener,
-    "egressproxy.namespace": lambda x: x.identity.namespace,
-    "egressproxy.service_account": lambda x: x.identity.service_account,
+    "egressproxy.gateway": lambda x, _: x.gateway,
+    "egressproxy.listener": lambda x, _: x.listener,
+    "egressproxy.namespace": lambda x, _: x.identity.namespace,
+    "egressproxy.service_account": lambda x, _: x.identity.service_account,
 }
-_OF_RESPONSE: Final[Mapping[str, Callable[[Exchange], Any]]] = {
-    "response.code": lambda x: x.response.status,
-    "response.headers": _response_headers,
-    "upstream.address": lambda x: x.upstream,
-    "upstream.port": lambda x: _port(x.upstream),
+_OF_RESPONSE: Final[Mapping[str, Callable[[Exchange, Shown], Any]]] = {
+    "response.code": lambda x, _: x.response.status,
+    "response.headers": lambda x, shown: _lines(x.response.fields, shown),
+    "upstream.address": lambda x, _: x.upstream,
+    "upstream.port": lambda x, _: _port(x.upstream),
 }
 _READERS: Final = {**_OF_REQUEST, **_OF_RESPONSE}
 

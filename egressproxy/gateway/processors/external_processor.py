@@ -243,7 +243,7 @@ class ExternalProcessor(Filter):
 
     # --- what goes with a message ------------------------------------------------------------------------------------
     def _attributes(self, names: tuple[str, ...], x: Exchange) -> dict[str, dict[str, object]]:
-        return {_NAMESPACE: attributes(names, x)} if names else {}
+        return {_NAMESPACE: attributes(names, x, self._shown)} if names else {}
 
     # --- the session -------------------------------------------------------------------------------------------------
     def _begin(self, x: Exchange) -> ProcessorSession:

@@ -195,7 +195,7 @@ class ExternalProcessorConfig(FilterConfig):
     mutation_rules: MutationRules = MutationRules()
     """Which fields it may change."""
     forward_rules: ForwardRules = ForwardRules()
-    """Which fields it is shown. By default all."""
+    """Which fields it is shown, in attributes, too. By default all."""
     metadata_options: MetadataOptions = MetadataOptions()
     """Dynamic metadata that it gets and gives."""
     disable_immediate_response: bool = False

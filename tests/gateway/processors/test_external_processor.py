@@ -84,6 +84,21 @@ def test_attributes_go_with_the_first_message_of_each_direction():
     ]  # fmt: skip
 
 
+def test_attributes_tell_no_field_that_the_rules_hide():
+    named = ["request.headers", "request.referer", "request.useragent"]
+    talk = Processed(
+        agrees,
+        forwardRules={"disallowedHeaders": ["authorization", "x-secret*", "referer", "user-agent", "set-cookie"]},
+        requestAttributes=named,
+        responseAttributes=[*named, "response.headers"],
+    )
+    fields = {"Authorization": "Bearer a", "X-Secret-Key": "b", "Referer": "/c", "User-Agent": "d", "X-Team": "e"}
+    talk.run(exchange("GET", URL, fields), response=response(200, {"Set-Cookie": "f", "B": "2"}))
+    request, reply = ({**each.attributes["envoy.filters.http.ext_proc"]} for each in talk.stream.asked)
+    assert request == {"request.headers": {"x-team": "e"}}
+    assert reply == {"request.headers": {"x-team": "e"}, "response.headers": {"b": "2"}}
+
+
 def test_skipped_heads_are_not_shown():
     skipped = mode(requestHeaderMode="SKIP", responseHeaderMode="SKIP", responseBodyMode="BUFFERED")
     talk = Processed(at(RESPONSE_BODY, answer(RESPONSE_BODY, body=b"new")), processingMode=skipped)
