@@ -47,7 +47,9 @@ class KeyedCounters:
     one is number `mine` (from 1); alone it is 0. `remembers`: set it where no text of a key is a secret.
     """
 
-    __slots__ = ("_known", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners", "remembers")
+    __slots__ = (
+        "_bytes", "_known", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners", "remembers",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class KeyedCounters:
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
         self.remembers = False
-        #: By the text of a key: both numbers of it, where they stand in `numbers`, and what `find` returns.
-        self._known: dict[bytes, tuple[int, int, int, int]] = {}
+        self._bytes = memory.cast("B")
+        #: By the text of a key: the bytes of the entry that had it, the key, and what `find` returns.
+        self._known: dict[bytes, tuple[memoryview, bytes, int]] = {}
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
         """The key for what a limit counts apart. `owner`: the worker (0 to 255) whose own entry it is; 0: of all."""
@@ -114,9 +117,8 @@ class KeyedCounters:
         """
         known = self._known.get(text)
         if known is not None:
-            first, second, at, found = known
-            numbers = self.numbers
-            if numbers[at] == first and numbers[at + 1] == second:
+            entry, key, found = known
+            if entry == key:
                 if self.cells[found] <= now:
                     self.cells[found + 1] = 0.0
                 return found
@@ -125,7 +127,8 @@ class KeyedCounters:
         if self.remembers and found <= self._mask and len(text) <= _SHORT:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
-            self._known[text] = (*_PAIR.unpack(key), found - 2, found)
+            begin = (found - 2) * 8
+            self._known[text] = (self._bytes[begin : begin + KEY_BYTES], key, found)
         return found
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:

@@ -17,9 +17,11 @@ from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
 from egressproxy.filters.limits.keys import NEEDS_BODY
+from egressproxy.filters.limits.memory_store import MemoryStore
+from egressproxy.filters.limits.one_bucket import OneBucket, one_bucket
 from egressproxy.filters.limits.prices import dearest, price_of
 from egressproxy.filters.limits.qos_config import QoSControllerConfig
-from egressproxy.filters.limits.quota import LEAST, SettledQuota
+from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
 from egressproxy.filters.limits.rate_fields import provider_fields
 from egressproxy.filters.limits.rules import QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
@@ -53,6 +55,9 @@ class TokenQuota(SettledQuota):
         of_bodies = {entry.name for entry in config.entries if entry.type in ("Tokens", "Cost") or "Model" in entry.per}
         self._is_of_tokens_alone = not any(e.type == "Cost" or "Model" in e.per for e in config.entries)
         self._head_rules = [rule for rule in self.rules if rule.name not in of_bodies]
+        self._one: OneBucket | None = None  # of the usual limit, which takes these short cuts
+        if len(self.rules) == 1 and not self.concurrency and isinstance(self._store, MemoryStore):
+            self._one = one_bucket(self.rules[0], LEAST)
         body_phases = {Phase.RESPONSE_BODY}
         if context.phase is not Phase.BACKEND_REQUEST:
             body_phases.add(Phase.REQUEST_BODY)
@@ -117,6 +122,13 @@ class TokenQuota(SettledQuota):
                 rule=self._source,
                 remedy="ask for a model that has one, or add it to prices",
             )
+        notes = x.notes
+        if self._one is not None and notes is not None and self._note not in notes:
+            taken = self._one.take(x, use)
+            if taken is not None:
+                notes[self._note] = held = Held(use)
+                held.takes.append(taken)
+                return data
         waiting = self._take(x, use.model, use)
         return data if waiting is None else _after(waiting, data)
 
@@ -124,6 +136,15 @@ class TokenQuota(SettledQuota):
         """Look for what it took."""
         held = x.notes.get(self._note) if x.notes is not None else None
         return data if held is None or held.use is None else held.use.feed(x, data, last)
+
+    def complete(self, x: Exchange) -> None:
+        """As of SettledQuota."""
+        if self._one is None:
+            super().complete(x)
+            return
+        held = x.notes.pop(self._note, None) if x.notes is not None else None
+        if held is not None and held.takes and held.use is not None:
+            self._one.settle(x, held.takes[0], held.use)
 
     def _refuse_upgrade(self, x: Exchange) -> None:
         message = (

@@ -1,0 +1,100 @@
+"""Two filters of one configuration, one of which has the short way taken from it, see the same exchanges."""
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egressproxy.errors import LimitExceeded
+from egressproxy.filters import FilterContext, Phase
+from egressproxy.filters.limits import memory_store, one_bucket, quota
+from egressproxy.filters.limits.keyed_counters import OwnCounters
+from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
+from egressproxy.filters.limits.qos_controller import quota as filter_of
+from egressproxy.filters.limits.token_quota import TokenQuota
+from egressproxy.filters.testing import exchange, response
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from tests.support.properties import examples
+
+JSON = {"content-type": "application/json"}
+PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/another"]
+
+EXCHANGE = st.tuples(
+    st.sampled_from(PATHS),
+    st.integers(0, 900),  # characters of the question
+    st.one_of(st.none(), st.integers(0, 400)),  # tokens of the answer that are allowed
+    st.one_of(st.none(), st.tuples(st.integers(0, 300), st.integers(0, 700))),  # tokens that the answer tells
+    st.sampled_from([0, 200, 200, 200, 500]),  # no attempt was made; the status of the answer
+    st.sampled_from([0.0, 0.5, 7.0, 61.0]),  # seconds before it
+    st.sampled_from(["a/one", "a/other"]),
+)
+
+
+def made(entry, mode, fields) -> tuple[TokenQuota, FilterMetrics]:
+    metrics = FilterMetrics()
+    config = QoSControllerConfig(limits=(entry,), mode=mode, rate_limit_headers=fields)
+    meter = FilterMeter(metrics, "qos", "egressproxy.io/QoSController:v1")
+    return filter_of(FilterContext(config, {}, "q", "s", "s", keyed=OwnCounters().keyed, meter=meter)), metrics
+
+
+def outcome(each, about, now) -> object:
+    """What comes of one exchange: a refusal, or what the limit has counted."""
+    path, characters, allowed, told, status, _, identity = about
+    x = exchange("POST", f"https://api.example{path}", JSON, identity=identity)
+    x.request.body = 1
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x" * characters}]}
+    if allowed is not None:
+        asked["max_tokens"] = allowed
+    refused = None
+    try:
+        each.request_headers(x)
+        if each.body_mode_for(x, Phase.REQUEST_BODY) is not None:
+            each.request_body(x, json.dumps(asked).encode(), True)
+        if status:
+            usage = {} if told is None else {"usage": {"prompt_tokens": told[0], "completion_tokens": told[1]}}
+            x.response, x.status, x.attempts = response(status, JSON), status, 1
+            if each.body_mode_for(x, Phase.RESPONSE_BODY) is not None:
+                each.response_body(x, json.dumps(usage).encode(), True)
+            each.response_headers(x)
+    except LimitExceeded as error:
+        refused = error.status, error.message, error.retry_after_s, error.fields, error.remedy
+    each.complete(x)
+    (rule,) = each.rules
+    numbers = rule.table.peek(rule.table.key(rule.text(x, "") + b"\0"), now)
+    counts = rule.allowed, rule.denied, rule.reserved, rule.settled
+    return refused, numbers, counts, x.would_deny, list(x.response.fields) if x.response is not None else []
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    about=st.lists(EXCHANGE, min_size=1, max_size=12),
+    limit=st.sampled_from([100.0, 700.0, 5000.0]),
+    burst=st.sampled_from([0.0, 400.0]),
+    count=st.sampled_from(["Total", "Input", "Output"]),
+    mode=st.sampled_from(["Enforce", "Report"]),
+    fields=st.sampled_from(["Denied", "Always", "Never"]),
+)
+def test_the_short_way_counts_what_the_long_way_counts(about, limit, burst, count, mode, fields):
+    entry = LimitEntry("Tokens", limit, "Minute", burst=burst, count=count, name="t", per=("Identity",))
+    short, short_metrics = made(entry, mode, fields)
+    long, long_metrics = made(entry, mode, fields)
+    assert short._one is not None
+    long._one = None
+    now = 1000.0
+    clocks = [(module, module.monotonic) for module in (memory_store, one_bucket, quota)]
+    try:
+        for each in about:
+            now += each[5]
+            for module, _ in clocks:
+                module.monotonic = lambda: now  # noqa: B023  # it is replaced before `now` changes
+            assert outcome(short, each, now) == outcome(long, each, now)
+    finally:
+        for module, before in clocks:
+            module.monotonic = before
+    assert short_metrics.read() == long_metrics.read()
+
+
+def test_a_limit_that_is_no_bucket_in_memory_of_one_rule_goes_the_long_way():
+    day, _ = made(LimitEntry("Tokens", 9.0, "Day", name="t"), "Enforce", "Denied")
+    cost, _ = made(LimitEntry("Requests", 9.0, "Minute", name="t", per=("Model",)), "Enforce", "Denied")
+    assert (day._one, cost._one) == (None, None)
