@@ -131,7 +131,7 @@ def choose(only: tuple[str, ...], peers: tuple[str, ...], slow: bool) -> tuple[t
     is_everything = only == tuple(WORKLOADS)
     asked = set(peers)
     if slow:
-        asked |= set(PEERS) - (set() if OF_LITELLM & set(only) else {"litellm"})
+        asked |= set(PEERS) - (set() if OF_LITELLM & set(only) else {"litellm", "litellm-bare"})
     if OF_LITELLM & set(only) and not is_everything:
         asked.add("litellm")
     workloads = tuple(name for name in only if name not in OF_LITELLM or "litellm" in asked)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.proxies.base import Proxy
-from benchmarks.proxies.interpreted import AioHttp, LiteLlm, MitmProxy, ProxyPy
+from benchmarks.proxies.interpreted import AioHttp, LiteLlm, LiteLlmBare, MitmProxy, ProxyPy
 from benchmarks.proxies.native import EgressProxy, Envoy, HaProxy, Nginx, Squid, TinyProxy
 
 __all__ = ["DEFAULT_PEERS", "PEERS", "EgressProxy", "Proxy"]
 
 PEERS: dict[str, type[Proxy]] = {
-    each.name: each for each in (Envoy, HaProxy, Nginx, Squid, TinyProxy, MitmProxy, ProxyPy, AioHttp, LiteLlm)
+    each.name: each
+    for each in (Envoy, HaProxy, Nginx, Squid, TinyProxy, MitmProxy, ProxyPy, AioHttp, LiteLlm, LiteLlmBare)
 }
 #: The others are slow, and asked for by name.
 DEFAULT_PEERS = ("envoy", "haproxy", "nginx", "squid", "tinyproxy")

@@ -14,16 +14,18 @@ __all__ = ["install"]
 CACHE = REPOSITORY / ".cache" / "benchmarks"
 
 
-def install(package: str, version: str, extra: str = "") -> Path:
-    """The folder of the virtual environment. Raises StartError where pip fails."""
+def install(package: str, version: str, extra: str = "", *others: str) -> Path:
+    """The folder of the virtual environment. `others` are packages that it needs beside. Raises StartError where pip
+    fails.
+    """
     folder = CACHE / f"{package}-{version}"
-    done = folder / ".installed"
+    done = folder / "-".join((".installed", *others))
     if done.exists():
         return folder
     asked = f"{package}{extra}=={version}"
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check", "install", asked],
+        [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check", "install", asked, *others],
     ):
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if ran.returncode:

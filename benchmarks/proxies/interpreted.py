@@ -94,6 +94,7 @@ class AioHttp(Proxy):
 
 class LiteLlm(Proxy):
     name = "litellm"
+    level = "INFO"  # a line for each request
     listeners = ("REVERSE",)
     edits = False
     unable: Mapping[str, str] = {
@@ -103,16 +104,16 @@ class LiteLlm(Proxy):
         **dict.fromkeys(("W7", "W8"), "see L"),
     }
     caveats: Mapping[str, str] = {
-        "Lp": "a pass-through endpoint: one route, a credential; no edits, no limits, no metrics",
-        "L": "one model; redaction of requests alone; no metrics, no log",
+        "Lp": "a pass-through endpoint: one route, a credential; no edits, no limits",
+        "L": "one model; redaction of requests alone",
         "M": "one route",
     }
 
     def prepare(self, world: World, folder: Path) -> list[str]:
         self.version = "1.106.2"
-        config = world.render("litellm.yaml", folder, self.ports)
+        config = self.configure(world.render("litellm.yaml", folder, self.ports))
         return [
-            *_program("litellm", self.version, "litellm", "[proxy]"), "--config", str(config),
+            *_program("litellm", self.version, "litellm", "[proxy]", "prometheus-client"), "--config", str(config),
             "--host", "127.0.0.1", "--port", str(self.ports["REVERSE"]), "--num_workers", "1",
         ]  # fmt: skip
 
@@ -120,13 +121,30 @@ class LiteLlm(Proxy):
         return {
             "SSL_CERT_FILE": str(world.folder / "ca.crt"),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "LITELLM_LOG": "ERROR",
+            "LITELLM_LOG": self.level,
         }
 
+    def configure(self, config: Path) -> Path:
+        """The configuration to run with, of the one that every variant has."""
+        return config
 
-def _program(package: str, version: str, script: str, extra: str = "") -> list[str]:
+
+class LiteLlmBare(LiteLlm):
+    """LiteLLM at its cheapest: without what the others do for each request beside serving it."""
+
+    name = "litellm-bare"
+    level = "ERROR"
+    caveats: Mapping[str, str] = {each: f"{said}; no metrics, no log" for each, said in LiteLlm.caveats.items()}
+
+    def configure(self, config: Path) -> Path:
+        """Without callbacks."""
+        config.write_text(config.read_text().replace("callbacks: [prometheus]", "callbacks: []"))
+        return config
+
+
+def _program(package: str, version: str, script: str, extra: str = "", *others: str) -> list[str]:
     """Its command, run by the interpreter of its virtual environment. Raises StartError."""
-    folder = install(package, version, extra)
+    folder = install(package, version, extra, *others)
     path = folder / "bin" / script
     if not path.exists():
         raise StartError(f"{package} {version} has no program {script}")

@@ -134,7 +134,7 @@ class LlmGateway(Reverse):
     """What a gateway of the application's world takes for the work of W2."""
 
     def choose(self, proxies: Sequence[Proxy]) -> list[Proxy]:
-        return [proxy for proxy in proxies if proxy.name in ("egressproxy", "litellm")]
+        return [proxy for proxy in proxies if proxy.name in ("egressproxy", "litellm", "litellm-bare")]
 
 
 class AiCalls(LlmGateway):
