@@ -16,7 +16,7 @@ from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, where
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import Fields, finder
 
 __all__ = [
     "BodyKind",
@@ -47,6 +47,7 @@ class BodyKind(Enum):
 _JSON_LINES: Final = frozenset((b"application/x-ndjson", b"application/jsonl", b"application/x-jsonlines"))
 _TEXTS: Final = frozenset((b"application/xml", b"application/javascript", b"application/yaml", b"application/graphql"))
 _EVENTS: Final = frozenset((b"text/event-stream", b"application/vnd.amazon.eventstream"))
+_content_types: Final = finder(b"content-type").findall
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
 
@@ -103,7 +104,7 @@ def kind_of(fields: Fields) -> BodyKind:
 
 def type_and_kind_of(fields: Fields) -> tuple[bytes, BodyKind]:
     """`media_type_of` and `kind_of` at once."""
-    lines = fields.get_all(b"content-type")
+    lines = _content_types(fields.block)
     if len(lines) != 1:
         return (b"?", BodyKind.OTHER) if lines else (b"", BodyKind.UNKNOWN)
     line = lines[0]

@@ -51,12 +51,15 @@ _CARD = re.compile(
 #: ASCII digits to what they count at even places from the right.
 _DOUBLED: Final = bytes.maketrans(b"0123456789", bytes((0, 2, 4, 6, 8, 1, 3, 5, 7, 9)))
 _SINGLE: Final = bytes.maketrans(b"0123456789", bytes(range(10)))
+#: The places, from the right.
+_FROM_LAST: Final = slice(None, None, -2)
+_FROM_LAST_BUT_ONE: Final = slice(-2, None, -2)
 
 
 def is_luhn(digits: str) -> bool:
     """The checksum of ISO/IEC 7812-1 annex B."""
-    row = digits[::-1].encode()
-    return (sum(row[::2].translate(_SINGLE)) + sum(row[1::2].translate(_DOUBLED))) % 10 == 0
+    row = digits.encode()
+    return (sum(row[_FROM_LAST].translate(_SINGLE)) + sum(row[_FROM_LAST_BUT_ONE].translate(_DOUBLED))) % 10 == 0
 
 
 def is_card(digits: str) -> bool:

@@ -17,9 +17,9 @@ _MAX_DOMAIN: Final = 253
 
 #: What people and programs use of what is allowed; more would take `email=` of a query for a part of the address.
 _LOCAL: Final = r"\w.%+'~-"
-_LOCAL_BACKWARDS = re.compile(rf"[{_LOCAL}]{{1,{_MAX_LOCAL}}}")
-_DOMAIN = re.compile(rf"[\w.-]{{1,{_MAX_DOMAIN}}}")
-_LABELS = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_](?:[\w-]{0,61}[^\W_])")
+#: As long as can be; it does not begin with a mark, which is rather one of the sentence.
+_local_backwards = re.compile(rf"[{_LOCAL}]{{0,{_MAX_LOCAL - 1}}}[\w%+]").match
+_labels = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_](?:[\w-]{0,61}[^\W_])").match
 _OPEN = re.compile(rf"[@{_LOCAL}]{{1,{_MAX_LOCAL + 1 + _MAX_DOMAIN + 1}}}")
 
 
@@ -34,13 +34,12 @@ class Emails(Detector):
         """As `Detector.find`."""
         at = text.find("@", start)
         while at >= 0:
-            local = _LOCAL_BACKWARDS.match(text[max(start, at - _MAX_LOCAL) : at][::-1])
-            domain = _DOMAIN.match(text, at + 1)
-            if local is not None and domain is not None:
-                labels = _LABELS.match(domain[0])
-                length = len(local[0].rstrip(".'~-"))
-                if labels is not None and length:
-                    found.append(Span(at - length, at + 1 + labels.end(), "EMAIL", at - length))
+            labels = _labels(text, at + 1, at + 1 + _MAX_DOMAIN)
+            if labels is not None:
+                local = _local_backwards(text[at - _MAX_LOCAL if at - start > _MAX_LOCAL else start : at][::-1])
+                if local is not None:
+                    begin = at - local.end()
+                    found.append(Span(begin, labels.end(), "EMAIL", begin))
             at = text.find("@", at + 1)
 
     def open_end(self, text: str, tail: str) -> int:

@@ -23,7 +23,6 @@ from egressproxy.filters.content.bodies import (
     BodyText,
     FormDocument,
     document_of,
-    kind_of,
     type_and_kind_of,
 )
 from egressproxy.filters.content.entities import scanner_of
@@ -194,7 +193,7 @@ class PIIDetector(Filter):
         if phase is Phase.REQUEST_BODY:
             if self._requests is None:
                 return None
-            if kind_of(x.request.fields) in _READ_REQUESTS:
+            if type_and_kind_of(x.request.fields)[1] in _READ_REQUESTS:
                 return BodyMode.BUFFER
             self._let_pass("request", x.request.fields.get(b"content-type"), 415)
             return None
@@ -222,7 +221,7 @@ class PIIDetector(Filter):
         if self._presidio is not None or len(data) > _STEP:
             return self._in_steps(x, data, scanner)
         try:
-            document = document_of(x, data, kind_of(x.request.fields), is_request=True)
+            document = document_of(x, data, type_and_kind_of(x.request.fields)[1], is_request=True)
             written = WrittenJson.of(document, scanner)
             if written is not None:
                 found = scanner.spans(written.text)
@@ -261,7 +260,7 @@ class PIIDetector(Filter):
     async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner) -> bytes:
         """As above, for what is long or asks the analyzer: others have their turn between the parts."""
         try:
-            document = document_of(x, data, kind_of(x.request.fields), is_request=True)
+            document = document_of(x, data, type_and_kind_of(x.request.fields)[1], is_request=True)
             written = None if self._presidio is not None else WrittenJson.of(document, scanner)
             if written is not None:
                 many = await self._spans_in_steps(scanner, written.text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from egressproxy.filters.content.folding import Folder
@@ -17,6 +18,7 @@ __all__ = ["Detector", "Replace", "Scanner", "Span", "SpanStream", "TextStream",
 
 #: Folded characters before a place that detectors may look at.
 _CONTEXT: Final = 4
+_start: Final = itemgetter(0)
 _UNESCAPED = re.compile(r"\\.", re.DOTALL)
 #: Characters at the end that every detector gets, backwards, to see whether something may begin there.
 TAIL: Final = 320
@@ -85,6 +87,8 @@ class Scanner:
 
     def spans(self, text: str, folder: Folder | None = None) -> list[Span]:
         """What a whole text says, in order, without overlaps."""
+        if folder is None and text.isascii():
+            return self.scan(text, 0, [])  # nothing is folded
         folded, index = (folder or self.plain).fold(text)
         found = self.scan(folded, 0, [])
         if index is None:
@@ -122,8 +126,17 @@ class Scanner:
 
 def apart(found: list[Span], start: int, kept: list[Span]) -> list[Span]:
     """`kept`, and behind it what `found` has besides: in order, without overlaps, from `start`. See Scanner."""
-    found.sort(key=lambda span: (span[0], -span[1]))  # stable: the order of the detectors decides the rest
     at = kept[-1].end if kept else start
+    found.sort(key=_start)
+    end = at
+    for span in found:
+        if span[0] < end:
+            break
+        end = span[1]
+    else:  # no two begin at one place, and nothing has to be cut
+        kept += found
+        return kept
+    found.sort(key=lambda span: (span[0], -span[1]))  # stable: the order of the detectors decides the rest
     for span in found:
         begin, end, entity, _ = span
         if end > at:
@@ -137,8 +150,7 @@ def replaced(text: str, found: list[Span], replace: Replace) -> str:
     parts: list[str] = []
     at = 0
     for start, end, entity, _ in found:
-        parts.append(text[at:start])
-        parts.append(replace(entity, text[start:end]))
+        parts += (text[at:start], replace(entity, text[start:end]))
         at = end
     parts.append(text[at:])
     return "".join(parts)

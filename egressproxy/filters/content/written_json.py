@@ -22,9 +22,8 @@ _OTHER_ESCAPE = re.compile(r"\\(?:/|u([dD][89ABab][0-9A-Fa-f]{2})\\u([0-9A-Fa-f]
 _ODD_NUMBER = re.compile(r"[0-9](?:[Ee]|\.(?<=[0-9]{9}.))")
 _ODD_NUMBER_INSIDE = re.compile(r"[:,\[][ \1]*-?(?:[0-9.]+[Ee]|[0-9]{9,}\.)")
 _END_OF_NAME = re.compile(r"\0[ \t\r\n]*:")
-#: The beginning of a string that may be JSON, or data.
-_INNER = re.compile(r"[ \1]*[{\[]|data:")
-_BASE64 = re.compile(r"[0-9A-Za-z+/=_\1-]{64,}")
+#: The beginning of a string that may be JSON, or data; and base64 to the end of its string.
+_ODD_STRING = re.compile(r"[ \1]*[{\[]|data:|[0-9A-Za-z+/=_\1-]{64,}+\0")
 #: Members that are signed by a provider, or say again what others say.
 _BOUND = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0")
 #: Of a body, and of escapes in it that are undone one by one: nobody else has a turn meanwhile.
@@ -91,9 +90,7 @@ class WrittenJson:
                 if text.count("\0", end and end + 1, start) % 2 == 0:
                     return None  # a number
                 begin, end = text.rfind("\0", 0, start) + 1, text.find("\0", start)
-                if _END_OF_NAME.match(text, end) is not None or _INNER.match(text, begin) is not None:
-                    return None
-                if _BASE64.fullmatch(text, begin, end) is not None:
+                if _END_OF_NAME.match(text, end) is not None or _ODD_STRING.match(text, begin) is not None:
                     return None
             if entity == "PRIVATE_KEY":
                 return None  # its lines are parted by escapes, and it has a greatest length

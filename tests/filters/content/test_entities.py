@@ -5,10 +5,11 @@ import re
 
 import phonenumbers
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from egressproxy.filters.content.check_digits import is_aadhaar
+from egressproxy.filters.content.emails import Emails
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.lettered import IBAN_SHAPES, Lettered, iban_at
 from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of
@@ -260,3 +261,41 @@ def test_every_token_is_found_by_its_first_word(token: str, data: st.DataObject)
     SecretKeys(frozenset(("API_KEY",))).find(f"key {said}", 4, found)
     begin = 9 if said[4:8] == ".xox" else 4  # what stands before is no secret
     assert Span(begin, 4 + len(said), "API_KEY", begin) in found
+
+
+LOCAL, DOMAIN = re.compile(r"[\w.%+'~-]{1,64}"), re.compile(r"[\w.-]{1,253}")
+LABELS = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_](?:[\w-]{0,61}[^\W_])")
+
+
+def addresses(text: str, start: int) -> list[tuple[int, int]]:
+    """Where addresses stand, step by step."""
+    found = []
+    for at in [place for place, character in enumerate(text) if character == "@" and place >= start]:
+        local = LOCAL.match(text[max(start, at - 64) : at][::-1])
+        domain = DOMAIN.match(text, at + 1)
+        if local is not None and domain is not None:
+            labels = LABELS.match(domain[0])
+            length = len(local[0].rstrip(".'~-"))
+            if labels is not None and length:
+                found.append((at - length, at + 1 + labels.end()))
+    return found
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["a", "é", "@", ".", "b.example", "_", "'", "~", "-", "%", "+", " ", "1", "a" * 62, "c" * 63, "d." * 125]
+        ),
+        max_size=8,
+    ).map("".join),
+    st.integers(0, 70),
+)
+@settings(deadline=None, max_examples=500)
+@example("'" * 64 + "@b.example", 0)
+@example("a" * 64 + "." + "@b.example", 0)
+@example("a@" + "d." * 125 + "example", 0)
+def test_an_address_is_what_is_found_step_by_step(text: str, start: int):
+    found: list[Span] = []
+    Emails().find(text, start, found)
+    assert [(span.start, span.end) for span in found] == addresses(text, start)
+    assert all((span.entity, span.began) == ("EMAIL", span.start) for span in found)

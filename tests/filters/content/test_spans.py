@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.folding import Folder
-from egressproxy.filters.content.spans import Scanner, SpanStream
+from egressproxy.filters.content.spans import Scanner, Span, SpanStream, apart
 
 EVERYTHING = scanner_of(
     ENTITIES, regions=("DE", "US"), patterns=[("PROJECT", r"\bPROJ-\d+\b", 24), ("CODE", "x[^y]*y", 8)]
@@ -170,3 +170,25 @@ def test_what_is_held_back_of_a_stream_is_read_anew_for_more_than_its_next_chara
     said = "".join(stream.take(piece, False)[0] for _ in range(4000)) + stream.take("", True)[0]
     assert said == piece * 4000
     assert sum(read) < 12 * len(said)
+
+
+PLACES = st.builds(
+    lambda start, length, entity: Span(start, start + length, entity, start),
+    st.integers(0, 30),
+    st.integers(1, 6),
+    st.sampled_from("ABC"),
+)
+
+
+@given(st.lists(PLACES, max_size=6), st.none() | st.integers(1, 12))
+@settings(deadline=None, max_examples=300)
+def test_of_spans_each_character_belongs_to_the_first_and_longest_one(found: list[Span], end: int | None):
+    start = 5
+    kept = [] if end is None else [Span(0, end, "KEPT", 0)]
+    at = end or start
+    expected = list(kept)
+    for span in sorted(found, key=lambda span: (span.start, -span.end)):
+        if span.end > at:
+            expected.append(span._replace(start=max(at, span.start)))
+            at = span.end
+    assert apart(list(found), start, kept) == expected
