@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from egressproxy.cli.options import output_option
+
 if TYPE_CHECKING:
     from egressproxy.filters.audit.verification import Anchor
     from egressproxy.model.secret import SecretBytes
@@ -56,7 +58,7 @@ def command() -> None:
     """
 
 
-@command.command("verify")
+@command.command("verify", short_help="Say whether the chains of records are whole.")
 @click.argument("folders", nargs=-1, required=True, type=_folder, metavar="FOLDER…")
 @click.option(
     "--key-file", "key", type=click.Path(exists=True, dir_okay=False, path_type=Path), callback=_key, metavar="FILE",
@@ -70,6 +72,13 @@ def command() -> None:
 @click.option("--partial", "is_partial", is_flag=True, help="The first files of chains may have gone to an archive.")
 def verify(folders: tuple[Path, ...], key: SecretBytes | None, anchors: list[Anchor], is_partial: bool) -> None:
     """Say whether the chains in these folders are whole; what is wrong is told with file and line.
+
+    The last column is the anchor of the chain: keep it elsewhere, and give it to a later run.
+
+    \b
+    Examples:
+      egressproxy audit verify /var/log/egressproxy/audit
+      egressproxy audit verify /var/log/egressproxy/audit --key-file audit.key --anchor 0:48211:9c41…
 
     Exit status: 0 if they are, 1 if something is wrong, 2 for wrong usage.
     """
@@ -100,16 +109,31 @@ def verify(folders: tuple[Path, ...], key: SecretBytes | None, anchors: list[Anc
 
 @command.command("show")
 @click.argument("folders", nargs=-1, required=True, type=_folder, metavar="FOLDER…")
-@click.option("-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True)
-@click.option("--kind", default="exchange", show_default=True, help="The kind of records: exchange, open, gap; or all.")
+@output_option
+@click.option(
+    "--kind", type=click.Choice(("exchange", "open", "gap", "all")), default="exchange", show_default=True,
+    help="exchange: what became of requests. open: a file was begun. gap: records that found no place.",
+)  # fmt: skip
 def show(folders: tuple[Path, ...], output: str, kind: str) -> None:
-    """Print the records of these folders, by time. They are not verified."""
+    """Print the records of these folders, by time. They are not verified.
+
+    \b
+    Examples:
+      egressproxy audit show /var/log/egressproxy/audit
+      egressproxy audit show /var/log/egressproxy/audit -o json | jq 'select(.decision == "denied")'
+
+    Exit status: 0, 1 where a folder has no records or cannot be read, 2 for wrong usage.
+    """
     from egressproxy.filters.audit.verification import records_in
 
     try:
-        found = [record for folder in folders for record in records_in(folder)]
+        by_folder = {folder: list(records_in(folder)) for folder in folders}
     except OSError as error:
         raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+    empty = [folder for folder, records in by_folder.items() if not records]
+    for folder in empty:
+        click.echo(f"{folder}: there are no records", err=True)
+    found = [record for records in by_folder.values() for record in records]
     for record in sorted(found, key=lambda record: (str(record.get("time")), record["chain"], record["seq"])):
         if kind not in ("all", record.get("kind")):
             continue
@@ -117,6 +141,7 @@ def show(folders: tuple[Path, ...], output: str, kind: str) -> None:
             click.echo(json.dumps(record, separators=(",", ":")))
         else:
             click.echo(_line(record))
+    sys.exit(1 if empty else 0)
 
 
 def _line(record: dict[str, object]) -> str:

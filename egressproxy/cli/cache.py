@@ -33,6 +33,11 @@ def command() -> None:
 def show(output: str, admin: tuple[str, int] | None) -> None:
     """Print entries, bytes and hits of each cache.
 
+    \b
+    Examples:
+      egressproxy cache show
+      egressproxy cache show -o json --admin 127.0.0.1:15001
+
     Exit status: 0, or 2 for wrong usage or no response.
     """
     found = ask(admin or ADMIN, "/cache")
@@ -45,7 +50,7 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
         click.echo("there is no cache")
 
 
-@command.command("purge")
+@command.command("purge", short_help="Take answers out of the caches.")
 @click.option("--route", metavar="NS/NAME", default="", help="Answers to requests of this route.")
 @click.option("--path", metavar="PREFIX", default="", help="Answers to paths that begin so, without their query.")
 @click.option(
@@ -71,6 +76,12 @@ def purge(
     """Take answers out of the caches: those for which all of --route, --path and --identity hold, or --all.
 
     An answer that is on its way at this moment is given to its client, and not kept.
+
+    \b
+    Examples:
+      egressproxy cache purge --route agents/openai --path /v1/models
+      egressproxy cache purge --identity agents/worker
+      egressproxy cache purge --all --api-token-file token
 
     Exit status: 0 done in every worker, 2 wrong usage, no response or a refusal.
     """

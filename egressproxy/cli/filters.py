@@ -22,11 +22,15 @@ __all__ = ["command"]
 @click.command("filters")
 @click.argument("name", required=False, metavar="[TYPE]")
 @config_option("A manifest, or a folder of them, whose FilterTypes are listed, too; may be given again.")
-@click.option("-o", "--output", type=click.Choice(("text", "wide", "json", "yaml")), default="text", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(("text", "wide", "json", "yaml")), default="text", show_default=True,
+    help="wide: one line for each type. One TYPE is described as json, or as yaml.",
+)  # fmt: skip
 def command(name: str | None, config: tuple[Path, ...], output: str) -> None:
     """List the filter types, or describe one: where it may run, and the JSON Schema of its config.
 
-    Types of installed packages are listed, and imported for it; FilterTypes with --config.
+    Types of installed packages are among them, for which the packages are imported; with --config also the FilterTypes
+    of these manifests.
 
     \b
     Examples:

@@ -12,12 +12,12 @@ __all__ = ["command"]
 @click.command("placeholder")
 @click.option(
     "--prefix", default="sk-egress-", show_default=True, metavar="TEXT",
-    help="What it begins with, where a client wants a key of a certain form.",
+    help="What it begins with: some clients check the form of their key.",
 )  # fmt: skip
 def command(prefix: str) -> None:
     """Make up a placeholder for a CredentialInjector, and print it.
 
-    Write it into `placeholder` of the injector's config, and into the clients as their key. It is nothing secret.
+    Write it into `placeholder` of the injector's config, and into the clients as their key. It is not secret.
 
     \b
     Examples:

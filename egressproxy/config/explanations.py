@@ -20,6 +20,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from egressproxy.config.resources.kinds import BY_API_VERSION
+from egressproxy.config.resources.object_references import LocalObjectReference
 from egressproxy.config.resources.values import RefusedValue
 from egressproxy.model.near_names import did_you_mean
 
@@ -42,7 +43,7 @@ _TEXTS = {
     "greater_than_equal": ("{shown} is less than {ge}", "write {ge} or more"),
     "less_than_equal": ("{shown} is more than {le}", "write {le} or less"),
     "too_long": ("{actual_length} entries, at most {max_length} are possible", "split it"),
-    "too_short": ("the list is empty", "write at least {min_length}, or remove the field"),
+    "too_short": ("the list is empty", "write at least {min_length}"),
     "string_too_long": ("longer than {max_length} characters", "shorten it"),
     "string_too_short": ("the text is empty", "write a value, or remove the field"),
     "string_pattern_mismatch": ("{shown} does not have the form that is expected here", "it has to match {pattern}"),
@@ -148,6 +149,8 @@ def explain(
     if error not in _TEXTS:
         return details["msg"], ""
     message, remedy = _TEXTS[error]
+    if error == "too_short" and not _is_required(kind, path):
+        remedy += ", or remove the field"
     values = {**context, "shown": shown, "field": field}
     return message.format_map(values), remedy.format_map(values)
 
@@ -159,6 +162,8 @@ def _unknown_field(name: str, model: type[Any] | None) -> tuple[str, str]:
     below = [f"{field}.{name}" for field, inner in _models_below(model) if name in dict(_fields(inner))]
     if below:
         otherwise = f"did you mean {' or '.join(below)}?"
+    if name == "namespace" and model is not None and issubclass(model, LocalObjectReference):
+        return "unknown field namespace", "remove it: the object is in the namespace of the one that refers to it"
     return f"unknown field {_cut(name)}", _OTHER_FIELDS.get(name) or did_you_mean(name, known, otherwise)
 
 
@@ -188,6 +193,14 @@ def _fields(model: type[Any]) -> Iterator[tuple[str, Any]]:
         hints = get_type_hints(model)
         for field in fields(model):
             yield to_camel(field.name), hints[field.name]
+
+
+def _is_required(kind: type[Any], path: tuple[str | int, ...]) -> bool:
+    """Whether the field at this path has to be written, as far as the model that reads it says."""
+    model = _model_at(kind, path[:-1])
+    if model is None or not path or not issubclass(model, BaseModel):
+        return False
+    return any(info.is_required() for name, info in model.model_fields.items() if (info.alias or name) == path[-1])
 
 
 def _is_model(annotation: Any) -> bool:

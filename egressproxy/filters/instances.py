@@ -97,7 +97,8 @@ class FilterInstances:
         except UnusableReference as error:
             raise UnusableFilter(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
         except (ValueError, OSError) as error:
-            raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
+            by = ", which a FilterType makes known" if spec.implementation else ""
+            raise FilterBuildError(f"{spec.source}: filter {spec.name} ({spec.type}{by}): {error}") from None
         self._made[key] = placed
         return placed
 

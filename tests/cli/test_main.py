@@ -33,6 +33,28 @@ def test_every_verb_has_help_with_an_example(verb: str):
     assert f"\n    egressproxy {verb}" in result.output.partition("Example")[2]
 
 
+@pytest.mark.parametrize(
+    ("verb", "of_verb"), [("audit", "verify"), ("audit", "show"), ("cache", "show"), ("cache", "purge")]
+)
+def test_every_part_of_a_verb_has_help_with_an_example_and_one_whole_line_in_the_list(verb: str, of_verb: str):
+    result = CliRunner().invoke(main, [verb, of_verb, "-h"])
+    assert f"\n    egressproxy {verb} {of_verb}" in result.output.partition("Example")[2]
+    (line,) = [
+        each for each in CliRunner().invoke(main, [verb, "-h"]).output.splitlines() if each.split()[:1] == [of_verb]
+    ]
+    assert line.endswith(".")
+    assert not line.endswith("..")
+
+
+def test_records_of_a_folder_that_has_none_and_of_no_kind_are_told(tmp_path: Path):
+    result = CliRunner().invoke(main, ["audit", "show", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"{tmp_path}: there are no records\n"
+    result = CliRunner().invoke(main, ["audit", "show", str(tmp_path), "--kind", "opened"])
+    assert result.exit_code == 2
+    assert "'exchange', 'open', 'gap', 'all'" in result.output
+
+
 def test_a_verb_that_does_not_exist_is_wrong_usage():
     result = CliRunner().invoke(main, ["rnu"])
     assert result.exit_code == 2

@@ -9,8 +9,10 @@ from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text, unknown_kind
 from egressproxy.config.resources.core import Secret
+from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.routes import HttpRoute
 
 TARGETS = [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gw"}]
 
@@ -78,6 +80,21 @@ def test_an_error_says_what_is_wrong_and_what_to_write(
     got = explained(spec, written)
     assert got[0].startswith(message)
     assert remedy in got[1]
+
+
+def test_a_list_that_has_to_be_there_is_not_to_be_removed() -> None:
+    manifest = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "PayloadProcessingPipeline", "metadata": {"name": "x"}}
+    got = first_of(PayloadProcessingPipeline, {**manifest, "spec": {"processors": []}}, None, show=True)
+    assert got == ("the list is empty", "write at least 1")
+
+
+def test_a_local_reference_with_a_namespace_is_told_where_its_object_is() -> None:
+    named = {"group": "egressproxy.io", "kind": "EgressPolicy", "name": "a", "namespace": "b"}
+    route = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": "x"}}
+    spec = {"rules": [{"filters": [{"type": "ExtensionRef", "extensionRef": named}]}]}
+    message, remedy = first_of(HttpRoute, {**route, "spec": spec}, None, show=True)
+    assert message == "unknown field namespace"
+    assert remedy.startswith("remove it: the object is in the namespace")
 
 
 def test_unknown_fields_are_looked_for_in_the_model_at_their_place() -> None:

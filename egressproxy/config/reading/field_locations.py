@@ -36,6 +36,19 @@ _CERTIFICATES = tuple(
     for item in ((), (None,))
 )
 
+#: What the status of a FilterType speaks of. Of a schema, whose size is a client's, only where it begins.
+_OF_FILTER_TYPE: tuple[tuple[str | None, ...], ...] = (
+    ("spec", "type"),
+    ("spec", "phases"),
+    ("spec", "configSchema"),
+    ("spec", "python"),
+    ("spec", "python", "path"),
+    ("spec", "python", "settings"),
+    ("spec", "processor"),
+    ("spec", "processor", "backendRefs", None),
+    ("spec", "processor", "settings"),
+)
+
 
 def field_locations(document: Document) -> dict[str, Spot]:
     """The line and column of each of these fields, and of its key, by the field's path."""
@@ -46,6 +59,8 @@ def field_locations(document: Document) -> dict[str, Spot]:
     alone = [path for pattern in _RULES for path, _ in _found(value, pattern)]
     if _found(value, ("spec", "destination")):
         alone += [path for pattern in (_ENDPOINTS, *_CERTIFICATES) for path, _ in _found(value, pattern)]
+    if value.get("kind") == "FilterType":
+        alone += [path for pattern in _OF_FILTER_TYPE for path, _ in _found(value, pattern)]
     places: dict[str, Spot] = {
         path_text(path): (*place, *of_key) for field in whole for path, place, of_key in document.places(field)
     }

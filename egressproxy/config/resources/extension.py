@@ -8,7 +8,16 @@ from pydantic import Field
 
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.values import Bool, Duration, ExtensionType, Int, Name, RefusedValue
+from egressproxy.config.resources.values import (
+    Bool,
+    Duration,
+    ExtensionType,
+    Int,
+    Name,
+    RefusedValue,
+    check_unique,
+    require_one_of,
+)
 
 __all__ = ["Extension", "PayloadProcessingPipeline"]
 
@@ -82,8 +91,7 @@ class Processor(Model):
 
     def model_post_init(self, context: Any) -> None:
         """It runs in process, or elsewhere."""
-        if (self.type is None) == (not self.backend_refs):
-            raise RefusedValue("a processor has either type or backendRefs", "keep one of them")
+        require_one_of("a processor", type=self.type, backendRefs=self.backend_refs or None)
         if self.backend_refs and "backendRefs" in self.config:
             raise RefusedValue("config.backendRefs stands beside backendRefs", "remove it from config")
 
@@ -91,6 +99,10 @@ class Processor(Model):
 class PayloadProcessingPipelineSpec(Model):
     processors: Annotated[tuple[Processor, ...], Field(min_length=1, max_length=64)]
     """The steps, in their order."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Each step has a name of its own."""
+        check_unique((each.name for each in self.processors), "name", "processors")
 
 
 class PayloadProcessingPipeline(Resource, group=OUR_GROUP, kind="PayloadProcessingPipeline", versions=("v1alpha1",)):

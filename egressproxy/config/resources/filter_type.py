@@ -9,11 +9,9 @@ from pydantic import Field
 from egressproxy.config.resources.extension import PhaseName
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
-from egressproxy.config.resources.values import Label, Name, RefusedValue
+from egressproxy.config.resources.values import DeclaredType, Label, Name, require_one_of
 
 __all__ = ["ConfigMapKeyReference", "ConfigSchema", "FilterTypeDefinition", "ProcessorSource", "PythonSource"]
-
-_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+/[A-Za-z][A-Za-z0-9]*:v[0-9][a-z0-9]*$"
 
 
 class ConfigMapKeyReference(Model):
@@ -37,8 +35,7 @@ class ConfigSchema(Model):
 
     def model_post_init(self, context: Any) -> None:
         """It stands in one place."""
-        if (self.inline is None) == (self.config_map_ref is None):
-            raise RefusedValue("a configSchema has either inline or configMapRef", "keep one of them")
+        require_one_of("a configSchema", inline=self.inline, configMapRef=self.config_map_ref)
 
 
 class PythonSource(Model):
@@ -62,7 +59,7 @@ class ProcessorSource(Model):
 
 
 class FilterTypeSpec(Model):
-    type: Annotated[str, Field(max_length=253, pattern=_NAME)]
+    type: DeclaredType
     """The type that `extensions` name, as acme.example.com/PIIDetector:v1. The domain is one's own."""
     summary: Annotated[str, Field(max_length=256)] = ""
     """One sentence for the catalogue."""
@@ -77,8 +74,7 @@ class FilterTypeSpec(Model):
 
     def model_post_init(self, context: Any) -> None:
         """It is run in one way."""
-        if (self.python is None) == (self.processor is None):
-            raise RefusedValue("a FilterType has either python or processor", "keep one of them")
+        require_one_of("a FilterType", python=self.python, processor=self.processor)
 
 
 class FilterTypeDefinition(Resource, group=OUR_GROUP, kind="FilterType", versions=("v1alpha1",), namespaced=False):

@@ -40,6 +40,7 @@ __all__ = [
     "Bool",
     "Cidr",
     "Count",
+    "DeclaredType",
     "Duration",
     "ExtensionType",
     "HeaderName",
@@ -56,6 +57,7 @@ __all__ = [
     "Subdomain",
     "Timestamp",
     "check_unique",
+    "require_one_of",
     "require_own_block",
 ]
 
@@ -79,6 +81,17 @@ def require_own_block(what: str, own: str, blocks: Mapping[str, object], other_r
             raise RefusedValue(f"{what} needs {name}", f"add {name}")
         if name != own and block is not None:
             raise RefusedValue(f"{name} does not belong to {what}", f"remove {name}{other_remedy}")
+
+
+def require_one_of(what: str, **blocks: object) -> None:
+    """Raises RefusedValue unless exactly one of these two fields is written, which is one that is not None.
+
+    `what` says whose they are, as in "a processor".
+    """
+    if sum(block is not None for block in blocks.values()) != 1:
+        either = " or ".join(blocks)
+        is_none = all(block is None for block in blocks.values())
+        raise RefusedValue(f"{what} has either {either}", f"add {either}" if is_none else "keep one of them")
 
 
 class RefusedValue(ValueError):
@@ -283,6 +296,18 @@ ExtensionType = Annotated[
         re.compile(r"[!-~]+"),
         "not an extension type",
         "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1",
+    ),
+]
+_DECLARED_TYPE = re.compile(
+    r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+/[A-Za-z][A-Za-z0-9]*:v[0-9][a-z0-9]*"
+)
+DeclaredType = Annotated[
+    str,
+    Field(max_length=253, json_schema_extra={"pattern": f"^{_DECLARED_TYPE.pattern}$"}),
+    _matching(
+        _DECLARED_TYPE,
+        "not a filter type",
+        "write domain/Kind:version under a domain of your own, such as acme.example.com/PIIDetector:v1",
     ),
 ]
 TrustDomain = Annotated[

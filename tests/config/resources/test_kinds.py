@@ -764,8 +764,8 @@ def test_a_place_that_is_not_known_is_that_of_the_nearest_field_above() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"type": "PIIDetector"}, "should match pattern"),
-        ({"type": "acme.example.com/PII Detector:v1"}, "should match pattern"),
+        ({"type": "PIIDetector"}, "not a filter type"),
+        ({"type": "acme.example.com/PII Detector:v1"}, "not a filter type"),
         ({"phases": []}, "at least 1 item"),
         ({"phases": ["request"]}, "should be 'request-headers'"),
         ({"python": None}, "either python or processor"),

@@ -80,7 +80,9 @@ class ConfigSchemaChecker:
         try:
             draft.check_schema(schema, format_checker=jsonschema.FormatChecker(()))  # type: ignore[call-arg]
         except jsonschema.SchemaError as error:
-            raise SchemaError(f"{_path(error.absolute_path) or 'the schema'}: {error.message}") from None
+            # Where `type` has a wrong name: which there are is said by one of the forms that it may have.
+            nearest = next((each for each in error.context or () if each.validator == "enum"), error)
+            raise SchemaError(f"{_path(error.absolute_path) or 'the schema'}: {nearest.message}") from None
         except RecursionError:
             raise SchemaError("the schema is nested too deeply") from None
         for pattern in _patterns(schema):
@@ -156,8 +158,10 @@ def _expression(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options)
     except re2.error as error:
+        said = error.args[0] if error.args else ""
+        said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
         raise SchemaError(
-            f"pattern {pattern!r}: {error} (patterns are RE2's: github.com/google/re2/wiki/Syntax)"
+            f"pattern {pattern!r}: {said} (patterns are RE2's: github.com/google/re2/wiki/Syntax)"
         ) from None
 
 

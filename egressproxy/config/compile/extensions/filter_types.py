@@ -20,7 +20,7 @@ from egressproxy.config.compile.extensions.settings_adapters import settings_ada
 from egressproxy.config.compile.interface import FilterCatalog, Key, Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
-from egressproxy.config.explanations import path_text
+from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.filter_type import ConfigSchema, FilterTypeDefinition
 
@@ -157,8 +157,11 @@ class FilterTypes:
                 reason, message = "InvalidSchema", f"spec.configSchema: {error}"
         stated = self._conditions.setdefault(definition.key, [])
         if reason:
+            follows = "what names the type stays closed"
+            if reason == "Conflicted":
+                follows = "this one has no effect"
             self._refused.setdefault(name, f"{definition} is not accepted: {message}")
-            stated.append(("Accepted", False, reason, f"{message}: what names the type stays closed"))
+            stated.append(("Accepted", False, reason, f"{message}: {follows}"))
         else:
             self._known[name] = DeclaredType(definition, _implementation(definition), schema)
             stated.append(("Accepted", True, "Accepted", f"extensions may have the type {name}"))
@@ -169,15 +172,15 @@ class FilterTypes:
         name = definition.spec.type
         domain = name.partition("/")[0]
         if f".{domain}".endswith(_RESERVED):
-            return "ReservedType", f"the domain {domain} is that of built-in types: use one of your own"
+            return "ReservedType", f"spec.type: the domain {domain} is that of built-in types: use one of your own"
         if name in catalog.names():
-            return "Conflicted", f"an installed package makes {name} known (`egressproxy filters` names it)"
+            return "Conflicted", f"spec.type: an installed package makes {name} known (`egressproxy filters` names it)"
         older = self._known.get(name)
         if older is not None:
-            return "Conflicted", f"{older.definition} makes {name} known, and is older or from a file"
+            return "Conflicted", f"spec.type: {older.definition} makes {name} known, and is older or from a file"
         if definition.spec.python is not None and definition.origin.is_from_api:
             why = "it names a Python file, and an object that was written through the API must not"
-            return "NotPermitted", f"{why} (declare it in a manifest in a folder of --config)"
+            return "NotPermitted", f"spec.python: {why} (declare it in a manifest in a folder of --config)"
         found = catalog.get(_implementation(definition))
         if found is None:
             return "UnsupportedValue", f"spec.processor: {_implementation(definition)} is not supported yet"
@@ -189,7 +192,7 @@ class FilterTypes:
         try:
             settings_adapter(found.config_model).validate_python(settings.implemented_config({}))
         except (ValidationError, TypeError) as error:
-            return "InvalidParameters", f"{settings.settings_path}: {_fault(error)}"
+            return "InvalidParameters", f"{settings.settings_path}: {_fault(error, found.config_model)}"
         return "", ""
 
 
@@ -204,11 +207,14 @@ def _line(config: Mapping[str, Any]) -> str:
     return json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
 
 
-def _fault(error: ValidationError | TypeError) -> str:
+def _fault(error: ValidationError | TypeError, model: type[Any]) -> str:
+    """What is wrong with settings, in one line; their values are not shown."""
     if isinstance(error, TypeError):
         return "grpcInitialMetadata or headers is not a list"
-    detail = error.errors(include_url=False, include_input=False)[0]
-    return f"{path_text(tuple(detail['loc']))}: {str(detail['msg']).removeprefix('Value error, ')}"
+    detail = error.errors(include_url=False)[0]
+    loc, _ = field_path(detail["loc"])
+    message, remedy = explain(detail, model, loc, None, show=False)
+    return f"{path_text(loc)}: {message}" + (f" ({remedy})" if remedy else "")
 
 
 def _precedence(definition: FilterTypeDefinition) -> tuple[bool, tuple[str, str]]:

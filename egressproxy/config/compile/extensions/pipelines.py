@@ -22,6 +22,7 @@ from egressproxy.config.resources.object_references import LocalObjectReference
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.route_filters import HttpFilter
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.near_names import did_you_mean
 
 __all__ = ["ExtensionRefNotFound", "Pipelines"]
 
@@ -68,11 +69,17 @@ class Pipelines:
         """
         named = f"{ref.kind} {route.namespace}/{ref.name}"
         if (ref.group, ref.kind) not in (_POLICY, _PIPELINE):
-            raise FilterNotSupported(f"filter ExtensionRef ({ref.kind} {ref.name}) is not supported yet")
+            raise FilterNotSupported(
+                f"filter ExtensionRef ({ref.kind} {ref.name}) is not supported yet ({_meant(ref)})"
+            )
         found = self._resources.get(ref.group, ref.kind, route.namespace or "", ref.name)
         if found is None:
             hint = self._references.suggestions.remedy(
-                ref.group, ref.kind, route.namespace or "", ref.name, "an ExtensionRef names an object of the namespace"
+                ref.group,
+                ref.kind,
+                route.namespace or "",
+                ref.name,
+                "an ExtensionRef names an object of the route's namespace",
             )
             raise ExtensionRefNotFound(f"filter ExtensionRef: {named} does not exist{f' ({hint})' if hint else ''}")
         if not isinstance(found, PayloadProcessingPipeline):
@@ -114,6 +121,14 @@ class Pipelines:
         if caller is not None and spec.type == REMOTE:
             refs = tuple((path.replace(".config.backendRefs", ".backendRefs"), ref) for path, ref in caller.refs)
             self._compiler.callers[spec] = Caller(caller.owner, refs)
+
+
+def _meant(ref: LocalObjectReference) -> str:
+    """What to write instead of a group and kind that no ExtensionRef may name."""
+    kinds = [kind for _, kind in (_PIPELINE, _POLICY)]
+    if ref.kind in kinds:
+        return f"write group: {OUR_GROUP}"
+    return did_you_mean(ref.kind, kinds, f"write group: {OUR_GROUP}, and kind: {' or '.join(kinds)}")
 
 
 def _as_extension(processor: Processor, priority: int) -> Extension:

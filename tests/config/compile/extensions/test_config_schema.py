@@ -24,6 +24,19 @@ def faults(schema, config):
     return [(fault.loc, fault.message) for fault in ConfigSchemaChecker(schema).faults(config)]
 
 
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"properties": {"a": {"type": "objekt"}}}, "properties.a.type: 'objekt' is not one of ['array', 'boolean'"),
+        ({"pattern": "(?=a)"}, "pattern '(?=a)': invalid perl operator: (?= (patterns are RE2's"),
+    ],
+)
+def test_what_is_wrong_with_a_schema_is_told_with_what_may_stand_there(schema, told):
+    with pytest.raises(SchemaError) as caught:
+        ConfigSchemaChecker(schema)
+    assert str(caught.value).startswith(told)
+
+
 def test_a_config_that_fits_has_no_faults():
     assert faults(STAMP, {"teams": {"research": "4711"}, "mode": "mask", "limit": 10, "names": ["a", "b"]}) == []
 

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet, load, load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain, run
-from egressproxy.filters.instances import FilterInstances
+from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.model.exchange import Exchange
 from tests.config.compile.kit import PLAIN, REVERSE, ROUTE, compiled, listener, of_object, of_policy, policy, rule
 
@@ -139,6 +140,31 @@ def test_what_is_not_accepted_refuses_no_set_and_closes_what_names_it(source, re
     assert not any(spec.is_known for spec in rule(made).extensions)
 
 
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        (filter_type().replace(TYPE, "egressproxy.io/Stamp:v1"), "type: egressproxy.io"),
+        (filter_type("configSchema: {inline: {type: objekt}}"), "configSchema:"),
+        (filter_type(source="python: {path: stamp.py, settings: {no: 1}}"), "python:"),
+    ],
+)
+def test_what_is_not_accepted_is_told_at_the_line_of_its_field(tmp_path, source, written):
+    (tmp_path / "type.yaml").write_text(source)
+    read = load([tmp_path])
+    found = [
+        each for each in all_warnings(read, compile_config(read, Catalog(), Defaults())) if "Accepted" in each.message
+    ]
+    lines = [number for number, line in enumerate(source.splitlines(), 1) if line.strip().startswith(written)]
+    assert [each.line for each in found] == lines
+
+
+def test_a_file_that_is_not_there_is_told_as_that_of_a_filter_type(tmp_path):
+    (tmp_path / "all.yaml").write_text("\n---\n".join([REVERSE, PLAIN, ROUTE, filter_type(), used()]))
+    (spec,) = rule(compile_config(load([tmp_path]), Catalog(), Defaults())).extensions
+    with pytest.raises(FilterBuildError, match=r"which a FilterType makes known\): stamp.py: there is no such file"):
+        FilterInstances(Catalog()).place(spec)
+
+
 def test_a_built_in_type_is_not_redefined():
     source = filter_type().replace(TYPE, "egressproxy.io/HeaderPolicy:v1")
     made = compiled(REVERSE, PLAIN, ROUTE, source, used("config: {}", "egressproxy.io/HeaderPolicy:v1"))
@@ -156,6 +182,7 @@ def test_of_two_definitions_of_one_type_the_older_wins_and_status_tells():
     status, reason, message = of_type(made, name="newer")
     assert (status, reason) == ("False", "Conflicted")
     assert "FilterType older makes acme.example.com/Stamp:v1 known" in message
+    assert message.endswith("this one has no effect")
 
 
 def both(files: str, api: str) -> Compiled:
@@ -263,6 +290,11 @@ def test_a_processor_that_is_not_there_is_told_where_it_is_named():
     ("source", "reason", "told"),
     [
         (processor(more=", settings: {processingMod: {}}"), "InvalidParameters", "processingMod"),
+        (
+            filter_type(source="python: {path: stamp.py, settings: {secrets: {key: {name: k}}}}"),
+            "InvalidParameters",
+            "secrets: a mapping stands where a list is expected",
+        ),
         (processor(more=", settings: {grpcInitialMetadata: 3}"), "InvalidParameters", "grpcInitialMetadata"),
         (
             processor().replace("[request-headers, backend-request]", "[response-body]"),

@@ -129,6 +129,19 @@ def test_another_kind_closes_the_rule():
     assert rule(made).backends[0].backend is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "group", "remedy"),
+    [
+        ("PayloadProcessorPipeline", "egressproxy.io", "did you mean PayloadProcessingPipeline?"),
+        ("PayloadProcessingPipeline", "gateway.networking.k8s.io", "write group: egressproxy.io"),
+        ("FilterType", "egressproxy.io", "and kind: PayloadProcessingPipeline or EgressPolicy"),
+    ],
+)
+def test_another_kind_is_told_with_what_may_be_named(kind: str, group: str, remedy: str):
+    made = compiled(REVERSE, PLAIN, naming(ref(kind, "pipe", group)), pipeline(in_process("a")))
+    assert remedy in of_route(made, "Accepted")[2]
+
+
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_processor_of_an_unknown_type_closes_the_rule_unless_it_is_open(is_open: bool):
     unknown = "name: u, type: 'acme.example/Thing:v1'" + (", failureMode: open" if is_open else "")
@@ -149,6 +162,21 @@ def test_what_is_wrong_in_a_pipeline_is_a_load_error_whether_or_not_a_route_name
     with pytest.raises(ConfigError) as caught:
         compiled(REVERSE, PLAIN, ROUTE, pipeline(processor))
     assert any(field in str(problem) for problem in caught.value.problems)
+
+
+def test_two_processors_do_not_have_one_name():
+    with pytest.raises(ConfigError, match="name a stands more than once in processors"):
+        compiled(REVERSE, PLAIN, ROUTE, pipeline(in_process("a"), in_process("b"), in_process("a")))
+
+
+@pytest.mark.parametrize(("processor", "remedy"), [
+    ("name: a, phase: request-headers", "add type or backendRefs"),
+    (f"{REMOTE % ''}, type: 'egressproxy.io/HeaderPolicy:v1'", "keep one of them"),
+])  # fmt: skip
+def test_a_processor_without_or_with_two_things_that_run_it_is_told_what_to_do(processor: str, remedy: str):
+    with pytest.raises(ConfigError) as caught:
+        compiled(REVERSE, PLAIN, ROUTE, pipeline(processor))
+    assert [problem.remedy for problem in caught.value.problems] == [remedy]
 
 
 POLICY = """
