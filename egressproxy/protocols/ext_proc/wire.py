@@ -72,6 +72,10 @@ _TYPES: Final = message_types(
         "ListValue": "values=1*:Value",
     },
 )
+#: What one answer of a processor may hold: each line, and each value of the metadata, is read by itself.
+_MAX_LINES: Final = 1000
+_MAX_METADATA_BYTES: Final = 64 * 1024
+
 _REQUEST, _RESPONSE = _TYPES["Request"], _TYPES["Response"]
 
 _PARTS: Final = {part.value: part for part in MessagePart}
@@ -170,8 +174,8 @@ def response_bytes(response: ProcessingResponse) -> bytes:
 
 
 def read_response(data: bytes) -> ProcessingResponse:
-    """Read a ProcessingResponse. Raises WireError for bytes that are none, for two answers in one, and for values
-    that the protocol does not have.
+    """Read a ProcessingResponse. Raises WireError for bytes that are none, for two answers in one, for values that the
+    protocol does not have, and for more lines or metadata than are read.
     """
     message = parsed(_RESPONSE, data)
     part = _only_part(message)
@@ -192,7 +196,11 @@ def read_response(data: bytes) -> ProcessingResponse:
             _mode(HeaderSendMode, told.request_trailer_mode),
             _mode(HeaderSendMode, told.response_trailer_mode),
         )
-    metadata = _struct(message.dynamic_metadata) if message.HasField("dynamic_metadata") else {}
+    metadata = {}
+    if message.HasField("dynamic_metadata"):
+        if message.dynamic_metadata.ByteSize() > _MAX_METADATA_BYTES:
+            raise WireError(f"dynamic_metadata has more than {_MAX_METADATA_BYTES} bytes")
+        metadata = _struct(message.dynamic_metadata)
     replaces, changes, body, streamed, clears = False, None, None, None, False
     if part in _HEADERS | _BODIES:
         common = getattr(message, part.value).response
@@ -278,6 +286,8 @@ def _mutation(changes: Iterable[FieldChange], name: str = "header_mutation") -> 
 
 
 def _changes(mutation: Any) -> tuple[FieldChange, ...]:
+    if max(len(mutation.set_headers), len(mutation.remove_headers)) > _MAX_LINES:
+        raise WireError(f"more than {_MAX_LINES} lines are changed")
     removed = [FieldChange(name.lower(), FieldAction.REMOVE) for name in mutation.remove_headers]
     return (*removed, *[_change(option) for option in mutation.set_headers])
 

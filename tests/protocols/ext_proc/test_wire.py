@@ -170,6 +170,29 @@ def test_an_answer_that_the_protocol_does_not_have_is_refused(data, said):
         read_response(data)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(field(1, field(1, field(2, field(1, b"") * 1001))), id="set"),
+        pytest.param(field(1, field(1, field(2, field(2, b"a") * 1001))), id="removed"),
+        pytest.param(field(5, field(1, field(1, b"") * 1001)), id="of trailers"),
+        pytest.param(field(7, field(2, field(1, b"") * 1001)), id="of an immediate response"),
+    ],
+)
+def test_more_lines_than_any_head_has_are_not_read_one_by_one(data):
+    with pytest.raises(WireError, match="1000 lines"):
+        read_response(data)
+
+
+def test_metadata_has_a_bound():
+    def metadata(values: int) -> bytes:
+        return field(8, field(1, field(1, b"ns") + field(2, field(6, field(1, b"") * values))))
+
+    assert read_response(metadata(30_000)).dynamic_metadata == {"ns": [None] * 30_000}
+    with pytest.raises(WireError, match="65536 bytes"):
+        read_response(metadata(33_000))
+
+
 def test_a_body_is_cleared_only_where_the_flag_says_so():
     def body(mutation: bytes) -> bytes | None:
         return read_response(field(3, field(1, field(3, mutation)))).body
