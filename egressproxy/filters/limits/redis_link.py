@@ -77,6 +77,11 @@ class RedisLink:
         return self._connection is not None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether commands have no reply yet."""
+        return self._connection is not None and self._connection.is_waiting
+
+    @property
     def is_beginning(self) -> bool:
         """Whether the first connection is neither there nor refused."""
         return self._first is not None and not self._first.done()
@@ -213,6 +218,11 @@ class _Connection(asyncio.Protocol):
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look_at_clock)
         return future
+
+    @property
+    def is_waiting(self) -> bool:
+        """As of RedisLink."""
+        return bool(self._waiting)
 
     def end(self, why: str) -> None:
         """End the connection: whoever waits for a reply is told that there is none."""

@@ -1,9 +1,10 @@
 """RedisStore: limits that a fleet counts together, in a Redis; one round trip for all limits of a filter.
 
 A script takes all or nothing, on the clock of the Redis, so that what passes is exact, whoever asks. What the Redis has
-said last is kept in this machine's memory. While it is away, `onStoreFailure` decides: Local goes on from there, and
-each amount counts as often as there are machines, as if the others let pass as much: each has its fair share. What was
-taken meanwhile is counted in the Redis when it is back.
+said last is kept in this machine's memory. While it is away, `onFailure` decides: Local goes on from there, and each
+amount counts as often as there are machines, as if the others let pass as much: each has its share of what was left.
+What was taken meanwhile is counted in the Redis when it is back. It does not know then what others have yet to count
+there, so for some seconds an exchange needs room in both: in the Redis, and in the share.
 """
 
 from __future__ import annotations
@@ -12,112 +13,35 @@ import asyncio
 import math
 from collections.abc import Awaitable, Sequence
 from copy import copy
-from hashlib import blake2b, sha1
+from functools import partial
+from hashlib import blake2b
 from time import monotonic
 from typing import Final
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters.base import FilterContext
-from egressproxy.filters.limits.keyed_counters import KeyedCounters
+from egressproxy.filters.limits.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.qos_config import StoreConfig
+from egressproxy.filters.limits.redis_fleet import FLEET_KEYS, RedisFleet
 from egressproxy.filters.limits.redis_link import RedisAway, RedisLink
 from egressproxy.filters.limits.redis_protocol import Reply, ReplyError
+from egressproxy.filters.limits.redis_scripts import ALIVE_S, LIVING, MACHINES, PREFIX, SETTLING, TAKING
 from egressproxy.filters.limits.rules import Take
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
 
 __all__ = ["RedisStore"]
 
-#: Seconds between the signs of life of a machine, and how long one counts.
+#: Seconds between the signs of life of a machine.
 _HEARTBEAT_S: Final = 5.0
-_ALIVE_S: Final = 15
 #: Seconds for which what ends behind `close` has a connection.
 _LINGER_S: Final = 2.0
+#: The same, where something was taken without the Redis and is to be counted there.
+_OWING_S: Final = 600.0
 #: Keys whose amounts wait for a Redis that is away.
 _MAX_OWED: Final = 10_000
-#: All keys have one hash tag, so that a script may use any of them in one node of a Redis Cluster.
-_PREFIX: Final = b"{egressproxy}:"
-_MACHINES: Final = [_PREFIX + b"machines"]
 #: Bounds of the histogram of round trips.
 _SECONDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1)
-
-#: KEYS: one for each limit. ARGV, for each: kind, amount, most, and how long a window lives (milliseconds). A bucket
-#: (`b`) counts in microseconds: amount is what it costs, most how far ahead of now it may be; its value is when it is
-#: full again, from a moment that is near, so that the numbers stay exact. A window (`c`) counts up to most. Returns
-#: for each whether it refuses (0 or 1), and its state: how far ahead of now, or how much is used.
-_TAKE: Final = b"""
-local time = redis.call('TIME')
-local now = (time[1] - 1750000000) * 1000000 + time[2]
-local values, refused, fits = {}, {}, true
-for i = 1, #KEYS do
-  local kind, amount, most = ARGV[i * 4 - 3], tonumber(ARGV[i * 4 - 2]), tonumber(ARGV[i * 4 - 1])
-  local value = tonumber(redis.call('GET', KEYS[i]) or '0')
-  if kind == 'b' then value = math.max(value - now, 0) end
-  values[i] = value
-  local slack = most * 0.000000001
-  if kind == 'b' then slack = slack + 0.01 end
-  if value + amount > most + slack then refused[i] = 1; fits = false else refused[i] = 0 end
-end
-local said = {}
-for i = 1, #KEYS do
-  local kind, amount, life = ARGV[i * 4 - 3], tonumber(ARGV[i * 4 - 2]), tonumber(ARGV[i * 4])
-  if fits then
-    values[i] = values[i] + amount
-    if kind == 'b' then
-      redis.call('SET', KEYS[i], string.format('%.3f', now + values[i]), 'PX', math.ceil(values[i] / 1000) + 1000)
-    else
-      redis.call('SET', KEYS[i], string.format('%.17g', values[i]), 'PX', life)
-    end
-  end
-  said[i * 2 - 1] = refused[i]
-  said[i * 2] = string.format('%.17g', values[i])
-end
-return said
-"""
-#: The same for one key, whatever it is: a difference is counted, and nothing refused.
-_SETTLE: Final = b"""
-local time = redis.call('TIME')
-local now = (time[1] - 1750000000) * 1000000 + time[2]
-local value = tonumber(redis.call('GET', KEYS[1]) or '0')
-if ARGV[1] == 'b' then
-  value = math.max(value - now, 0) + tonumber(ARGV[2])
-  if value > 0 then
-    redis.call('SET', KEYS[1], string.format('%.3f', now + value), 'PX', math.ceil(value / 1000) + 1000)
-  else
-    redis.call('DEL', KEYS[1])
-  end
-else
-  value = math.max(value + tonumber(ARGV[2]), 0)
-  redis.call('SET', KEYS[1], string.format('%.17g', value), 'PX', ARGV[4])
-end
-return string.format('%.17g', value)
-"""
-#: KEYS: the machines of the fleet. ARGV: this one, seconds. Returns how many live.
-_ALIVE: Final = b"""
-local now = tonumber(redis.call('TIME')[1])
-redis.call('ZADD', KEYS[1], now, ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[2]))
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-return redis.call('ZCARD', KEYS[1])
-"""
-
-
-class _Script:
-    """A script, and how it is known to a Redis that has run it before."""
-
-    __slots__ = ("digest", "text")
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
-        self.digest = sha1(text, usedforsecurity=False).hexdigest().encode()
-
-    def call(self, keys: Sequence[bytes], arguments: Sequence[bytes], *, by_digest: bool = True) -> list[bytes]:
-        """The command that runs it."""
-        verb = [b"EVALSHA", self.digest] if by_digest else [b"EVAL", self.text]
-        return [*verb, b"%d" % len(keys), *keys, *arguments]
-
-
-_TAKING, _SETTLING, _LIVING = _Script(_TAKE), _Script(_SETTLE), _Script(_ALIVE)
 
 
 class RedisStore:
@@ -128,8 +52,8 @@ class RedisStore:
         self._local = MemoryStore()
         self._notices = context.notices
         self._source = context.source
-        self._sign_of_life = [machine.key(b"machine").hex().encode(), b"%d" % _ALIVE_S]
-        self._machines = 1
+        self._sign_of_life = [machine.key(b"machine").hex().encode(), b"%d" % ALIVE_S]
+        self._fleet = _fleet(context, config)
         self._owed: dict[bytes, tuple[Take, float]] = {}
         self._why_away = "it was not reached yet"
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -153,6 +77,8 @@ class RedisStore:
         """As of QuotaStore."""
         link = self._connected()
         if link is not None:
+            if self._fleet.is_sharing(monotonic()):
+                return self._asked_for_share(link, takes)
             return self._asked(link, takes)
         if self._link is not None and self._link.is_beginning:
             return self._asked_first(self._link, takes)
@@ -163,24 +89,33 @@ class RedisStore:
         now = monotonic()
         if take.rule.window.period(now) != take.period:
             return
-        self._local.settle(take, difference)
+        by = 1
+        if self._fleet.is_sharing(now):  # counts as often as there are machines; is given back as often as it did
+            machines = self._fleet.machines
+            by = machines if difference > 0.0 else getattr(take, "shares", machines)
+        self._local.settle(take, difference * by)
         link = self._connected()
-        try:
-            if link is None:
-                self._owe(take, difference)
-            else:
-                self._send(link, _SETTLING, [_key(take)], _arguments(take, difference))
-        except RedisAway:
+        if link is None:
             self._owe(take, difference)
+        else:
+            self._send_settlement(link, take, difference)
 
     def peek(self, takes: Sequence[Take]) -> None:
         """As of QuotaStore: what the Redis has said last of each."""
         self._local.peek(takes)
 
     def close(self) -> None:
-        """As of QuotaStore. Exchanges in progress are still counted, over a connection that stays for a moment."""
+        """As of QuotaStore. What is under way, owed, or in progress is still counted, over a connection that stays for
+        a moment, or until the Redis is back.
+        """
         self._is_closed = True
-        self._disconnect()
+        if self._link is not None and (self._owed or self._link.is_waiting):
+            self._disconnect_in(_OWING_S if self._owed else _LINGER_S)
+        else:
+            self._disconnect()
+
+    def _disconnect_in(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._disconnect)
 
     def _disconnect(self) -> None:
         if self._heartbeat is not None:
@@ -201,32 +136,48 @@ class RedisStore:
                 greeting.append([b"AUTH", *user, self._password.reveal().strip()])
             if self._config.database:
                 greeting.append([b"SELECT", b"%d" % self._config.database])
-            greeting += [[b"SCRIPT", b"LOAD", script.text] for script in (_TAKING, _SETTLING, _LIVING)]
-            greeting.append(_LIVING.call(_MACHINES, self._sign_of_life))  # finds out who takes no writes
+            greeting += [[b"SCRIPT", b"LOAD", script.text] for script in (TAKING, SETTLING, LIVING)]
+            greeting.append(LIVING.call([MACHINES], self._sign_of_life))  # finds out who takes no writes
             self._link = RedisLink(self._dial, greeting, self._config.timeout, self._on_state)
             self._link.connect()
             if self._is_closed:
-                asyncio.get_running_loop().call_later(_LINGER_S, self._disconnect)
+                self._disconnect_in(_OWING_S)
         return self._link if self._link.is_connected else None
 
     async def _asked_first(self, link: RedisLink, takes: Sequence[Take]) -> Take | None:
         """As `_asked`, when the first connection is being made: a fleet that starts does not begin with fair shares."""
         await link.first_outcome()
-        return await self._asked(link, takes) if link.is_connected else self._take_without(takes)
+        taken = self.take(takes)
+        return await taken if isinstance(taken, Awaitable) else taken
 
-    async def _asked(self, link: RedisLink, takes: Sequence[Take]) -> Take | None:
-        keys = [_key(take) for take in takes]
+    def _asked_for_share(self, link: RedisLink, takes: Sequence[Take]) -> Take | Awaitable[Take | None]:
+        """As `_asked`, of a Redis that is back and does not yet know what others took without it."""
+        refusing = self._take_share(takes)
+        if refusing is not None:
+            self._requests.add(1, "local")
+            return refusing
+        return self._asked(link, takes, has_share=True)
+
+    async def _asked(self, link: RedisLink, takes: Sequence[Take], *, has_share: bool = False) -> Take | None:
+        keys = [*map(_key, takes), MACHINES]
         arguments = [each for take in takes for each in _arguments(take, take.amount)]
         started = monotonic()
         try:
-            reply = await self._reply(link, takes, _TAKING.call(keys, arguments))
+            reply = await self._reply(link, takes, TAKING.call(keys, arguments))
             if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
-                reply = await self._reply(link, takes, _TAKING.call(keys, arguments, by_digest=False))
+                reply = await self._reply(link, takes, TAKING.call(keys, arguments, by_digest=False))
             if isinstance(reply, ReplyError):  # such as of a primary that has become a replica
                 link.lose(reply)
             refusing = self._read(takes, reply)
         except RedisAway:
-            return self._take_without(takes)
+            if not has_share:
+                return self._take_without(takes)
+            self._requests.add(1, "local")
+            self._owe_all(takes)
+            return None
+        if refusing is not None and has_share:
+            for take in takes:
+                self._local.settle(take, -take.amount * take.shares)
         self._round_trips.observe(monotonic() - started)
         self._requests.add(1, "ok" if refusing is None else "denied")
         return refusing
@@ -252,10 +203,11 @@ class RedisStore:
 
     def _read(self, takes: Sequence[Take], reply: Reply) -> Take | None:
         """What the script has returned, kept in memory. Raises RedisAway for what it would not return."""
-        if not isinstance(reply, list) or len(reply) != 2 * len(takes):
+        if not isinstance(reply, list) or len(reply) != 2 * len(takes) + 1 or not isinstance(reply[-1], int):
             code = reply.code if isinstance(reply, ReplyError) else "a reply of another form"
             raise RedisAway(f"it replies {code}")
         now = monotonic()
+        self._fleet.told(reply[-1], now)
         refusing: Take | None = None
         for number, take in enumerate(takes):
             is_refused, said = reply[2 * number], reply[2 * number + 1]
@@ -274,25 +226,40 @@ class RedisStore:
         return refusing
 
     def _keep(self, take: Take, until: float, used: float, now: float) -> None:
+        """Keep what the Redis has said; what this machine's share has beyond that stays."""
         table = take.rule.table
         with table.lock:
             at = table.find_text(take.text, now)
-            table.cells[at], table.cells[at + 1] = until, used
+            cells = table.cells
+            if self._fleet.is_sharing(now):
+                until, used = max(until, cells[at]), max(used, cells[at + 1])
+            cells[at], cells[at + 1] = until, used
 
-    def _send(self, link: RedisLink, script: _Script, keys: list[bytes], arguments: list[bytes]) -> None:
-        """Send what nobody waits for; a Redis that does not know the script is told it."""
-        future = link.send(script.call(keys, arguments))
+    def _send_settlement(self, link: RedisLink, take: Take, difference: float, *, by_digest: bool = True) -> None:
+        """Count a difference in the Redis. Nobody waits for it."""
+        try:
+            future = link.send(SETTLING.call([_key(take)], _arguments(take, difference), by_digest=by_digest))
+        except RedisAway:
+            self._owe(take, difference)
+        else:
+            future.add_done_callback(partial(self._settled, link, take, difference))
 
-        def replied(future: asyncio.Future[Reply]) -> None:
-            if future.cancelled() or future.exception() is not None:
-                return
-            reply = future.result()
-            if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT" and link.is_connected:
-                link.send(script.call(keys, arguments, by_digest=False))
-            elif script is _LIVING and isinstance(reply, int) and reply > 0:
-                self._machines = reply
-
-        future.add_done_callback(replied)
+    def _settled(self, link: RedisLink, take: Take, difference: float, future: asyncio.Future[Reply]) -> None:
+        if future.cancelled():
+            return
+        if future.exception() is not None:
+            # Nobody knows whether it was counted: rather twice than never, and nothing is given back twice.
+            if difference > 0.0:
+                self._owe(take, difference)
+            return
+        reply = future.result()
+        if not isinstance(reply, ReplyError):
+            return
+        if reply.code == "NOSCRIPT":
+            self._send_settlement(link, take, difference, by_digest=False)
+        else:
+            self._owe(take, difference)
+            link.lose(reply)
 
     # --- without it ------------------------------------------------------------------------------------------------
     def _take_without(self, takes: Sequence[Take]) -> Take | None:
@@ -304,19 +271,39 @@ class RedisStore:
         if how == "Deny":
             message = "limits cannot be counted: their store is away"
             raise LimitExceeded(takes[0].rule.reason, message, status=503, rule=self._source, retry_after_s=1)
+        self._fleet.share(monotonic())
+        refusing = self._take_share(takes)
+        if refusing is None:
+            self._owe_all(takes)
+        return refusing
+
+    def _take_share(self, takes: Sequence[Take]) -> Take | None:
+        """Take all of these from this machine's share, or nothing. Returns as `take`.
+
+        Each counts as often as there are machines. One that alone is more than a share passes where all is left, and
+        the next ones wait for what it took of the shares of others.
+        """
+        machines = self._fleet.machines
         scaled = []
         for take in takes:
+            take.shares = machines
             made = copy(take)
-            made.amount = min(take.amount * self._machines, max(take.amount, take.rule.window.most))
+            made.amount = min(take.amount * machines, max(take.amount, take.rule.window.most))
             scaled.append(made)
         refusing = self._local.take(scaled)
-        if refusing is None:
-            for take in takes:
-                self._owe(take, take.amount)
-            return None
-        refused = takes[scaled.index(refusing)]
-        refused.wait_s = refusing.wait_s
-        return refused
+        if refusing is not None:
+            refused = takes[scaled.index(refusing)]
+            refused.wait_s = refusing.wait_s
+            return refused
+        for take, made in zip(takes, scaled, strict=True):
+            beyond = take.amount * machines - made.amount
+            if beyond > 0.0:
+                self._local.settle(take, beyond)
+        return None
+
+    def _owe_all(self, takes: Sequence[Take]) -> None:
+        for take in takes:
+            self._owe(take, take.amount)
 
     def _owe(self, take: Take, amount: float) -> None:
         key = _key(take)
@@ -327,11 +314,17 @@ class RedisStore:
     def _on_state(self, why: str) -> None:
         """The Redis is there (""), or it is away for this reason."""
         if not why:
+            if self._fleet.is_sharing(monotonic()):
+                self._fleet.share(monotonic())
             self._up.set(1)
             self._notices.normal("LimitStoreBack", "the Redis of the limits is there, and counts")
             self._pay()
             self._live()
+            if self._is_closed:
+                self._disconnect_in(_LINGER_S)
             return
+        if self._config.on_failure == "Local":
+            self._fleet.share(monotonic())
         if why != self._why_away:
             self._why_away = why
             self._notices.warning(
@@ -345,12 +338,9 @@ class RedisStore:
         self._why_away = ""
         now = monotonic()
         assert self._link is not None
-        for key, (take, amount) in owed.items():
+        for take, amount in owed.values():
             if amount and take.rule.window.period(now) == take.period:
-                try:
-                    self._send(self._link, _SETTLING, [key], _arguments(take, amount))
-                except RedisAway:
-                    self._owe(take, amount)
+                self._send_settlement(self._link, take, amount)
 
     def _live(self) -> None:
         """Say that this machine is there, now and every few seconds."""
@@ -360,12 +350,26 @@ class RedisStore:
             return
         self._heartbeat = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._live)
         try:
-            self._send(self._link, _LIVING, _MACHINES, self._sign_of_life)
+            self._link.send(LIVING.call([MACHINES], self._sign_of_life)).add_done_callback(self._lives)
         except RedisAway:
             return
 
+    def _lives(self, future: asyncio.Future[Reply]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            reply = future.result()
+            if isinstance(reply, int):
+                self._fleet.told(reply, monotonic())
+
     def __repr__(self) -> str:
-        return f"RedisStore({self._link}, {self._machines} machines)"
+        return f"RedisStore({self._link}, {self._fleet})"
+
+
+def _fleet(context: FilterContext, config: StoreConfig) -> RedisFleet:
+    """One for all workers of this machine and the limits of one object that count in this Redis."""
+    known_by = repr(("fleet", context.source, config.backend_ref.label, config.database)).encode()
+    identity = blake2b(known_by, digest_size=KEY_BYTES).digest()
+    table = KeyedCounters(FLEET_KEYS) if context.keyed is None else context.keyed(identity, FLEET_KEYS)
+    return RedisFleet(table, monotonic())
 
 
 def _state(said: bytes) -> float:
@@ -382,7 +386,7 @@ def _state(said: bytes) -> float:
 def _key(take: Take) -> bytes:
     """The same in every process of the fleet; what the key says cannot be read from it."""
     digest = blake2b(take.text, digest_size=16, key=take.rule.identity).hexdigest()
-    return b"%b%b:%b" % (_PREFIX, take.rule.identity.hex().encode(), digest.encode())
+    return b"%b%b:%b" % (PREFIX, take.rule.identity.hex().encode(), digest.encode())
 
 
 def _arguments(take: Take, amount: float) -> list[bytes]:

@@ -92,13 +92,14 @@ class Take:
     a part of the text.
 
     After `peek`: `left` and `reset_s` (seconds until all of it is there again). After `take`, of one that does not fit:
-    `wait_s`.
+    `wait_s`; of one from the share of a machine: how many `shares` there were.
     """
 
-    __slots__ = ("amount", "left", "period", "reset_s", "rule", "text", "wait_s")
+    __slots__ = ("amount", "left", "period", "reset_s", "rule", "shares", "text", "wait_s")
 
     left: float
     reset_s: float
+    shares: int
     wait_s: float
 
     def __init__(self, rule: QuotaRule, text: bytes, period: bytes, amount: float) -> None:

@@ -8,10 +8,13 @@ import pytest
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.limits import memory_store, redis_store
+from egressproxy.filters.limits import quota as quota_module
 from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig, StoreConfig
 from egressproxy.filters.limits.qos_controller import QOS_CONTROLLER, quota
 from egressproxy.filters.limits.quota import Held
+from egressproxy.filters.limits.redis_fleet import SHARING_S
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.testing import exchange
 from egressproxy.model.secret import SecretBytes
@@ -24,6 +27,31 @@ from tests.support.waiting import until, wait_until
 
 REF = CalledBackendRef("redis", port=6379)
 SECRET = SecretRef("redis-password", "token")
+
+
+class Clock:
+    """The clock of limits: stands where it is, or goes with that of the machine."""
+
+    def __init__(self, *, stands=False):
+        self._begin = time.monotonic()
+        self._stands = stands
+        self._ahead_s = 0.0
+
+    def __call__(self):
+        return (self._begin if self._stands else time.monotonic()) + self._ahead_s
+
+    def advance(self, seconds):
+        self._ahead_s += seconds
+
+    def set(self, monkeypatch):
+        for module in (memory_store, quota_module, redis_store):
+            monkeypatch.setattr(module, "monotonic", self)
+        return self
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock().set(monkeypatch)
 
 
 @pytest.fixture
@@ -50,7 +78,7 @@ class Dial:
 class Machine:
     """One machine of the fleet, with a QoSController of its own."""
 
-    def __init__(self, redis, *entries, password=PASSWORD, timeout=2.0, on_failure="Local", phase=None):
+    def __init__(self, redis, *entries, password=PASSWORD, timeout=2.0, on_failure="Local", phase=None, counters=None):
         store = StoreConfig(REF, secret_ref=SECRET, timeout=timeout, on_failure=on_failure)
         config = QoSControllerConfig(limits=tuple(LimitEntry(**entry) for entry in entries), store=store)
         self.notices = Notices()
@@ -63,7 +91,7 @@ class Machine:
             "EgressPolicy a/p",
             phase=phase or Phase.REQUEST_HEADERS,
             calls={REF.label: self.dial},
-            keyed=OwnCounters().keyed,
+            keyed=(counters or OwnCounters()).keyed,
             meter=FilterMeter(FilterMetrics(), "q", QOS_CONTROLLER.name),
             notices=FilterNotices(self.notices, "q", "EgressPolicy a/p"),
         )
@@ -89,7 +117,7 @@ class Machine:
         await until(lambda: self.store._link is not None and self.store._link.is_connected is wanted)
 
     async def counts(self, machines):
-        await until(lambda: self.store._machines == machines)
+        await until(lambda: self.store._fleet.machines == machines)
 
     def told(self):
         return [notice.reason for notice in self.notices.take()]
@@ -228,8 +256,8 @@ def test_what_was_not_taken_is_not_given_back(redis):
     run([machine, other], test())
 
 
-def sized(length):
-    x = exchange("POST", "https://a.example/")
+def sized(length, identity="-/-"):
+    x = exchange("POST", "https://a.example/", identity=identity)
     x.request.body = length
     return x
 
@@ -258,7 +286,7 @@ class Spy:
         return getattr(self.transport, name)
 
 
-def test_while_a_redis_is_killed_each_machine_passes_its_share_and_pays_later(redis):
+def test_while_a_redis_is_killed_each_machine_passes_its_share_and_pays_later(redis, clock):
     machines = [Machine(redis, DAY), Machine(redis, DAY)]
 
     async def test():
@@ -279,6 +307,8 @@ def test_while_a_redis_is_killed_each_machine_passes_its_share_and_pays_later(re
         for machine in machines:
             await machine.is_connected()
         # What it knew is gone; what was taken without it is there.
+        assert sum([await machine.passed(90) for machine in machines]) == 0, "their shares are used up"
+        clock.advance(SHARING_S)
         assert sum([await machine.passed(90) for machine in machines]) == 100 - sum(passed)
 
     run(machines, test())
