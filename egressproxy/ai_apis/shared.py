@@ -12,11 +12,12 @@ from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Operation, operation_of
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
-from egressproxy.ai_apis.usage import TokenUsage, merged
+from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 from egressproxy.model.exchange import Exchange
 
 __all__ = [
     "add_usage",
+    "add_usage_of_answer",
     "answer_view",
     "ask_for_model",
     "has_hidden_usage",
@@ -54,7 +55,7 @@ def request_view(x: Exchange, body: bytes) -> AiRequest:
     # One with changes that nobody has taken is another's: its filter has let the body be.
     if found is None or found.source is not body or type(found) is not AiRequest or found.is_changed:
         found = AiRequest.read(body, operation(x))
-        x.note(_VIEW, found)
+        x.keep(_VIEW, found)
     return found
 
 
@@ -79,7 +80,7 @@ def answer_view(x: Exchange, body: bytes) -> AiAnswer:
     found = notes.get(_VIEW) if notes is not None else None
     if type(found) is not AiAnswer or found.source is not body or found.is_changed:
         found = AiAnswer.read(body)
-        x.note(_VIEW, found)
+        x.keep(_VIEW, found)
     return found
 
 
@@ -100,6 +101,23 @@ def add_usage(x: Exchange, usage: TokenUsage | None) -> None:
         x.notes = {}
     before = x.notes.get(_USAGE)
     x.notes[_USAGE] = usage if before is None else merged(before, usage)
+
+
+def add_usage_of_answer(x: Exchange, body: bytes) -> None:
+    """`add_usage` of what this whole answer tells, unless some is told already. What cannot be read tells none."""
+    notes = x.notes
+    if notes is None:
+        notes = x.notes = {}
+    elif _USAGE in notes:
+        return
+    view = notes.get(_VIEW)
+    try:
+        said = view.value if view is not None and view.source is body and not view.is_changed else loads(body)
+    except Unreadable:
+        return
+    usage = usage_of(said)
+    if usage is not None:
+        notes[_USAGE] = usage
 
 
 def usage_told(x: Exchange) -> TokenUsage | None:

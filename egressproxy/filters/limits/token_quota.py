@@ -100,8 +100,8 @@ class TokenQuota(SettledQuota):
         kind = media_type(fields)
         if kind not in _READ_TYPES:
             return None
-        held.use.begin_answer(x, kind)
-        if held.use.is_stream or not 0 <= x.response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
+        is_stream = held.use.begin_answer(x, kind)
+        if is_stream or not 0 <= x.response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
             return BodyMode.STREAM
         return _BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length
 

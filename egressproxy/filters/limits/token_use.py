@@ -9,7 +9,15 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.delta_shape import DeltaShape
 from egressproxy.ai_apis.framing import Framing
 from egressproxy.ai_apis.request import estimated_tokens
-from egressproxy.ai_apis.shared import add_usage, hide_usage, operation, request_view, said_in_answer, usage_told
+from egressproxy.ai_apis.shared import (
+    add_usage,
+    add_usage_of_answer,
+    hide_usage,
+    operation,
+    request_view,
+    said_in_answer,
+    usage_told,
+)
 from egressproxy.ai_apis.stream_events import read_event
 from egressproxy.ai_apis.streams import framing_of
 from egressproxy.ai_apis.strict_json import Unreadable, loads
@@ -86,15 +94,17 @@ class TokenUse:
         if names_model:
             self.model = view.model
         self.input_tokens, most, choices = view.asked_tokens()
-        if view.api is not _EMBEDDINGS:
+        asked = view.operation
+        if asked is None or asked.api is not _EMBEDDINGS:
             if most is None or most < 0:
                 # What an answer in the background has taken is told when somebody asks for it, and not before.
                 most = most_output if view.value.get("background") else usual_output
-            output = most
-            self.output_tokens = (output if output < most_output else most_output) * min(choices, _MOST_CHOICES)
-        if view.ask_for_usage():
-            self.hides_usage = True
-            hide_usage(x)
+            output = most if most < most_output else most_output
+            self.output_tokens = output if choices == 1 else output * min(choices, _MOST_CHOICES)
+        if not view.ask_for_usage():
+            return body
+        self.hides_usage = True
+        hide_usage(x)
         return view.body()
 
     def guess(self, length: int, usual_output: int) -> None:
@@ -103,8 +113,8 @@ class TokenUse:
         self.input_tokens = max(0, length) // _UNREADABLE
         self.output_tokens = usual_output
 
-    def begin_answer(self, x: Exchange, media_type: bytes) -> None:
-        """An answer of this type has begun."""
+    def begin_answer(self, x: Exchange, media_type: bytes) -> bool:
+        """An answer of this type has begun. Returns whether it comes in events."""
         asked = operation(x)
         is_whole = media_type == b"application/json" and (asked is None or not asked.is_stream)  # nearly all
         self._framing = None if is_whole else framing_of(media_type, asked)
@@ -113,10 +123,6 @@ class TokenUse:
             self.seen_tokens = self._shapes_seen = 0
             self._is_over = self._has_ended = False
         self._has_begun = True
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the answer comes in events."""
         return self._framing is not None
 
     def feed(self, x: Exchange, data: bytes, last: bool) -> bytes:
@@ -180,16 +186,17 @@ class TokenUse:
             self._read_whole(x, bytes(whole))
 
     def _read_whole(self, x: Exchange, body: bytes) -> None:
-        is_told = usage_told(x) is not None
-        if len(body) > _MAX_ANSWER or (is_told and not self.wants_model):
+        if len(body) > _MAX_ANSWER:
+            return
+        if not self.wants_model:
+            add_usage_of_answer(x, body)
             return
         try:
             said = said_in_answer(x, body)
         except Unreadable:
             return
-        if self.wants_model:
-            self.served_model = model_of(said)
-        if not is_told:
+        self.served_model = model_of(said)
+        if usage_told(x) is None:
             add_usage(x, usage_of(said))
 
     def taken(self, x: Exchange) -> TokenUsage | None:
