@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import venv
@@ -15,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import WAIT_S
+from tests.support.net import free_port
+from tests.support.waiting import WAIT_S, wait_until
 
 pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "filters" / "tutorial.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
+REFUSED = "HTTP/1.1 403 Denied: no cost center pays for this namespace"
 COMMANDS = [line[2:] for text in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in text.splitlines()]
 
 
@@ -37,7 +40,7 @@ def test_every_command_of_the_tutorial_does_what_it_says(tmp_path: Path):
     for command in COMMANDS:
         if command == "python3 -m venv .venv":
             venv.create(tmp_path / ".venv", with_pip=True)
-        elif " install egressproxy " in command:  # what the index has is here already
+        elif " install ../egressproxy " in command:  # this checkout, and what it needs is here already
             (site,) = (tmp_path / ".venv").glob("lib/python*/site-packages")
             here = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
             # In front of what the venv brings: an older setuptools.
@@ -53,9 +56,34 @@ def test_every_command_of_the_tutorial_does_what_it_says(tmp_path: Path):
     (described,) = [text for command, text in said.items() if " filters " in command]
     assert '"package acme-filters 1.0"' in described
     assert '"centers"' in described
+    assert asked(tmp_path, environment, FILES["config/gateway.yaml"]) == REFUSED
+    let_through = FILES["config/gateway.yaml"].replace('{agents: "4711"}', '{"-": "4712"}')
+    assert asked(tmp_path, environment, let_through) != REFUSED
+
+
+def asked(folder: Path, environment: dict[str, str], manifest: str) -> str:
+    """The first line that the client of the page gets from a gateway with this manifest."""
+    port = free_port()
+    (folder / "config" / "gateway.yaml").write_text(manifest.replace("3128", str(port)))
+    options = ["run", "-c", "config", "--admin", "off", "--access-log", "off"]
+    with subprocess.Popen([".venv/bin/python", "-m", "egressproxy", *options], cwd=folder, env=environment) as gateway:
+        try:
+            wait_until(lambda: is_listening(port))
+            with socket.create_connection(("127.0.0.1", port), WAIT_S) as client:
+                client.sendall(b"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n")
+                return client.makefile("rb").readline().decode().rstrip()
+        finally:
+            gateway.terminate()
+
+
+def is_listening(port: int) -> bool:
+    """Whether something accepts connections there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_page_shows_all_files_and_commands():
+    assert f"    {REFUSED}\n" in PAGE
     assert set(FILES) == {
         "acme_filters/__init__.py",
         "pyproject.toml",
