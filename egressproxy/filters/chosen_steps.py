@@ -103,10 +103,11 @@ class ChosenSteps:
                 result = step.call(x, data, True)
                 if result is data:
                     continue
-                if not isinstance(result, bytes) and isinstance(result, Awaitable):
-                    going_on = self._go_on(step, result, rest, x, came, data, has_changed)
-                    return start(going_on, result)
-                result = checked_result(step, data, result, may_answer=True)
+                if type(result) is not bytes or step.only_reads or len(result) > MAX_RESULT:
+                    if not isinstance(result, bytes) and isinstance(result, Awaitable):
+                        going_on = self._go_on(step, result, rest, x, came, data, has_changed)
+                        return start(going_on, result)
+                    result = checked_result(step, data, result, may_answer=True)
                 has_changed = has_changed or result != data
                 data = result
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import WeakSet
 
 from egressproxy.telemetry.counts import FilterMetric, MetricKind
 from egressproxy.telemetry.label_sets import OVERFLOW
@@ -39,6 +40,7 @@ class _Family:
     values: dict[Labels, float] = field(default_factory=dict)
     buckets: dict[Labels, list[int]] = field(default_factory=dict)
     setters: dict[Labels, FilterMeter] = field(default_factory=dict)  # of a gauge: who has set it last
+    labelled: WeakSet[LabelledCounter] = field(default_factory=WeakSet)
 
     def room_for(self, labels: Labels) -> Labels:
         """These labels, or those under which what has no room is counted."""
@@ -73,6 +75,9 @@ class FilterMetrics:
 
     def read(self) -> dict[str, FilterMetric]:
         """All that was counted so far, on the event loop."""
+        for family in self._families.values():
+            for counter in family.labelled:
+                counter.flush()
         return {
             name: FilterMetric(
                 family.kind,
@@ -114,28 +119,39 @@ class FilterCounter:
 
     def labelled(self, *labels: str) -> LabelledCounter:
         """The number with these labels, for one that is counted often."""
-        return LabelledCounter(self._family, (self._filter, *labels))
+        made = LabelledCounter(self._family, (self._filter, *labels))
+        self._family.labelled.add(made)
+        return made
 
 
 class LabelledCounter:
-    """A number that grows, with labels that are known."""
+    """A number that grows, with labels that are known.
 
-    __slots__ = ("_family", "_key", "_values")
+    `count` is what has come since the last scrape, which adds it up; on the request path `count += 1` does.
+    """
+
+    __slots__ = ("__weakref__", "_family", "_key", "count")
 
     def __init__(self, family: _Family, key: Labels) -> None:
         self._family = family
         self._key = key
-        self._values = family.values
+        self.count: float = 0
 
     def add(self, amount: float = 1) -> None:
         """Add an amount of 0 or more."""
         if amount < 0:
             raise ValueError("a counter does not go backwards")
-        try:
-            self._values[self._key] += amount
-        except KeyError:  # the first
+        self.count += amount
+
+    def flush(self) -> None:
+        """Add what was counted to what is read."""
+        count = self.count
+        if count:
+            self.count = 0
             key = self._key = self._family.room_for(self._key)
-            self._values[key] = self._values.get(key, 0) + amount
+            self._family.values[key] = self._family.values.get(key, 0) + count
+
+    __del__ = flush  # its filter is gone
 
 
 class FilterGauge:

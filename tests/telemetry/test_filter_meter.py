@@ -146,13 +146,19 @@ def test_a_counter_with_its_labels_counts_the_same_number_and_has_the_same_bound
     counter.add(1, "card")
     card.add()
     assert metrics.read()["found"].values == {("pii", "card"): 4}
-    late = counter.labelled("late")
     for number in range(MAX_SETS):
         counter.labelled(f"{number}").add()
+    assert metrics.read()["found"].values["pii", "_other"] == 1
+    late = counter.labelled("late")
     late.add()
-    late.add()
-    values = metrics.read()["found"].values
-    assert ("pii", "late") not in values
-    assert values["pii", "_other"] == 3
+    late.count += 1
+    for _ in range(2):  # a scrape counts nothing twice
+        values = metrics.read()["found"].values
+        assert ("pii", "late") not in values
+        assert values["pii", "_other"] == 3
+    late.add(4)
+    del late  # with its filter
+    assert metrics.read()["found"].values["pii", "_other"] == 7
+    assert len(values) == MAX_SETS + 1
     with pytest.raises(ValueError, match="backwards"):
         card.add(-1)

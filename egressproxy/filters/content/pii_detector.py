@@ -65,7 +65,7 @@ class _State:
         owner = self._filter
         if owner.actions[entity] != "Placeholder":
             return owner.replace(entity, value)
-        owner.of_requests[entity].add()
+        owner.of_requests[entity].count += 1
         name = self.placeholders.name(entity, value)
         if len(self.placeholders.values) > _MAX_VALUES:
             raise owner.too_many("request", 403)
@@ -79,7 +79,7 @@ class _State:
         """What stands for a value that the backend has told."""
         owner = self._filter
         action = owner.actions[entity]
-        owner.of_answers[entity].add()
+        owner.of_answers[entity].count += 1
         if action == "Block":
             raise owner.refusal(f"the answer has {entity}, which must not pass", 502)
         return value if action == "Report" else f"[{entity}]"
@@ -184,7 +184,7 @@ class PIIDetector(Filter):
         state = self._noted(x)
         if state is None or state.is_sent:
             state = _State(self, x)
-            x.note(self._note, state)
+            x.keep(self._note, state)
         state.is_sent = True
         self.request_headers(x)
 
@@ -217,7 +217,7 @@ class PIIDetector(Filter):
         if not data:
             return data
         if self._is_on_leg:
-            x.note(self._note, None)  # what an earlier attempt has kept is no longer good
+            x.keep(self._note, None)  # what an earlier attempt has kept is no longer good
         if self._presidio is not None or len(data) > _STEP:
             return self._in_steps(x, data, scanner)
         try:
@@ -249,7 +249,7 @@ class PIIDetector(Filter):
 
     def replace(self, entity: str, value: str) -> str:
         """What stands for a value of a request that has no placeholder. Raises Rejected (403)."""
-        self.of_requests[entity].add()
+        self.of_requests[entity].count += 1
         mark = self._marks.get(entity)
         if mark is not None:
             return mark
@@ -386,7 +386,7 @@ class PIIDetector(Filter):
         state = self._noted(x)
         if state is None:
             state = _State(self, x)
-            x.note(self._note, state)
+            x.keep(self._note, state)
         return state
 
     def _let_pass(self, what: str, content_type: bytes | None, status: int) -> None:

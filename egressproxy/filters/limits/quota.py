@@ -180,7 +180,7 @@ class Quota(Filter):
                     rule.reserved += take.amount
                     rule.count_reserved(take.amount)
             if self._is_kept:
-                x.note(self._note, held)
+                x.keep(self._note, held)
             return
         takes, held.takes = held.takes, []
         rule = refusing.rule
@@ -188,7 +188,7 @@ class Quota(Filter):
         self._exchanges.add(1, rule.name, self._denied)
         if self._is_report:
             x.note_denials(rule.reason)
-            x.note(self._note, held)  # for what it holds of concurrency
+            x.keep(self._note, held)  # for what it holds of concurrency
             return
         self._leave(held)
         after = 0 if refusing.wait_s == NEVER else max(1, whole_seconds(refusing.wait_s))
