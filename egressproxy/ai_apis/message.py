@@ -12,11 +12,13 @@ from egressproxy.ai_apis.splice import Path, spliced, spliced_text
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 
-__all__ = ["CalledTool", "JsonMessage", "TextPart", "in_object"]
+__all__ = ["AT_ONCE", "CalledTool", "JsonMessage", "TextPart", "in_object"]
 
 #: Objects and arrays of a body that is read, and its commas: a tenth of a second.
 MAX_PARTS: Final = 50_000
 MAX_COMMAS: Final = 200_000
+#: Bytes of a body that cannot have so many: each of them is one byte at least.
+AT_ONCE: Final = MAX_PARTS
 
 #: Texts that are searched for in the whole body, each of them. Of more of them the body is read once.
 _AT_A_GLANCE: Final = 8
@@ -93,7 +95,7 @@ class JsonMessage:
     @classmethod
     def parse(cls, body: bytes) -> Any:
         """What a body says. Raises Unreadable: no JSON, JSON with two meanings, or of too many parts."""
-        if len(body) > MAX_PARTS and has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
+        if len(body) > AT_ONCE and has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
         return loads_strictly(body)
 

@@ -8,9 +8,9 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.apis import Api, Operation
-from egressproxy.ai_apis.message import JsonMessage, in_object
+from egressproxy.ai_apis.message import AT_ONCE, JsonMessage, in_object
 from egressproxy.ai_apis.splice import Path
-from egressproxy.ai_apis.strict_json import Unreadable, dumps
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import found_texts
 
 __all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens", "plain_chat"]
@@ -174,7 +174,7 @@ class AiRequest(JsonMessage):
         Raises Unreadable for what is no object of JSON, or may mean different things to two readers: a name that stands
         twice, or in another case, which some servers take for the same.
         """
-        value = cls.parse(body)
+        value = loads_strictly(body) if len(body) <= AT_ONCE else cls.parse(body)
         if type(value) is not dict:
             raise Unreadable("it is not an object of JSON")
         if not value.keys() <= _USUAL:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis import strict_json
+from egressproxy.ai_apis.json_size import has_too_many_parts
 from egressproxy.ai_apis.strict_json import Unreadable, loads, loads_strictly
 from tests.support.properties import examples
 
@@ -61,3 +62,37 @@ def test_half_of_a_surrogate_pair_is_found_among_other_escapes():
     assert loads_strictly(rb'"\n\\ \u00e9 \ud83d\ude00"') == "\n\\ \u00e9 \U0001f600"
     with pytest.raises(Unreadable, match="surrogate"):
         loads_strictly(rb'"\n \ud83d"')
+
+
+@given(
+    opener=st.sampled_from(["[", '{"a":']),
+    levels=st.sampled_from([1, 2, 99, 100, 101]),
+    in_string=st.text("[{", max_size=200),
+)
+@settings(max_examples=examples(60), deadline=None)
+def test_levels_of_a_long_text_are_those_of_a_short_one(opener, levels, in_string):
+    inner = opener * (levels - 1) + json.dumps(in_string) + ("]" if opener == "[" else "}") * (levels - 1)
+    short, long = f"[{inner}]", f'[{inner},"{"x" * strict_json._LONG}"]'
+    if levels <= strict_json.MAX_DEPTH:
+        assert loads_strictly(long)[:1] == loads_strictly(short)
+    else:
+        for text in (short, long):
+            with pytest.raises(Unreadable, match="levels"):
+                loads_strictly(text)
+
+
+def counted_one_by_one(text, parts, commas, strings):
+    if text.count(b"{") + text.count(b"[") <= parts and text.count(b'"') <= strings and text.count(b",") <= commas:
+        return False
+    bare = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    if bare.count(b'"') > 2 * strings:
+        return True
+    outside = b"".join(bare.split(b'"')[::2])
+    return outside.count(b"{") + outside.count(b"[") > parts or outside.count(b",") > commas
+
+
+@given(st.text('{[,"\\x', max_size=30), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+@settings(max_examples=examples(400), deadline=None)
+def test_parts_that_are_counted_together_first_are_those_that_are_counted_one_by_one(text, parts, commas, strings):
+    many = has_too_many_parts(text.encode(), parts, commas, strings)
+    assert many == counted_one_by_one(text.encode(), parts, commas, strings)

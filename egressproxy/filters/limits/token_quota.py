@@ -91,17 +91,21 @@ class TokenQuota(SettledQuota):
         """A request to a provider is read whole, answers that may tell usage as they come."""
         if phase is _REQUEST_BODY:
             request = x.request
-            is_call = request.body and operation(x) is not None and not x.is_tunnel and not request.upgrade
-            return _BUFFER if is_call else None
-        held = x.notes.get(self._note) if x.notes is not None else None
-        if held is None or held.use is None:
+            if request.body and operation(x) is not None and not x.is_tunnel and not request.upgrade:
+                return _BUFFER
             return None
-        fields = x.response.fields
+        held = x.notes.get(self._note) if x.notes is not None else None
+        if held is None:
+            return None
+        use: TokenUse | None = held.use
+        if use is None:
+            return None
+        response = x.response
+        fields = response.fields
         kind = media_type(fields)
         if kind not in _READ_TYPES:
             return None
-        is_stream = held.use.begin_answer(x, kind)
-        if is_stream or not 0 <= x.response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
+        if use.begin_answer(x, kind) or not 0 <= response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
             return BodyMode.STREAM
         return _BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length
 
@@ -135,7 +139,10 @@ class TokenQuota(SettledQuota):
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Look for what it took."""
         held = x.notes.get(self._note) if x.notes is not None else None
-        return data if held is None or held.use is None else held.use.feed(x, data, last)
+        if held is None:
+            return data
+        use: TokenUse | None = held.use
+        return data if use is None else use.feed(x, data, last)
 
     def complete(self, x: Exchange) -> None:
         """As of SettledQuota."""

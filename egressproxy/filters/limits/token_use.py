@@ -132,10 +132,12 @@ class TokenUse:
             return data
         if self._framing is not None:
             return self._feed_stream(x, self._framing, data, last)
-        if last and self._whole is None:
+        if not last or self._whole is not None:
+            self._collect(x, data, last)
+        elif self.wants_model or len(data) > _MAX_ANSWER:
             self._read_whole(x, data)
         else:
-            self._collect(x, data, last)
+            add_usage_of_answer(x, data)
         return data
 
     def _feed_stream(self, x: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
