@@ -175,6 +175,10 @@ class Client(UpstreamCaller):
         if body is not None:
             if isinstance(body, bytes):
                 head.body = len(body)
+                if body and resources.copies is None:
+                    upstream.begin(self.driver, head)
+                    upstream.send_whole(head, x.upstream_host, resources.connector.network.pseudonym, body)  # type: ignore[union-attr]
+                    return
             else:
                 assert resources.backend is not None
                 leg = flowing_leg(x, resources.backend.chain)

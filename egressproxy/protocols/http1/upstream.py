@@ -14,7 +14,7 @@ from collections.abc import Callable
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, pause
-from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl
+from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, BodySink, FlowControl
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.net.tls import TlsStream, tls_fault
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
@@ -173,6 +173,17 @@ class UpstreamConnection(FlowControl):
     def send_head(self, request: RequestHead, host: bytes, pseudonym: bytes) -> None:
         """The head of the request that has begun. `host` is the Host value, `pseudonym` our name in Via."""
         self.send(request_bytes(request, host, pseudonym))
+
+    def send_whole(self, request: RequestHead, host: bytes, pseudonym: bytes, body: bytes) -> None:
+        """As `send_head`, `send_body` and `end_body` of a body whose length the head says."""
+        head = request_bytes(request, host, pseudonym)
+        if len(body) < COPY_LIMIT:
+            self.send(head + body)
+        else:
+            self.send(head)
+            self.send(body)
+        self.has_sent_all = True
+        self.sent_at = self.wheel.now
 
     def end_body(self, trailers: bytes) -> None:
         """Send the end of the request's body, with these trailers: the request is whole."""

@@ -169,6 +169,12 @@ class UpstreamStream(Http2Stream):
         self._method = b"CONNECT" if request.upgrade else request.method
         self.last_read = self._begun_at = self.connection.wheel.now
 
+    def send_whole(self, request: RequestHead, host: bytes, pseudonym: bytes, body: bytes) -> None:
+        """The head, and all of the body."""
+        self.send_head(request, host, pseudonym)
+        self.send_body(body)
+        self.end_body(b"")
+
     def send_head(self, request: RequestHead, host: bytes, pseudonym: bytes) -> None:
         """As of `UpstreamConnection`. A connection that has left meanwhile has not seen the request."""
         connection = self.connection
