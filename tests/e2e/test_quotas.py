@@ -143,6 +143,42 @@ def test_two_gateways_with_a_redis_pass_exactly_the_limit(tmp_path: Path):
             assert PASSWORD not in gateway.stderr + gateway.admin("/metrics")[1] + gateway.access_log_path.read_text()
 
 
+def test_two_gateways_whose_redis_is_stopped_pass_what_was_left_once(tmp_path: Path):
+    ports = [free_port(), free_port()]
+    with Origin() as origin, redis_server() as redis, ExitStack() as stack:
+        gateways = []
+        for number, port in enumerate(ports):
+            store = {
+                "type": "Redis",
+                "backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "redis"},
+                "secretRef": {"name": "redis-password"},
+                "timeout": "1s",
+            }
+            written = [
+                *objects(port, origin, requests=[{**PER_TEAM, "limit": 400, "unit": "Day"}], store=store),
+                origin_backend(redis.port, "redis", "TCP"),
+                m.secret("redis-password", {"token": PASSWORD}),
+            ]
+            gateway = GatewayProcess(tmp_path / f"gw{number}", written, arguments=["--workers", "2"])
+            gateways.append(stack.enter_context(gateway))
+        for gateway in gateways:
+            wait_until(
+                lambda gateway=gateway: gateway.metric("egress_limit_store_up") == 2, "no worker waits for clients"
+            )
+        assert statuses(ports, clients=4, each=25) == {200: 100}
+        for port in ports * 2:  # one by one, so that both machines know what is left, but for one exchange
+            assert statuses([port], clients=1, each=1) == {200: 1}
+        redis.hang()
+        for gateway in gateways:
+            wait_until(lambda gateway=gateway: gateway.metric("egress_limit_store_up") == 0, "a worker does not notice")
+        assert statuses(ports[:1], clients=8, each=40) == {200: 148, 429: 172}
+        redis.go_on()
+        for gateway in gateways:
+            wait_until(lambda gateway=gateway: gateway.metric("egress_limit_store_up") == 2, "a worker is not back")
+        passed = statuses(ports, clients=8, each=60)[200]
+        assert 0 < passed <= 400 - 104 - 148
+
+
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_a_redis_is_reached_over_tls_and_only_with_a_certificate_of_its_own(tmp_path: Path, is_trusted: bool):
     pki, port = Pki(), free_port()

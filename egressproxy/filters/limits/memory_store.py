@@ -23,6 +23,9 @@ class QuotaStore(Protocol):
     def peek(self, takes: Sequence[Take]) -> None:
         """Say what is left of these now, as far as this process knows. Takes nothing."""
 
+    def begin(self) -> None:
+        """A configuration that has these limits is in service, perhaps not for the first time."""
+
     def close(self) -> None:
         """End what it does in the background."""
 
@@ -60,6 +63,9 @@ class MemoryStore:
         for take in takes:
             until, used = take.rule.table.peek(take.key, now)
             take.left, take.reset_s = take.rule.window.left(until, used, now)
+
+    def begin(self) -> None:
+        """As of QuotaStore: there is nothing."""
 
     def close(self) -> None:
         """As of QuotaStore: there is nothing."""

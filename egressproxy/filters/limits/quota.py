@@ -213,6 +213,10 @@ class Quota(Filter):
             rule.leave(place)
         held.places.clear()
 
+    def in_service(self) -> None:
+        """A store that is elsewhere is reached before the first exchange."""
+        self._store.begin()
+
     def close(self) -> None:
         """No snapshot has it any more."""
         self._store.close()

@@ -37,7 +37,7 @@ class RedisFleet:
     def told(self, machines: int, now: float) -> None:
         """The Redis says that there are so many. While they share, those that it misses are still there."""
         known = self._cells[self._machines]
-        if machines > known or (machines < known and not self.is_sharing(now)):
+        if machines != known and (machines > known or not self.is_sharing(now)):
             self._cells[self._machines] = machines
 
     def is_sharing(self, now: float) -> bool:

@@ -50,7 +50,8 @@ class ConnectionSource(Protocol):
 
 
 class RedisLink:
-    """`greeting` are the commands that a new connection begins with (AUTH); an error in reply to one closes it.
+    """`greeting` are the commands that a new connection begins with (AUTH), in one write; an error in reply to one
+    closes it.
 
     `on_state` is called with "" when it is connected, and with the reason when it no longer is, or cannot be.
     """
@@ -147,8 +148,8 @@ class RedisLink:
 
     async def _open(self, connection: _Connection) -> None:
         await self._dial.open(connection, timeout_s=_CONNECT_S)
-        for words in self._greeting:
-            reply = await connection.send(words)
+        for waiting in [connection.send(words) for words in self._greeting]:  # one round trip for all
+            reply = await waiting
             if isinstance(reply, ReplyError):
                 raise RedisAway(_told(reply))
 

@@ -32,7 +32,8 @@ from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
 
 __all__ = ["RedisStore"]
 
-#: Seconds between the signs of life of a machine.
+#: Seconds between the signs of life of a machine: at first, when others are starting, too, and at most.
+_FIRST_HEARTBEAT_S: Final = 0.5
 _HEARTBEAT_S: Final = 5.0
 #: Seconds for which what ends behind `close` has a connection.
 _LINGER_S: Final = 2.0
@@ -103,6 +104,10 @@ class RedisStore:
     def peek(self, takes: Sequence[Take]) -> None:
         """As of QuotaStore: what the Redis has said last of each."""
         self._local.peek(takes)
+
+    def begin(self) -> None:
+        """As of QuotaStore: the machines know of each other before anybody asks."""
+        self._connected()
 
     def close(self) -> None:
         """As of QuotaStore. What is under way, owed, or in progress is still counted, over a connection that stays for
@@ -208,6 +213,7 @@ class RedisStore:
             raise RedisAway(f"it replies {code}")
         now = monotonic()
         self._fleet.told(reply[-1], now)
+        is_sharing = self._fleet.is_sharing(now)
         refusing: Take | None = None
         for number, take in enumerate(takes):
             is_refused, said = reply[2 * number], reply[2 * number + 1]
@@ -217,23 +223,18 @@ class RedisStore:
             until, used = (now + state / 1e6, 0.0) if isinstance(window, TokenBucket) else (now, state)
             if not isinstance(window, TokenBucket):
                 until, used = window.with_more(until, state, 0.0, now)
-            self._keep(take, until, used, now)
+            table = take.rule.table
+            with table.lock:
+                at, cells = table.find_text(take.text, now), table.cells
+                if is_sharing:  # what this machine's share has beyond that stays
+                    until, used = max(until, cells[at]), max(used, cells[at + 1])
+                cells[at], cells[at + 1] = until, used
             if is_refused == 1:
                 # The Redis has refused it, so it waits at least a moment, whatever our clock says.
                 take.wait_s = max(window.wait_s(until, used, take.amount, now), 1e-3)
                 if refusing is None or take.wait_s > refusing.wait_s:
                     refusing = take
         return refusing
-
-    def _keep(self, take: Take, until: float, used: float, now: float) -> None:
-        """Keep what the Redis has said; what this machine's share has beyond that stays."""
-        table = take.rule.table
-        with table.lock:
-            at = table.find_text(take.text, now)
-            cells = table.cells
-            if self._fleet.is_sharing(now):
-                until, used = max(until, cells[at]), max(used, cells[at + 1])
-            cells[at], cells[at + 1] = until, used
 
     def _send_settlement(self, link: RedisLink, take: Take, difference: float, *, by_digest: bool = True) -> None:
         """Count a difference in the Redis. Nobody waits for it."""
@@ -342,13 +343,13 @@ class RedisStore:
             if amount and take.rule.window.period(now) == take.period:
                 self._send_settlement(self._link, take, amount)
 
-    def _live(self) -> None:
-        """Say that this machine is there, now and every few seconds."""
+    def _live(self, pause_s: float = _FIRST_HEARTBEAT_S) -> None:
+        """Say that this machine is there, now and again and again, with pauses (seconds) that grow."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._link is None or not self._link.is_connected or self._is_closed:
             return
-        self._heartbeat = asyncio.get_running_loop().call_later(_HEARTBEAT_S, self._live)
+        self._heartbeat = asyncio.get_running_loop().call_later(pause_s, self._live, min(2 * pause_s, _HEARTBEAT_S))
         try:
             self._link.send(LIVING.call([MACHINES], self._sign_of_life)).add_done_callback(self._lives)
         except RedisAway:

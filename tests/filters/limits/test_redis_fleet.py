@@ -195,6 +195,66 @@ def test_a_fleet_that_is_fresh_shares_from_its_first_exchange(monkeypatch):
     run(fleet.machines, test())
 
 
+def test_machines_that_nobody_has_asked_yet_share(monkeypatch):
+    """They say that they are there when their configuration is in service, and soon again."""
+    fleet = Fleet(monkeypatch, 2, DAY)
+
+    async def test():
+        for machine in fleet.machines:
+            machine.filter.in_service()
+        beats = [machine.store._heartbeat for machine in fleet.machines]
+        loop = asyncio.get_running_loop()
+        assert all(beat.when() - loop.time() <= 0.5 for beat in beats)
+        fleet.machines[0].store._live()  # what that timer calls
+        await fleet.settle()
+        await fleet.go_away()
+        assert [await machine.passed(200) for machine in fleet.machines] == [50, 50]
+
+    run(fleet.machines, test())
+
+
+def test_an_answer_longer_than_was_reserved_counts_in_the_share_as_often_as_there_are_machines(monkeypatch):
+    """Reserved before the Redis went away, or while it is, told in the end."""
+    fleet = Fleet(monkeypatch, 2, BYTES)
+    first, second = fleet.machines
+
+    async def test():
+        before = sized(100)
+        await first.filter.request_headers(before)
+        await second.filter.request_headers(sized(100))
+        await first.filter.request_headers(sized(1))
+        await fleet.go_away()
+        meanwhile = sized(50)
+        first.filter.request_headers(meanwhile)
+        for x in (before, meanwhile):
+            x.bytes_in = x.request.body + 300
+            first.filter.complete(x)
+        # Of 2,799 each has 1,399: 50, 300 and 300 of it are taken.
+        with pytest.raises(LimitExceeded):
+            first.filter.request_headers(sized(750))
+        first.filter.request_headers(sized(749))
+
+    run(fleet.machines, test())
+
+
+def test_what_one_exchange_took_of_the_shares_of_others_is_waited_for(monkeypatch):
+    fleet = Fleet(monkeypatch, 2, {**BYTES, "per": ("Identity",)})
+    machine = fleet.machines[0]
+
+    async def test():
+        for each in reversed(fleet.machines):
+            await each.filter.request_headers(sized(1))
+        await fleet.go_away()
+        big = sized(2000, "b/b")
+        machine.filter.request_headers(big)
+        big.bytes_in = 1600
+        machine.filter.complete(big)
+        with pytest.raises(LimitExceeded):
+            machine.filter.request_headers(sized(1, "b/b"))
+
+    run(fleet.machines, test())
+
+
 def test_a_worker_that_has_asked_nothing_yet_knows_the_share_of_its_machine():
     table = KeyedCounters(FLEET_KEYS)
     first, second = RedisFleet(table, 5.0), RedisFleet(table, 5.0)

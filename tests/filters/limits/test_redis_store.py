@@ -278,6 +278,27 @@ def test_all_of_one_turn_of_the_loop_go_in_one_write(redis):
     run([machine], test())
 
 
+def test_a_new_connection_is_greeted_in_one_write(redis):
+    """So that it is there after one round trip, however far away the Redis is."""
+    machine = Machine(redis, DAY)
+    writes = []
+    real = machine.dial.open
+
+    async def opened(protocol, *, timeout_s):
+        transport = await real(protocol, timeout_s=timeout_s)
+        protocol._transport = Spy(transport, lambda data: (writes.append(data), transport.write(data)))
+        return transport
+
+    machine.dial.open = opened
+
+    async def test():
+        machine.filter.in_service()
+        await machine.is_connected()
+        assert [b"AUTH" in data and data.count(b"LOAD") == 3 for data in writes[:1]] == [True]
+
+    run([machine], test())
+
+
 class Spy:
     def __init__(self, transport, write):
         self.transport, self.write = transport, write
@@ -341,6 +362,46 @@ def test_a_redis_that_is_slow_is_waited_for(redis):
         redis.command("CLIENT", "PAUSE", "300", "ALL")
         assert sum(await asyncio.gather(*(machine.passed(90) for machine in machines))) == 80
         assert all(machine.store._link.is_connected for machine in machines)
+
+    run(machines, test())
+
+
+class FarTransport(asyncio.Transport):
+    def __init__(self, transport):
+        super().__init__()
+        self._transport = transport
+        self.abort = transport.abort
+
+    def write(self, data):
+        asyncio.get_running_loop().call_later(0.025, self._transport.write, data)
+
+
+class FarDial(Dial):
+    """To a Redis whose replies, and what is said to it, take 25 ms each."""
+
+    async def open(self, protocol, *, timeout_s):
+        loop = asyncio.get_running_loop()
+        made, received = protocol.connection_made, protocol.data_received
+        protocol.connection_made = lambda transport: made(FarTransport(transport))
+        protocol.data_received = lambda data: loop.call_later(0.025, received, data)
+        return await super().open(protocol, timeout_s=timeout_s)
+
+
+def test_a_redis_that_is_far_away_lets_pass_the_whole_limit(redis):
+    machines = [Machine(redis, DAY, timeout=5.0), Machine(redis, DAY, timeout=5.0)]
+    for machine in machines:
+        machine.dial = machine.store._dial = FarDial(redis.port)
+
+    async def client(machine):
+        passed = 0
+        while await machine.ask() is None:
+            passed += 1
+        return passed
+
+    async def test():
+        assert sum(await asyncio.gather(*(client(machine) for machine in machines for _ in range(8)))) == 100
+        assert [machine.dial.opened for machine in machines] == [1, 1]
+        assert [machine.told() for machine in machines] == [["LimitStoreBack"]] * 2
 
     run(machines, test())
 
