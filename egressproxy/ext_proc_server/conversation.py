@@ -12,8 +12,8 @@ from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.head_changes import immediate_response
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain, Steps, run
+from egressproxy.gateway.backends.passing_trailers import passing_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.body_filter import passing_trailers
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.phases import answer_of

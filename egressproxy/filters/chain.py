@@ -93,8 +93,8 @@ class Chain:
     skipped: tuple[ExtensionIR, ...] = ()
     #: Every filter that looks at heads of responses lets the text pass with which a call of gRPC ends.
     ignores_trailers: bool = True
-    #: Filters look at the head of the request, of it on the leg of a backend, or of the response; and all of these see
-    #: trailers, too.
+    #: Filters look at the head of the request, or of the response; and all of these see trailers, too. On the leg of a
+    #: backend it may be none.
     lets_request_trailers: bool = False
     lets_leg_trailers: bool = False
     lets_response_trailers: bool = False
@@ -165,7 +165,9 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         phases["request_headers"] = (Step(keeping, Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["lets_request_trailers"] = let_trailers(trailers.request, Phase.REQUEST_BODY)
-    phases["lets_leg_trailers"] = let_trailers(trailers.looking_at_leg, Phase.REQUEST_BODY)
+    phases["lets_leg_trailers"] = not phases.get("backend_request") or let_trailers(
+        trailers.looking_at_leg, Phase.REQUEST_BODY
+    )
     phases["lets_response_trailers"] = let_trailers(trailers.response, Phase.RESPONSE_BODY)
     phases["ignores_trailers"] = all(step.filter.ignores_trailers for step in looking)
     phases["needs_body"] = min(

@@ -25,7 +25,7 @@ from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, U
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import BodyLength, RequestHead
+from egressproxy.model.message import CHUNKED, BodyLength, RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
@@ -66,13 +66,13 @@ class Copies:
         for each in self._copies:
             each.begin(head.body)
 
-    def begin_whole(self, body: bytes) -> None:
-        """Send every copy this body; the request itself has another one."""
+    def begin_whole(self, body: bytes, trailers: bytes) -> None:
+        """Send every copy this body and the trailers behind it; the request itself has others."""
         for each in self._copies:
-            each.begin(len(body))
+            each.begin(CHUNKED if trailers else len(body))
             if body:
                 each.send_body(body)
-            each.end_body(b"")
+            each.end_body(trailers)
 
     def send_body(self, data: bytes) -> None:
         """BodySink: a piece of the body, for the real sink and every copy."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.base import REQUEST_TRAILERS
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain
+from egressproxy.gateway.backends.passing_trailers import passing_trailers
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.exchange import Exchange
 
@@ -30,18 +32,29 @@ async def body_of_leg(
     Raises what a filter refuses with, and GatewayFault (502) for a body that would go past it.
     """
     plan = chain.leg_request_body
-    whole = body.given if isinstance(body, ReplayableBody) else body
+    trailers = b""
+    if isinstance(body, ReplayableBody):
+        whole, trailers = body.given, body.given_trailers
+    else:
+        whole = body
     if x.notes is not None:
         x.notes.pop(_FLOWING, None)
         x.notes.pop(_UNFILTERED, None)
+        x.notes.pop(REQUEST_TRAILERS, None)  # those that the filters of the rule have seen
     if plan is None or (x.request.body == 0 and not whole):
         return body
     filters = plan.begin(x)
     if filters is None:
         return body
     if whole is not None:
-        x.keep(_UNFILTERED, whole)
-        return await filters.feed_to_end(x, whole, True)
+        x.keep(_UNFILTERED, (whole, trailers))
+        if not trailers:
+            return await filters.feed_to_end(x, whole, True)
+        filters.expect_trailers(x, trailers)
+        filtered = await filters.feed_to_end(x, whole, True)
+        outcome = filters.run_trailers(x, trailers)
+        left = outcome if isinstance(outcome, bytes) else await outcome
+        return ReplayableBody.whole(filtered, passing_trailers(filters, trailers, left))
     if not may_flow:
         if filters.is_empty:
             return body
@@ -58,6 +71,8 @@ def flowing_leg(x: Exchange, chain: Chain) -> BodyChain | None:
     return x.notes.pop(_FLOWING, None) if chain.leg_request_body is not None and x.notes is not None else None
 
 
-def unfiltered_body(x: Exchange, chain: Chain) -> bytes | None:
-    """The whole body before the filters of the backend, whose `chain` this is; None where none of them had it."""
+def unfiltered_body(x: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
+    """The whole body before the filters of the backend, whose `chain` this is, and the trailers behind it; None where
+    none of them had it.
+    """
     return x.notes.get(_UNFILTERED) if chain.leg_request_body is not None and x.notes is not None else None

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Protocol
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
-from egressproxy.model.message import BodyLength
+from egressproxy.model.message import CHUNKED, BodyLength
 from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
@@ -78,6 +78,7 @@ class ReplayableBody:
         "_target",
         "_trailers",
         "given",
+        "given_trailers",
         "has_begun",
         "is_kept",
         "length",
@@ -90,6 +91,7 @@ class ReplayableBody:
         self._client = client
         self.length = length
         self.given: bytes | None = None  # all of it, where it was collected before
+        self.given_trailers = b""  # those behind it
         self.has_begun = False  # the client has sent some of it
         self.is_kept = True  # all that has come is here: it can be sent again
         self.whole_at = 0.0  # monotonic seconds; 0.0: more may come
@@ -105,16 +107,17 @@ class ReplayableBody:
         self._drops_trailers = False
 
     @classmethod
-    def whole(cls, body: bytes) -> ReplayableBody:
-        """One for a body that was collected before."""
+    def whole(cls, body: bytes, trailers: bytes = b"") -> ReplayableBody:
+        """One for a body that was collected before, with the trailers behind it. Only a chunked body has trailers."""
 
         def start(sink: BodySink) -> None:
             if body:
                 sink.send_body(body)
-            sink.end_body(b"")
+            sink.end_body(trailers)
 
-        made = cls(len(body), start, len(body))
+        made = cls(CHUNKED if trailers else len(body), start, len(body))
         made.given = body
+        made.given_trailers = trailers
         return made
 
     @property
@@ -132,7 +135,7 @@ class ReplayableBody:
         for piece in self._kept:
             upstream.send_body(piece)
         if self._trailers is not None:
-            upstream.end_body(self._trailers)
+            upstream.end_body(b"" if self._drops_trailers else self._trailers)
             return
         self._forget_if_long()
         upstream.feed_from(self)
@@ -144,11 +147,12 @@ class ReplayableBody:
         else:
             self.resume_reading()
 
-    def drop_trailers(self) -> None:
-        """A filter looks at the head for this attempt, and not at trailers: none go on, from now on."""
-        self._drops_trailers = True
-        if self._trailers is not None:
-            self._trailers = b""
+    def drop_trailers(self, drops: bool) -> None:
+        """Whether no trailers go on in this attempt: a filter of its backend looks at the head, and not at them."""
+        self._drops_trailers = drops
+        if self.given_trailers:
+            assert self.given is not None
+            self.length = len(self.given) if drops else CHUNKED
 
     def detach(self) -> None:
         """End an attempt that has failed. The source is held back; what still comes is kept for the next attempt."""
@@ -210,9 +214,9 @@ class ReplayableBody:
         """BodySink: the body is whole. `trailers` are kept for further attempts."""
         self.has_begun = True
         self.whole_at = monotonic()
-        self._trailers = trailers = b"" if self._drops_trailers else trailers
+        self._trailers = trailers
         if self._target is not None:
-            self._target.end_body(trailers)
+            self._target.end_body(b"" if self._drops_trailers else trailers)
         elif self._collecting is not None:
             self._collecting.driver.resume()
 

@@ -47,7 +47,7 @@ MAX_PUSHBACK_S = 300.0
 
 
 async def reach_with_retries(
-    policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | None
+    policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None
 ) -> Answer | LocalResponse:
     """Attempt after attempt, until `x.response` is there; returns its connection, or the response of a filter.
 
@@ -138,7 +138,7 @@ class Attempts:
         self._following: RouteBackend | None = None
         self._wait_s = -1.0  # below 0: as the rule says
 
-    async def reach(self, collected: bytes | None) -> Answer | LocalResponse:
+    async def reach(self, collected: bytes | ReplayableBody | None) -> Answer | LocalResponse:
         """See `reach_with_retries`. `collected` is the body, where it is here already."""
         x, policy, failover = self._x, self._policy, self._failover
         ai = self._ai
@@ -214,7 +214,7 @@ class Attempts:
         if chosen is not self._backend:
             self._backend, self._session = chosen, None
 
-    async def _attempt(self, collected: bytes | None) -> Upstream | LocalResponse:
+    async def _attempt(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         x, backend, session = self._x, self._backend, self._session
         target = session.target(x) if session is not None else untried(backend, x, self._tried, self._down)
         self._target = target
@@ -338,7 +338,7 @@ class Attempts:
         return following if self._policy.may_spend() and may_retry(following, self._counted) else None
 
     # --- several at once -------------------------------------------------------------------------------------------
-    def _may_hedge(self, collected: bytes | None) -> bool:
+    def _may_hedge(self, collected: bytes | ReplayableBody | None) -> bool:
         """Whether the next attempt may have others beside it: not in a session, which is with one endpoint, nor with a
         body that is still to come. Toward a parent only connections are tried again.
         """
@@ -352,7 +352,7 @@ class Attempts:
             and not self._backend.has_parent
         )
 
-    async def _attempt_hedged(self, collected: bytes | None) -> Upstream | LocalResponse:
+    async def _attempt_hedged(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         """As `_attempt`. The attempt that decides is the one that what follows looks at."""
         hedging = HedgedCall(
             self._policy,
@@ -447,13 +447,17 @@ def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) ->
             finish([each for each in backend.chain.complete if each.mark not in later], x)
 
 
-def kept_body(x: Exchange, client: Client, route: Route, collected: bytes | None, limit: int) -> ReplayableBody | None:
+def kept_body(
+    x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
+) -> ReplayableBody | None:
     """The request's body in a form that can be sent more than once; None where it has none. `limit` in bytes."""
     length, chain = x.request.body, None
     if route.chain.request_body is not None:
         chain = client.resources.request_chain
     early: BufferedRequest | None = x.notes.get(HELD) if x.notes is not None else None
     source = early or client
+    if isinstance(collected, ReplayableBody):
+        return collected
     if collected is not None:
         return ReplayableBody.whole(collected)
     if length == 0:

@@ -9,15 +9,14 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
+from egressproxy.gateway.backends.passing_trailers import passing_trailers
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
-from egressproxy.protocols.grpc.statuses import grpc_trailers
-from egressproxy.protocols.http1.chunked import late_fields
 
-__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "ShortBody", "finished", "passing_trailers"]
+__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "ShortBody", "finished"]
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
@@ -235,14 +234,6 @@ class BodyFilter:
         self.cancel()
         self.has_failed = True
         self._client.driver.throw(error)
-
-
-def passing_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
-    """What goes on of the trailers that came, and of which the filters of the body have left this."""
-    passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
-    if not grpc_trailers(passing, with_text=False):
-        passing += grpc_trailers(came, with_text=False)  # without a status no call ends
-    return passing
 
 
 class Collector:

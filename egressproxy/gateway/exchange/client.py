@@ -181,14 +181,13 @@ class Client(UpstreamCaller):
                     return
             else:
                 assert resources.backend is not None
-                leg = flowing_leg(x, resources.backend.chain)
+                of_backend = resources.backend.chain
+                body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_leg_trailers)
+                leg = flowing_leg(x, of_backend)
                 if leg is not None:
                     self._send_through_leg(x, upstream, leg, None, body)
                     return
                 head.body = body.length
-                of_backend = resources.backend.chain
-                if of_backend.backend_request is not None and not of_backend.lets_leg_trailers:
-                    body.drop_trailers()
         elif head.body != 0 and resources.route is not None and resources.route.filters_request:
             assert resources.backend is not None
             chain = resources.request_chain if resources.route.chain.request_body is not None else None
@@ -207,7 +206,7 @@ class Client(UpstreamCaller):
             sink, resources.copies = resources.copies, None
             unfiltered = unfiltered_body(x, resources.backend.chain)
             if unfiltered is not None:
-                sink.begin_whole(unfiltered)
+                sink.begin_whole(*unfiltered)
                 sink = upstream
             else:
                 sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)

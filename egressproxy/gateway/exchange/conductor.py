@@ -20,7 +20,7 @@ from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
-from egressproxy.gateway.backends.replayable_body import end_if_no_memory
+from egressproxy.gateway.backends.replayable_body import ReplayableBody, end_if_no_memory
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
@@ -292,7 +292,9 @@ class Conductor:
         return collector
 
     # --- bodies ----------------------------------------------------------------------------------------------------
-    async def begin_request_body(self, x: Exchange, client: Client, head: RequestHead, route: Route) -> bytes | None:
+    async def begin_request_body(
+        self, x: Exchange, client: Client, head: RequestHead, route: Route
+    ) -> bytes | ReplayableBody | None:
         """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
         filter of the head has collected it already; None where it is still to come.
         """
@@ -332,6 +334,8 @@ class Conductor:
             sink.end_body(b"")
         while not collector.is_whole:
             await pause()
+        if collector.trailers:
+            return ReplayableBody.whole(collector.body, collector.trailers)
         return collector.body
 
     # --- the end -------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from egressproxy.gateway.backends.upstream_call import (
 from egressproxy.gateway.exchange.client import ANSWER_S, Client
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import ResponseHead
+from egressproxy.model.message import CHUNKED, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER
@@ -73,7 +73,14 @@ class HedgedAttempt(UpstreamCaller):
     )
 
     def __init__(
-        self, client: Client, x: Exchange, backend: RouteBackend, target: Target, body: bytes | None, *, is_first: bool
+        self,
+        client: Client,
+        x: Exchange,
+        backend: RouteBackend,
+        target: Target,
+        body: bytes | ReplayableBody | None,
+        *,
+        is_first: bool,
     ) -> None:
         """`x` is copied; its request is as the client sent it. `body`: None where it has none."""
         self._client = client
@@ -97,7 +104,7 @@ class HedgedAttempt(UpstreamCaller):
         own.request = copy(x.request)
         own.request.fields = Fields(x.request.fields.block)
         if body is not None:
-            own.request.body = len(body)
+            own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)
         own.notes = dict(x.notes) if x.notes is not None else None
         own.attempts = 0
         own.backend = backend.name
@@ -177,6 +184,14 @@ class HedgedAttempt(UpstreamCaller):
     def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
         """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
         assert self.resources.connector is not None
+        trailers = b""
+        if isinstance(body, ReplayableBody):
+            of_backend = self.backend.chain
+            if of_backend.backend_request is None or of_backend.lets_leg_trailers:
+                trailers = body.given_trailers
+            body = body.given
+        if body is not None:
+            x.request.body = CHUNKED if trailers else len(body)
         upstream.begin(self.driver, x.request)
         upstream.send_head(x.request, x.upstream_host, self.resources.connector.network.pseudonym)
         sink: BodySink = upstream
@@ -185,13 +200,13 @@ class HedgedAttempt(UpstreamCaller):
             sink, resources.copies = resources.copies, None
             unfiltered = unfiltered_body(x, self.backend.chain)
             if unfiltered is not None:
-                sink.begin_whole(unfiltered)
+                sink.begin_whole(*unfiltered)
                 sink = upstream
             else:
                 sink.begin(x.request, upstream)
-        if isinstance(body, bytes):
+        if body is not None:
             sink.send_body(body)
-            sink.end_body(b"")
+            sink.end_body(trailers)
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""

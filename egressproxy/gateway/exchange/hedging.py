@@ -19,6 +19,7 @@ from egressproxy.filters.chain import finish
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.failover import Course, FailoverGroup, status_of_answer
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, untried
 from egressproxy.gateway.backends.retry_hints import asked_pause_s
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -72,7 +73,7 @@ class HedgedCall:
         course: Course | None,
         failover: FailoverGroup | None,
         *,
-        body: bytes | None,
+        body: bytes | ReplayableBody | None,
         repeat: Repeat,
         tried: set[Target],
         down: set[Target],

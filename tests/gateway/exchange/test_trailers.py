@@ -121,13 +121,37 @@ def test_where_one_does_not_see_them_those_of_a_request_go_no_further(converse: 
     assert posted(converse, phase, Sees(), Blind()).endswith(b"0\r\n\r\n")
 
 
-def test_a_request_that_is_collected_loses_them(converse: Start):
-    talk = start(converse, "request-body", Whole())
-    talk.client >> POST + b"2\r\nhi\r\n0\r\nX-Sum: 1\r\n\r\n"
-    assert b"Content-Length: 2" in talk.dialled("a.example", 80).take(rb"POST / .*?\r\n\r\n")[0]
-    talk.origin << b"HI"
-    talk.origin >> OK
-    talk.client << OK_PASSED
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_request_that_is_collected_keeps_them(converse_on: Start, waits: bool):
+    sees = Whole(waits=waits)
+    assert posted(converse_on, "request-body", sees) == b"2\r\nHI\r\n0\r\nX-Sum: 1\r\nx-mark: 1\r\n\r\n"
+    assert sees.seen == [b"\r\nX-Sum: 1"]
+
+
+def test_a_request_that_is_collected_has_its_length_where_filters_leave_no_trailers(converse: Start):
+    def clear(fields: Fields) -> None:
+        fields.block = b""
+
+    class Clears(Whole):
+        def _change(self, fields: Fields) -> None:
+            clear(fields)
+
+    for filters in ([Clears()], [Whole(), Blind()]):
+        talk = start(converse, "request-body", *filters)
+        talk.client >> POST + b"2\r\nhi\r\n0\r\nX-Sum: 1\r\n\r\n"
+        assert b"Content-Length: 2" in talk.dialled("a.example", 80).take(rb"POST / .*?\r\n\r\n")[0]
+        talk.origin << b"HI"
+        talk.origin >> OK
+        talk.client << OK_PASSED
+
+
+def test_what_must_not_come_late_is_left_out_behind_a_request_that_is_collected(converse: Start):
+    def spoil(fields: Fields) -> None:
+        for name in (b"content-length", b"transfer-encoding", b"host", b"authorization", b"x-egress-identity"):
+            fields.set(name, b"1")
+
+    sent = posted(converse, "request-body", Whole(spoil))
+    assert sent == b"2\r\nHI\r\n0\r\nX-Sum: 1\r\nx-mark: 1\r\n\r\n"
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -271,3 +295,84 @@ def test_a_mirror_whose_filters_do_not_see_them_goes_without(converse: Start):
         peer << b"2\r\nhi\r\n" + end
         peer >> OK
     talk.client << OK_PASSED
+
+
+CHUNKED_POST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 1\r\n\r\n"
+MARKED = b"0\r\nX-Sum: 1\r\nx-mark: 1\r\n\r\n"
+
+
+@pytest.mark.parametrize("blind", ["a", "b"])
+@pytest.mark.parametrize("rule", [{}, {"retry": {"attempts": 1, "codes": [503]}}], ids=["failover", "retries"])
+def test_each_attempt_of_a_collected_request_has_the_trailers_that_its_backend_takes(
+    converse: Start, blind: str, rule: dict[str, Any]
+):
+    filters: dict[str, Filter] = {"own": Blind(), "rule": Whole()}
+    filters["own"].runs_in = frozenset((Phase.BACKEND_REQUEST,))
+    filters["rule"].runs_in = frozenset((Phase.REQUEST_BODY,))
+    extensions = {blind: [scripted_filter("own", "backend-request")]}
+    talk = converse(
+        [
+            m.gateway(m.http_listener(8080)), m.policy(extensions=[scripted_filter("rule", "request-body")]),
+            m.backend("a", "a.example", 80, extensions=extensions.get("a", [])),
+            m.backend("b", "b.example", 80, extensions=extensions.get("b", [])),
+            m.failover("any", "a", "b"), m.http_route("r", m.prefix_rule("/", "any", **rule)),
+        ],
+        filters=filters,
+    )  # fmt: skip
+    talk.client >> CHUNKED_POST
+    for name, answer in (("a", b"HTTP/1.1 503 Failed\r\nContent-Length: 0\r\n\r\n"), ("b", OK)):
+        head = talk.dialled(f"{name}.example", 80).take(rb"POST / .*?\r\n\r\n")[0]
+        assert (b"Content-Length: 2" in head) == (name == blind)
+        talk.origin << (b"HI" if name == blind else b"2\r\nHI\r\n" + MARKED)
+        talk.origin >> answer
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("hedged", [False, True])
+def test_the_filters_of_a_backend_see_the_trailers_of_a_collected_request(converse: Start, hedged: bool):
+    """A mirror has what the filters of the rule have left."""
+    filters: dict[str, Filter] = {"rule": Whole(), "own": Whole(lambda fields: fields.set(b"x-own", b"1"))}
+    for each in filters.values():
+        each.runs_in = frozenset((Phase.REQUEST_BODY,))
+    mirror = {
+        "type": "RequestMirror",
+        "requestMirror": {"backendRef": {"group": "egressproxy.io", "kind": "Backend", "name": "b"}},
+    }
+    policy = {"traffic": {"hedging": {"hedgingDelay": "10s"}}} if hedged else {}
+    talk = converse(
+        [
+            m.gateway(m.http_listener(8080)),
+            m.policy(extensions=[scripted_filter("rule", "request-body")], **policy),
+            m.backend("a", "a.example", 80, extensions=[scripted_filter("own", "request-body")]),
+            m.backend("b", "b.example", 80), m.http_route("r", m.prefix_rule("/", "a", filters=[mirror])),
+        ],
+        filters=filters,
+    )  # fmt: skip
+    talk.client >> CHUNKED_POST.replace(b"POST", b"PUT")
+    first, copy = both(talk)
+    for peer, end in ((first, b"0\r\nX-Sum: 1\r\nx-own: 1\r\nx-mark: 1\r\n\r\n"), (copy, MARKED)):
+        peer.take(rb"PUT / .*?\r\n\r\n")
+        peer << b"2\r\nHI\r\n" + end
+        peer >> OK
+    talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("length", [False, True])
+def test_a_collected_call_of_grpc_keeps_the_trailers_of_its_request(converse: Start, length: bool):
+    sees = Whole()
+    sees.runs_in = frozenset((Phase.REQUEST_BODY,))
+    listener, _policy, *rest = H2C
+    extensions = [scripted_filter("f0", "request-body")]
+    talk = converse([listener, m.policy(extensions=extensions), *rest], filters={"f0": sees})
+    client = speak_http2(talk)
+    fields = [*GRPC, (b"content-length", b"7")] if length else GRPC
+    stream = client.ask(b"POST", b"/s/m", b"front.example", *fields, body=b"\0\0\0\0\2hi", ends=False)
+    client.h2.send_headers(stream, [(b"x-sum", b"1")], end_stream=True)
+    client.settle()
+    origin = Http2Origin(talk, talk.dialled("a.example", 80))
+    call = origin.waits_for(1)[1]
+    assert bytes(call.data) == b"\0\0\0\0\2HI"
+    assert sorted(call.trailers.items()) == [(b"x-mark", b"1"), (b"x-sum", b"1")]
+    origin.server.answer(1, b"yes")
+    origin.goes_on()
+    assert bytes(client.answer(stream).data) == b"\0\0\0\0\3yes"
