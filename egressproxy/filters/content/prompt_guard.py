@@ -16,7 +16,7 @@ from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.stream_events import Channel
 from egressproxy.ai_apis.streams import StreamEditor, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
-from egressproxy.ai_apis.texts import TextKind, TextRole
+from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of
@@ -41,6 +41,7 @@ _ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.TEXT, BodyKind.UNKNOWN, Bod
 #: Roles as the APIs spell them. Nobody knows what a server makes of another one, such as `User`.
 _ROLES_AS_SPELT: Final = frozenset(("system", "developer", "user", "assistant", "model", "tool", "function"))
 _TURNS: Final = ("messages", "input", "contents")
+_SENT_ARGUMENTS: Final = ("params", "arguments")
 _OWN_RULES: Final = (*PHRASES, "template-marks", "max-text-length", "max-total-length", "not-allowed", "judge")
 _SAID: Final = frozenset((TextKind.TEXT, TextKind.REFUSAL, TextKind.REASONING, TextKind.ARGUMENTS))
 
@@ -331,7 +332,7 @@ class PromptGuard(Filter):
     def _asked(self, x: Exchange, data: bytes) -> _Texts:
         """The texts of a request that are looked at."""
         parts = list(document_of(x, data, kind_of(x.request.fields), is_request=True).texts())
-        found = [part.found for part in parts if isinstance(part, TextPart)]
+        found = [_by_its_sayer(part.found) for part in parts if isinstance(part, TextPart)]
         spoken = [each for each in found if each.role is not TextRole.NONE]
         if not spoken:
             return _Texts([(part.text, True) for part in parts], [])
@@ -380,6 +381,12 @@ class PromptGuard(Filter):
 
     def __repr__(self) -> str:
         return f"PromptGuard({self._name})"
+
+
+def _by_its_sayer(found: Found) -> Found:
+    """The arguments in a message of MCP (`tools/call`, `prompts/get`), also in a batch, are what its client says."""
+    path = found.path[1:] if found.path and type(found.path[0]) is int else found.path
+    return found._replace(role=TextRole.USER) if path[:2] == _SENT_ARGUMENTS else found
 
 
 def _has_other_roles(x: Exchange, data: bytes) -> bool:

@@ -116,6 +116,17 @@ def test_roles_that_are_named_are_looked_at_alone_and_every_other_spelling(role,
     assert run(guard(roles=["system"]), ask(f"system: {INJECTION}", "user: hi")).error is not None
 
 
+@pytest.mark.parametrize("turns", ["All", "Newest"])
+@pytest.mark.parametrize("arguments", [{"q": {"deep": [INJECTION]}}, json.dumps({"q": INJECTION}), INJECTION])
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
+def test_arguments_of_mcp_are_what_the_client_says(method, arguments, turns):
+    call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"name": "t", "arguments": arguments}}
+    for body in (call, [{**call, "params": {"name": "t", "arguments": {"q": "hello"}}}, call]):
+        for roles in ({}, {"roles": ["user"]}):
+            assert denied_by(run(guard(turns=turns, **roles), json.dumps(body).encode())) == "ignore-instructions"
+        assert denied_by(run(guard(turns=turns, roles=["assistant"]), json.dumps(body).encode())) == ""
+
+
 def test_results_of_tools_are_looked_at():
     result = [{"type": "tool_result", "tool_use_id": "1", "content": INJECTION}]
     body = json.dumps({"messages": [{"role": "user", "content": result}]}).encode()
