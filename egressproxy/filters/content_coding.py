@@ -78,13 +78,20 @@ def ask_for_readable(fields: Fields) -> None:
 
     Without Accept-Encoding any coding would do, so that it is set then, to `identity`.
     """
-    lines = _ASKED.findall(fields.block)
-    if not lines:
-        fields.block += _IDENTITY
-    elif sum(map(len, lines)) > MAX_ASKED:
-        fields.block = _ASKED.sub(b"", fields.block) + _IDENTITY
-    else:
-        fields.block = _ASKED.sub(b"", fields.block) + _readable(tuple(lines))
+    block = fields.block
+    first = _ASKED.search(block)
+    if first is None:
+        fields.block = block + _IDENTITY
+        return
+    start, end = first.span()
+    lines = _ASKED.findall(block, end)
+    if lines:
+        rest = _ASKED.sub(b"", block)
+        is_read = end - start + sum(map(len, lines)) <= MAX_ASKED
+    else:  # one line is what clients send
+        rest = block[:start] + block[end:]
+        is_read = end - start <= MAX_ASKED
+    fields.block = rest + (_readable((first[0], *lines)) if is_read else _IDENTITY)
 
 
 @lru_cache(maxsize=256)

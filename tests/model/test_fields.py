@@ -118,3 +118,19 @@ def test_a_name_of_many_hyphens_is_looked_for_in_one_pass(name):
     assert every_spelling((name,)).search(block) is None
     assert every_spelling((name,)).sub(b"", b"\r\n%s: x\r\nother: y" % name.encode()) == b"\r\nother: y"
     assert time.process_time() - started < 2
+
+
+SPELT = st.from_regex(r"[-_]{0,2}[aAbB^&|~.!1][-_aAbB1]{0,3}", fullmatch=True)
+
+
+@given(st.lists(SPELT, max_size=3), st.lists(SPELT, max_size=6))
+@example([], ["-", "a"])
+@example(["-"], ["--", "_", "a"])
+def test_of_some_names_every_spelling_is_found_and_no_other_name(names: list[str], lines: list[str]):
+    def plain(name: str) -> str:
+        return name.lower().strip("-_").replace("_", "-")
+
+    wanted = {plain(name) for name in names} or {""}
+    kept = [line for line in lines if plain(line) not in wanted]
+    block = b"".join(b"\r\n%s: a: b" % line.encode() for line in lines)
+    assert every_spelling(tuple(names)).sub(b"", block) == b"".join(b"\r\n%s: a: b" % line.encode() for line in kept)

@@ -154,7 +154,7 @@ class PIIDetector(Filter):
                 what = "a tunnel" if x.is_tunnel else "an upgraded connection"
                 raise self.refusal(f"what is said in {what} cannot be looked at", 403)
             return
-        if scanner is None:
+        if scanner is None or not (self._query or self._headers):
             return
         head = x.request
         if self._query and b"?" in head.path:
