@@ -392,7 +392,7 @@ def plain_chat(value: dict[str, Any]) -> tuple[int, int | None, int] | None:
         "".join(map(_ROLE, messages))
     except (LookupError, TypeError):  # of a message without one of both, or with what is no string
         return None
-    if sum(map(len, messages)) > 2 * len(messages):
+    if max(map(len, messages)) > 2:  # beside both of these
         return None
     if is_ascii:
         total += sum(map(_QUARTER, map(_AND_THREE, map(len, texts))))  # (length + 3) // 4 of each

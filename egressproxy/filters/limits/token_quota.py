@@ -102,9 +102,11 @@ class TokenQuota(SettledQuota):
             return None
         response = x.response
         fields = response.fields
-        kind = media_type(fields)
-        if kind not in _READ_TYPES:
-            return None
+        kind = fields.get(b"content-type")
+        if kind != b"application/json":  # as nearly all write it
+            kind = media_type(fields)
+            if kind not in _READ_TYPES:
+                return None
         if use.begin_answer(x, kind) or not 0 <= response.body <= _SHORT_ANSWER or b"content-encoding" in fields:
             return BodyMode.STREAM
         return _BUFFER  # what is here in a moment as a whole is held until then, and keeps its Content-Length

@@ -117,6 +117,9 @@ class TokenUse:
         """An answer of this type has begun. Returns whether it comes in events."""
         asked = operation(x)
         is_whole = media_type == b"application/json" and (asked is None or not asked.is_stream)  # nearly all
+        if is_whole and not self._has_begun:
+            self._has_begun = True
+            return False
         self._framing = None if is_whole else framing_of(media_type, asked)
         if self._has_begun:  # another attempt
             self._whole = self._shape = None
