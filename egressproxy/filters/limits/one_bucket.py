@@ -55,8 +55,8 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
                 return None
         rule.allowed += 1
         rule.reserved += amount
-        count_allowed(1)
-        count_reserved(amount)
+        count_allowed.count += 1
+        count_reserved.count += amount
         return taken
 
     def settle(x: Exchange, taken: Take, use: TokenUse) -> None:
@@ -67,7 +67,7 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
         if counts_output:
             took += usage[1]
         rule.settled += took
-        count_settled(took)
+        count_settled.count += took
         if took != taken.amount:
             now = monotonic()
             with lock:

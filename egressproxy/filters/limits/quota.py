@@ -71,10 +71,10 @@ class Quota(Filter):
         )
         self._denied = "would_deny" if self._is_report else "denied"
         for rule in self.rules:
-            rule.count_allowed = self._exchanges.labelled(rule.name, "allowed").add
+            rule.count_allowed = self._exchanges.labelled(rule.name, "allowed")
             if rule.is_settled:
-                rule.count_reserved = self._amounts.labelled(rule.name, "reserved").add
-                rule.count_settled = self._amounts.labelled(rule.name, "settled").add
+                rule.count_reserved = self._amounts.labelled(rule.name, "reserved")
+                rule.count_settled = self._amounts.labelled(rule.name, "settled")
         self._is_kept = self.settles or self._headers == "Always"  # what an exchange took, until it is over
         response = Phase.BACKEND_RESPONSE if context.phase is Phase.BACKEND_REQUEST else Phase.RESPONSE_HEADERS
         runs_in = {context.phase}
@@ -175,10 +175,10 @@ class Quota(Filter):
             for take in held.takes:
                 rule = take.rule
                 rule.allowed += 1
-                rule.count_allowed(1)
+                rule.count_allowed.count += 1
                 if rule.is_settled:
                     rule.reserved += take.amount
-                    rule.count_reserved(take.amount)
+                    rule.count_reserved.count += take.amount
             if self._is_kept:
                 x.keep(self._note, held)
             return
@@ -243,7 +243,7 @@ class SettledQuota(Quota):
             took = self._taken(rule, x, held.use)
             if took is not None:
                 rule.settled += took
-                rule.count_settled(took)
+                rule.count_settled.count += took
                 if took != take.amount:
                     self._store.settle(take, took - take.amount)
 

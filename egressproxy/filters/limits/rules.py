@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.limits.keys import KeyText
 from egressproxy.filters.limits.windows import Window
 
-__all__ = ["NEVER", "REASONS", "QuotaRule", "Take"]
+__all__ = ["NEVER", "REASONS", "GrowingNumber", "QuotaRule", "Take"]
 
 #: By the type of a limit: why an exchange is refused.
 REASONS: Final = {
@@ -25,8 +24,15 @@ REASONS: Final = {
 NEVER: Final = math.inf
 
 
-def _nothing(_amount: float) -> None:
-    """No metric."""
+class GrowingNumber(Protocol):
+    """A number that grows: `count += amount`. That of a metric is a LabelledCounter."""
+
+    count: float
+
+
+@dataclass(slots=True)
+class _NoMetric:
+    count: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +52,7 @@ class QuotaRule:
         reserved, settled: amounts that were taken before, and what they were in the end.
         is_settled: what it counts is known only in the end.
         counts_input, counts_output: `count` says so.
-        count_allowed, count_reserved, count_settled: add to their metrics.
+        count_allowed, count_reserved, count_settled: the same in metrics.
     """
 
     name: str
@@ -61,9 +67,9 @@ class QuotaRule:
     denied: int = 0
     reserved: float = 0.0
     settled: float = 0.0
-    count_allowed: Callable[[float], None] = _nothing
-    count_reserved: Callable[[float], None] = _nothing
-    count_settled: Callable[[float], None] = _nothing
+    count_allowed: GrowingNumber = field(default_factory=_NoMetric)
+    count_reserved: GrowingNumber = field(default_factory=_NoMetric)
+    count_settled: GrowingNumber = field(default_factory=_NoMetric)
     is_settled: bool = field(init=False)
     counts_input: bool = field(init=False)
     counts_output: bool = field(init=False)
