@@ -313,7 +313,9 @@ class _Run:
                 served.claim_hostnames(route, attachment, conditions)
             backends, mirrored = served.add(route, attachment, validation, self._routes)
             for error in validation.unreported(backends):
-                conditions.add_note("Accepted", f"Listener {listener.name} answers 500 for some requests: {error}.")
+                is_elsewhere = any(each.is_elsewhere and each.error == error for each in backends)
+                code = 403 if is_elsewhere else 500
+                conditions.add_note("Accepted", f"Listener {listener.name} answers {code} for some requests: {error}.")
             for error in validation.idle_endpoints(backends):
                 conditions.add_note("Accepted", f"Listener {listener.name} does not use an endpoint of {error}.")
             for error in validation.unreported(mirrored):
@@ -346,7 +348,8 @@ class _Run:
         policy, extensions, default = self._routes.without_route(plan, served.layers)
         if default is not None:
             if default.backend is None:
-                note = f"Destinations that no route matches are answered with 500: {default.error}."
+                code = 403 if default.is_elsewhere else 500
+                note = f"Destinations that no route matches are answered with {code}: {default.error}."
                 plan.conditions.add_note("Accepted", note)
             for sentence in self._denials.sentences(plan.name, (default,), ()):
                 plan.conditions.report(_DENIED, "DestinationDenied", sentence)

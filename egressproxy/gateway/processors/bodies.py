@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import timeout
 from typing import Final
 
+from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode
 from egressproxy.gateway.processors.session import ProcessorSession, StreamBroke
 from egressproxy.model.exchange import Exchange
@@ -70,7 +71,7 @@ async def duplex_piece(session: ProcessorSession, part: MessagePart, data: bytes
             pieces = await session.next_streamed(part)
             made += [piece.body for piece in pieces]
             if not pieces and session.immediate is None:
-                raise session.failed(StreamBroke("the stream ended before the body"))
+                raise session.failed(StreamBroke(Reason.UPSTREAM_CLOSED, "the stream ended before the body"))
             if not pieces or pieces[-1].end_of_stream:
                 return b"".join(made)
     if session.has_more is not None:
@@ -107,7 +108,7 @@ def unanswered(session: ProcessorSession, data: bytes | None) -> bytes:
     if session.immediate is not None:
         return b""
     if data is None:
-        raise session.failed(StreamBroke("the stream ended before the body"))
+        raise session.failed(StreamBroke(Reason.UPSTREAM_CLOSED, "the stream ended before the body"))
     return data
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import cycle
 from typing import Final
 
+from egressproxy.errors import Reason
 from egressproxy.filters.base import MORE, BodyMode, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import CalledBackendRef
 from egressproxy.gateway.processors.attributes import attributes, known_metadata
@@ -253,7 +254,7 @@ class ExternalProcessor(Filter):
             before.close()
         call = next(self._calls, None)
         if call is None:
-            raise StreamBroke("there is no backend to call")
+            raise StreamBroke(Reason.NO_ENDPOINT, "there is no backend to call")
         session = ProcessorSession(self._settings, call, x)
         x.note(self._note, session)
         return session

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from egressproxy.errors import Reason
 from egressproxy.filters.calls import CallFailed, FilterCall, MessageStream
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig, seconds
 from egressproxy.model.exchange import Exchange
@@ -68,8 +69,12 @@ class TooMuch(Exception):
     """The processor sent back a longer body than is taken."""
 
 
-class StreamBroke(Exception):
-    """The stream to the processor could not be opened, or ended with an error."""
+class StreamBroke(CallFailed):
+    """The stream to the processor could not be opened, or ended with an error; `reason` says why."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(reason, message)
+        self.args = (reason, message)  # an error of a session is made anew from these for each that waits
 
 
 class SessionSettings:
@@ -334,7 +339,7 @@ class ProcessorSession:
         self.is_over = True
         self._stream = None
         if failure is not None and self._failure is None and not self._settings.observes:
-            self._failure = partial(StreamBroke, str(failure))
+            self._failure = partial(StreamBroke, failure.reason, str(failure))
         self._let_go()
 
     def _is_duplex(self, part: MessagePart) -> bool:

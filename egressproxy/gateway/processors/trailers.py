@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 
+from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_TRAILERS, RESPONSE_TRAILERS
 from egressproxy.gateway.processors.bodies import pieces_of
 from egressproxy.gateway.processors.session import ProcessorSession, StreamBroke
@@ -63,5 +64,5 @@ async def before_trailers(
     """
     response = session.early_trailers[behind] = await session.answered(behind, answer)
     if response is None and session.immediate is None:
-        raise session.failed(StreamBroke("the stream ended before the body"))
+        raise session.failed(StreamBroke(Reason.UPSTREAM_CLOSED, "the stream ended before the body"))
     return b"".join([piece.body for piece in session.take_streamed(part)])

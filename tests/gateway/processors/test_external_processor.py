@@ -322,7 +322,12 @@ def test_full_duplex_that_ends_before_the_body_is_a_failure():
     script = at(REQUEST_BODY, said, None)
     done = Processed(script, processingMode=duplex()).run(post(), request_body=b"all of it")
     assert done.status == 502
-    assert "StreamBroke" in done.failures[0]
+    assert "StreamBroke (upstream_closed)" in done.failures[0]
+
+
+def test_a_stream_that_breaks_is_a_failure_that_says_why():
+    done = Processed(at(REQUEST_HEADERS, broke())).run(get())
+    assert "StreamBroke (upstream_reset)" in done.failures[0]
 
 
 def test_full_duplex_sends_back_no_more_than_the_bound():

@@ -42,10 +42,10 @@ def test_what_a_policy_closes_is_said_by_the_route():
     made = compiled(FORWARD, PLAIN, ROUTE, policy("regions: {allowed: [eu]}"))
     status, _, message = of_route(made, "Accepted")
     assert status == "True"
-    assert "Listener forward answers 500" in message
+    assert "Listener forward answers 403 for some requests" in message
     assert "says no region" in message
     forward = of_listener(made, "Accepted")[2]
-    assert "with 500: a destination that no route names says no region; allowed by policy: eu" in forward
+    assert "with 403: a destination that no route names says no region; allowed by policy: eu" in forward
 
 
 def test_what_the_reference_says_is_not_said_twice():
