@@ -422,7 +422,7 @@ def test_what_was_taken_without_a_redis_is_paid_behind_a_reload(monkeypatch):
 
 
 def test_a_redis_that_is_stopped_lets_pass_what_was_left(redis):
-    machines = [Machine(redis, DAY, timeout=0.2) for _ in range(3)]
+    machines = [Machine(redis, DAY, timeout=1.0) for _ in range(3)]
 
     async def test():
         await each_asks(machines, 10)
@@ -449,7 +449,7 @@ def test_a_redis_that_is_stopped_lets_pass_what_was_left(redis):
 
 
 def test_what_is_under_way_when_a_redis_stops_passes_within_the_shares(redis):
-    machines = [Machine(redis, DAY, timeout=0.2) for _ in range(2)]
+    machines = [Machine(redis, DAY, timeout=1.0) for _ in range(2)]
 
     async def test():
         await each_asks(machines, 10)
