@@ -37,8 +37,8 @@ _ZSTD_BYTES: Final = 256
 #: Fields about the bytes of a body, which no longer hold when a filter has changed it: RFC 9530, RFC 3230, RFC 1864.
 _DIGESTS: Final = (b"content-md5", b"digest", b"content-digest", b"repr-digest")
 _DIGEST_LINES: Final = every_spelling(tuple(name.decode() for name in _DIGESTS))
-#: Any field that `note_change` may change.
-_DESCRIBED: Final = re.compile(rb"\r\n(?:%s|accept-ranges|etag):" % b"|".join(_DIGESTS), re.IGNORECASE)
+#: Any field that `note_change` may change, each behind the first characters of all.
+_DESCRIBED: Final = re.compile(rb"\r\n(?=[acder])(?:%s|accept-ranges|etag):" % b"|".join(_DIGESTS), re.IGNORECASE)
 #: Fields with which a client says in which coding, and which part of a body, or which changes of it, it wants (RFC 9110
 #: section 14.2, RFC 3229). Request-Range is what Apache takes for Range.
 _ASKED: Final = every_spelling(("accept-encoding", "range", "if-range", "request-range", "a-im"))
