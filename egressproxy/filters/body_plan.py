@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Final
 
+from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import BodyMode, Phase
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps
@@ -14,10 +15,14 @@ from egressproxy.filters.filter_step import Step, Steps, settle
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import ResponseHead
 
-__all__ = ["BodyPlan"]
+__all__ = ["PARTS", "BodyPlan"]
 
 #: How many choices of one plan are kept: filters choose by kinds of messages, of which there are few.
 MAX_CHOICES: Final = 64
+
+#: Statuses of responses that have a part of a body, or what has changed of it; and the fields that ask for those.
+PARTS: Final = (206, 226)
+_ASKS_FOR_PARTS: Final = (b"range", b"request-range", b"a-im")
 
 # Names of this module: an attribute of an Enum costs a look-up each time.
 _STREAM, _BUFFER = BodyMode.STREAM, BodyMode.BUFFER
@@ -46,6 +51,8 @@ class BodyPlan:
         Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
         chosen = self.choose(x)
+        if self.phase is Phase.RESPONSE_BODY and x.response.status in PARTS:
+            chosen = self.without_part(x, chosen)
         return None if chosen is None else self.chain(x, chosen)
 
     def choose(self, x: Exchange) -> ChosenSteps | None:
@@ -72,6 +79,28 @@ class BodyPlan:
         if not key and not self.heads:
             return None
         return self._choices.get(key) or self._choice(key)
+
+    def without_part(self, x: Exchange, chosen: ChosenSteps | None) -> ChosenSteps | None:
+        """Where a response with one of PARTS has a part that nobody has asked for: those of the filters that only count
+        it, and no filter of content. They would look at a part alone, and what they change no longer has its place.
+
+        Raises UpstreamFault (502) where one of them does not fail open. Source: RFC 9110 section 15.3.7, RFC 3229.
+        """
+        if chosen is None or any(name in x.request.fields for name in _ASKS_FOR_PARTS):
+            return chosen
+        left = []
+        for each in zip(chosen.steps, chosen.bounds, strict=True):
+            step = each[0]
+            if step.only_reads and not step.decodes:
+                left.append(each)
+                continue
+            step.stats.fail("UnaskedPart", is_open=step.fail_open)
+            if not step.fail_open:
+                message = f"the backend has answered with a part ({x.response.status}) that it was not asked for"
+                error = UpstreamFault(Reason.BAD_RESPONSE, message)
+                error.rule = step.spec.source
+                raise error
+        return self._made(left) if left or self.heads else None
 
     def _choice(self, key: int) -> ChosenSteps:
         rest, chosen = key, []

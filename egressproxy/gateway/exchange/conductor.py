@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.body import BodyChain
-from egressproxy.filters.body_plan import BodyPlan
+from egressproxy.filters.body_plan import PARTS, BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
@@ -240,21 +240,23 @@ class Conductor:
         the head follows what they return.
         """
         chosen = None
-        if x.response.body == CHUNKED:
-            x.response.body = upstream.settle_length() or CHUNKED  # what is here whole is filtered like any other
-        if x.response.body != 0:
+        response = x.response
+        if response.body == CHUNKED:
+            response.body = upstream.settle_length() or CHUNKED  # what is here whole is filtered like any other
+        if response.body != 0:
             chosen = plan.choose(x)
-        elif x.method == b"HEAD" or x.response.status == 304:
+            if response.status in PARTS:
+                chosen = plan.without_part(x, chosen)
+        elif x.method == b"HEAD" or response.status == 304:
             plan.describe(x)
         if chosen is None or not chosen.holds:
             chain = None if chosen is None else plan.chain(x, chosen)
             if not self.begin_response(x, client, chain, upstream):
                 await self.relay_response(x, client, chain, upstream)
             return
-        resources = client.resources
         trailers, whole = b"", None
         try:
-            if chosen.takes_whole(x.response.fields) and not upstream.has_ended:
+            if chosen.takes_whole(response.fields) and not upstream.has_ended:
                 whole = upstream.whole_body()
             if whole is not None:
                 end_if_no_memory(client, len(whole))
@@ -266,9 +268,8 @@ class Conductor:
                 body, trailers = collector.body, collector.trailers
         except GatewayError as error:
             if not isinstance(error, UpstreamFault) and upstream.is_reusable:
-                resources.release(reusable=True)  # a filter has refused what the backend has said to its end
+                client.resources.release(reusable=True)  # a filter has refused what the backend has said to its end
             raise
-        response = x.response
         if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
             body = trailers = b""
         response.body = CHUNKED if trailers else len(body)
@@ -279,7 +280,7 @@ class Conductor:
         if body:
             client.send_body(body)
         client.end_body(trailers)
-        resources.release(reusable=upstream.is_reusable)
+        client.resources.release(reusable=upstream.is_reusable)
 
     async def collect_response(self, x: Exchange, client: Client, chain: BodyChain, upstream: Answer) -> Collector:
         """The body behind filters of which one gets it whole."""

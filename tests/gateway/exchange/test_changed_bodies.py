@@ -92,12 +92,22 @@ def test_a_stream_may_change_behind_its_head(talk: Conversation):
     assert b"[EMAIL]" in talk.client.take(rb".*\r\n0\r\n\r\n")[0]
 
 
-def test_no_part_of_a_body_is_asked_for_and_an_answer_with_a_part_is_looked_at(talk: Conversation):
-    head = ask(talk, b"Range: bytes=0-9", b'If-Range: "strong"').lower()
+@pytest.mark.parametrize("status", [206, 226])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("said", [CLEAN, SAYS])
+def test_no_part_of_a_body_is_asked_for_and_an_answer_with_a_part_is_refused(
+    talk: Conversation, said: bytes, chunked: bool, status: int
+):
+    head = ask(talk, b"Range: bytes=0-9", b'If-Range: "strong"', b"A-IM: vcdiff").lower()
     assert b"range" not in head
-    part = b"Content-Range: bytes 0-%d/99" % (len(SAYS) - 1)
-    talk.origin >> b"HTTP/1.1 206 Part\r\n" + lines(part, b"Content-Length: %d" % len(SAYS)) + b"\r\n" + SAYS
-    talk.client.take(rb"HTTP/1.1 206 .*?\r\n\r\n" + re.escape(SENT))
+    assert b"a-im" not in head
+    part = b"Content-Range: bytes 0-%d/99" % (len(said) - 1)
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(said)
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(said), said) if chunked else said
+    talk.origin >> b"HTTP/1.1 %d Part\r\n" % status + lines(part, length) + b"\r\n" + body
+    got, _, _, error = talk.client.answer()
+    assert (got, error["reason"]) == (502, "upstream_bad_response")
+    assert f"part ({status})" in error["message"]
 
 
 @pytest.mark.parametrize(("method", "status"), [(b"HEAD", b"200 OK"), (b"GET", b"304 Not Modified")])

@@ -240,3 +240,12 @@ def test_a_filter_of_a_coded_response_refuses_and_answers(converse: Start):
     reader.act = lambda _data: LocalResponse(418)
     answer(talk, b"gzip", gzip.compress(TEXT), is_new=False)
     assert talk.client.answer()[0] == 418
+
+
+def test_a_part_that_nobody_has_asked_for_goes_past_a_filter_that_fails_open(converse: Start):
+    reader = Reader(BodyMode.BUFFER)
+    talk = converse(placed(failOpen=True), filters={"f": reader})
+    answer(talk, b"identity", b"abc", status=b"206 Part")
+    assert passed(talk)[1] == b"abc"
+    assert not reader.seen
+    assert talk.snapshot.filters.stats()[0].failed == 1
