@@ -33,9 +33,13 @@ def _listen(_ctx: click.Context, _param: click.Parameter, value: str) -> FilterL
         if not path or len(path.encode()) > _MAX_PATH:
             raise click.BadParameter(f"the path of a Unix socket has 1 to {_MAX_PATH} bytes")
         return FilterListener(path=path)
+    if value == "off" or ":" not in value:
+        raise click.BadParameter(
+            f"{value!r} is neither unix:PATH nor HOST:PORT; give one such as unix:/run/egressproxy/filters.sock or"
+            " 127.0.0.1:9000"
+        )
     found = address_and_port(value)
-    if found is None:
-        raise click.BadParameter("give unix:PATH or HOST:PORT")
+    assert found is not None
     return FilterListener(*found)
 
 

@@ -225,7 +225,7 @@ def _not_one_of(shown: str, value: Any, kind: type[Any], path: tuple[str | int, 
         return f"{shown} is {_type_name(value)}, not text", f"quote it; possible are {', '.join(choices)}"
     possible = ", ".join(choices) if choices else expected.replace("'", "").replace(" or ", ", ")
     remedy = f"did you mean {by_lower[near[0]]}?" if near else f"possible are {possible}"
-    return f"{shown} is not possible here", remedy
+    return f"{'this ' if shown == 'text' else ''}{shown} is not possible here", remedy
 
 
 def _choices(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:

@@ -55,6 +55,14 @@ def test_records_of_a_folder_that_has_none_and_of_no_kind_are_told(tmp_path: Pat
     assert "'exchange', 'open', 'gap', 'all'" in result.output
 
 
+@pytest.mark.parametrize("value", ["off", "foo", "/run/filters.sock"])
+def test_what_is_no_place_for_serve_filters_to_listen_is_told_with_both_forms(value: str):
+    result = CliRunner().invoke(main, ["serve-filters", "--config", MINIMAL, "--listen", value])
+    assert result.exit_code == 2
+    said = " ".join(result.output.split())
+    assert f"{value!r} is neither unix:PATH nor HOST:PORT; give one such as unix:/run/egressproxy/filters.sock" in said
+
+
 def test_a_verb_that_does_not_exist_is_wrong_usage():
     result = CliRunner().invoke(main, ["rnu"])
     assert result.exit_code == 2

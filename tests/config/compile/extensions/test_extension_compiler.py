@@ -168,7 +168,7 @@ def test_a_problem_of_a_config_stands_at_its_own_field_with_the_nearest_name():
     [
         (
             "type: QoSController, phase: request-headers, config: {limits: [{type: Tokens, limit: 3, unit: Week}]}",
-            "text is not possible here (possible are Second, Minute, Hour, Day, Month)",
+            "this text is not possible here (possible are Second, Minute, Hour, Day, Month)",
         ),
         (
             "type: TokenMeter, config: {prices: [{models: [a], input: 10ct, output: 1}]}",
@@ -176,7 +176,7 @@ def test_a_problem_of_a_config_stands_at_its_own_field_with_the_nearest_name():
         ),
         (
             "type: PromptGuard, phase: request-headers, config: {roles: [users]}",
-            "text is not possible here (did you mean user?)",
+            "this text is not possible here (did you mean user?)",
         ),
         (
             "type: CredentialInjector, config: {secretRef: {name: k}, header: x-key, template: Bearer c4n4ry}",
