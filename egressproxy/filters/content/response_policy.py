@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.answer import AiAnswer
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.stream_events import Channel
@@ -21,7 +22,7 @@ from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
-from egressproxy.filters.content.answer_ends import AnswerEnd, end_of, mark_as_cut, written_end
+from egressproxy.filters.content.answer_ends import AnswerEnd, BegunResponse, end_of, mark_as_cut, written_end
 from egressproxy.filters.content.bodies import BodyKind, BodyText, document_of, kind_of, media_type_of
 from egressproxy.filters.content.entities import ENTITIES, check_countries, scanner_of
 from egressproxy.filters.content.folding import Folder
@@ -99,6 +100,7 @@ class _WatchedAnswer:
 
     __slots__ = (
         "_filter",
+        "begun",
         "bytes",
         "channels",
         "editor",
@@ -116,6 +118,7 @@ class _WatchedAnswer:
     def __init__(self, owner: ResponsePolicy, x: Exchange) -> None:
         self._filter = owner
         self.x = x
+        self.begun = BegunResponse() if owner.config.action == "Truncate" else None
         self.bytes = 0
         self.left = owner.config.max_length or -1  # characters that it may still say; -1: no limit
         self.offered: frozenset[str] = frozenset()
@@ -133,7 +136,9 @@ class _WatchedAnswer:
         self.channels.append(channel)
         self.end = end_of(channel)
         is_fixed = channel.is_signed or channel.kind is TextKind.ARGUMENTS
-        return _Watched(self, self._filter.scanner, is_fixed=is_fixed, has_escapes=channel.kind is TextKind.ARGUMENTS)
+        has_escapes = channel.kind is TextKind.ARGUMENTS
+        told = channel if self.end is AnswerEnd.RESPONSES else None
+        return _Watched(self, self._filter.scanner, is_fixed=is_fixed, has_escapes=has_escapes, channel=told)
 
     def said(self, decided: str, entity: str, at: int, *, is_fixed: bool) -> str:
         """What of a decided text goes on: an `entity` ("" for none) begins at `at`."""
@@ -172,18 +177,33 @@ class _WatchedAnswer:
 class _Watched:
     """A function of text that passes it on until something is against it."""
 
-    __slots__ = ("_answer", "_is_fixed", "_spans")
+    __slots__ = ("_answer", "_channel", "_is_fixed", "_spans")
 
     def __init__(
-        self, answer: _WatchedAnswer, scanner: Scanner | None, *, is_fixed: bool = False, has_escapes: bool = False
+        self,
+        answer: _WatchedAnswer,
+        scanner: Scanner | None,
+        *,
+        is_fixed: bool = False,
+        has_escapes: bool = False,
+        channel: Channel | None = None,
     ) -> None:
+        """`channel`: that of a stream whose last event tells its texts."""
         self._answer = answer
+        self._channel = channel
         self._is_fixed = is_fixed
         folder = None if scanner is None else scanner.escaped if has_escapes else scanner.plain
         self._spans = None if scanner is None or folder is None else SpanStream(scanner, folder)
 
     def feed(self, text: str, last: bool = False) -> str:
         """As TextFunction."""
+        said = self._said(text, last)
+        begun = self._answer.begun
+        if begun is not None and self._channel is not None:
+            begun.sent(self._channel, said)
+        return said
+
+    def _said(self, text: str, last: bool) -> str:
         if self._spans is None:
             return self._answer.said(text, "", 0, is_fixed=self._is_fixed)
         decided, spans = self._spans.take(text, last)
@@ -314,7 +334,9 @@ class ResponsePolicy(Filter):
         framing = framing_of(media_type_of(fields), operation(x))
         if framing is not None:
             answer.editor = StreamEditor(framing, answer.function)
-            if self.config.tool_calls != "Any":
+            called = operation(x)
+            is_told = answer.begun is not None and (called is None or called.api is Api.OPENAI_RESPONSES)
+            if self.config.tool_calls != "Any" or is_told:
                 other = framing_of(media_type_of(fields), operation(x))
                 answer.reader = None if other is None else StreamReader(other)
             return True
@@ -331,14 +353,17 @@ class ResponsePolicy(Filter):
         for piece in data.splitlines(keepends=True) if self.config.action == "Truncate" else (data,):
             if answer.reader is not None:
                 for event in answer.reader.feed(piece):
-                    self._check_tools(answer, AiAnswer(b"", event.value))
+                    if answer.begun is not None:
+                        answer.begun.note(event.value)
+                    if self.config.tool_calls != "Any":
+                        self._check_tools(answer, AiAnswer(b"", event.value))
             made.append(editor.feed(piece))
             if answer.is_cut:
                 answer.is_over = True
                 if isinstance(editor, StreamEditor):
                     if answer.end is AnswerEnd.NONE or media_type_of(x.response.fields) != b"text/event-stream":
                         raise self.refusal("the answer is cut, and its API has no word for that", 502)
-                    made.append(written_end(answer.end, answer.channels))
+                    made.append(written_end(answer.end, answer.channels, answer.begun or BegunResponse()))
                 return b"".join(made)
         if last:
             made.append(editor.end())

@@ -235,6 +235,42 @@ def test_a_truncated_stream_ends_at_the_same_place_however_it_is_cut(api):
         assert CUT[api](events)
 
 
+def response_events(*pieces, first="Hello. "):
+    """A stream of OpenAI responses with two messages behind thoughts, as the API sends it."""
+    head = {"id": "resp_1", "object": "response", "created_at": 17.5, "model": "m-1", "output": [], "status": "queued"}
+    events = [{"type": "response.created", "response": head}, {"type": "response.in_progress", "response": head}]
+    thought = {"id": "rs_1", "type": "reasoning", "summary": []}
+    events.append({"type": "response.output_item.added", "output_index": 0, "item": thought})
+    for index, said in ((1, [first]), (2, pieces)):
+        item = {"id": f"msg_{index}", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        part = {"type": "output_text", "text": "", "annotations": []}
+        at = {"output_index": index, "content_index": 0, "item_id": item["id"]}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": item})
+        events.append({"type": "response.content_part.added", **at, "part": part})
+        events += [{"type": "response.output_text.delta", **at, "delta": each, "logprobs": []} for each in said]
+    return [{**each, "sequence_number": number} for number, each in enumerate(events)]
+
+
+def test_the_last_event_of_a_truncated_response_tells_what_was_sent():
+    """The SDK of OpenAI refuses another id than that of the first event, and takes its output for all that was said."""
+    _responses = pytest.importorskip("openai.lib.streaming.responses._responses")
+    types, made = pytest.importorskip("openai.types.responses"), pytest.importorskip("openai._models").construct_type
+    url = STREAMS["responses"][0]
+    for pieces in cuts(SAID)[::3]:
+        whole = stream(response_events(*pieces))
+        sent = [whole[n : n + 50] for n in range(0, len(whole), 50)]
+        events = read(run(policy(entities=["EMAIL"], action="Truncate"), sent, EVENTS, url).response_body)
+        told = events[-1]["response"]
+        assert (told["id"], told["model"], told["created_at"], told["status"]) == ("resp_1", "m-1", 17.5, "incomplete")
+        assert [(each["id"], each["content"][0]["text"]) for each in told["output"]] == [
+            ("msg_1", "Hello. "), ("msg_2", "Write to ")
+        ]  # fmt: skip
+        state = _responses.ResponseStreamState(input_tools=[], text_format=pytest.importorskip("openai").omit)
+        for event in events:
+            (last,) = state.handle_event(made(type_=types.ResponseStreamEvent, value=event))
+        assert last.response.output_text == "Hello. Write to "
+
+
 @pytest.mark.parametrize("api", STREAMS)
 def test_a_stream_ends_at_its_length(api):
     url, events_of, _ = STREAMS[api]
