@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.support import manifests as m
+from tests.support.conversation import Conversation
 
 MESSAGES = [{"role": "user", "content": "x" * 400}]
 ASKED = json.dumps({"model": "m", "max_tokens": 100, "messages": MESSAGES}).encode()  # some 200 tokens
 HEAD = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(ASKED)))
-LIMITS = {
-    "tokens": [{"per": "Gateway", "limit": 300, "unit": "Day"}],
-    "concurrency": [{"per": "Gateway", "limit": 1}],
-}
-UNAVAILABLE = b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nno"
+UNAVAILABLE = b"HTTP/1.1 503 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno"
 PART = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 3000\r\n\r\n{"
 
 
-@pytest.mark.parametrize("resets", [True, False], ids=["RST_STREAM", "its connection"])
-@pytest.mark.parametrize(
-    ("phase", "is_counted"),
-    [("request", False), ("attempt", True), ("next attempt", True), ("answer", True)],
-)
-def test_what_was_sent_to_a_provider_counts_and_the_place_is_free(
-    converse: Start, phase: str, is_counted: bool, resets: bool
-):
-    talk = converse(
+PHASES = ["request", "attempt", "next attempt", "answer"]
+hangs_up = pytest.mark.parametrize("resets", [True, False], ids=["RST_STREAM", "its connection"])
+
+
+def asked_again(start: Start, phase: str, *, resets: bool, **limits: Any) -> tuple[Conversation, int, dict[str, Any]]:
+    """A client hangs up in this phase, and another one asks the same.
+
+    Gives the status and body of its answer; 0 and nothing where the request has come to a provider.
+    """
+    talk = start(
         [
             m.gateway(m.http_listener(8080)),
-            m.policy(limits=LIMITS),
+            m.policy(limits=limits),
             *(m.backend(name, f"{name}.example", 80) for name in "ab"),
             m.failover("any", "a", "b"),
             m.http_route("route", m.prefix_rule("/", "any")),
@@ -40,9 +39,8 @@ def test_what_was_sent_to_a_provider_counts_and_the_place_is_free(
     )
     client = speak_http2(talk)
     is_whole = phase != "request"
-    stream = client.ask(
-        b"POST", b"/v1/chat/completions", b"x", *HEAD, body=ASKED if is_whole else ASKED[:50], ends=is_whole
-    )
+    body = ASKED if is_whole else ASKED[:50]
+    stream = client.ask(b"POST", b"/v1/chat/completions", b"x", *HEAD, body=body, ends=is_whole)
     if is_whole:
         origin = talk.dialled("a.example", 80)
         origin.take(rb"POST .*?\r\n\r\n")
@@ -59,9 +57,27 @@ def test_what_was_sent_to_a_provider_counts_and_the_place_is_free(
     talk.client = talk.connect()
     client = speak_http2(talk)
     stream = client.ask(b"POST", b"/v1/chat/completions", b"x", *HEAD, body=ASKED)
-    if is_counted:
-        answer = client.answer(stream)
-        assert (answer.status, json.loads(bytes(answer.data))["error"]["reason"]) == (429, "token_rate")
+    if talk.dialer.dials:
+        return talk, 0, {}
+    answer = client.answer(stream)
+    return talk, answer.status, json.loads(bytes(answer.data))
+
+
+@hangs_up
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_a_provider_was_asked_for_counts(converse: Start, phase: str, resets: bool):
+    rule = {"per": "Gateway", "limit": 300, "unit": "Day"}
+    talk, status, said = asked_again(converse, phase, resets=resets, tokens=[rule])
+    if phase == "request":
+        assert status == 0
     else:
-        talk.dialled("a.example", 80).take(rb"POST .*?\r\n\r\n")
+        assert (status, said["error"]["reason"]) == (429, "token_rate")
+    talk.everybody_leaves()
+
+
+@hangs_up
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_place_of_a_client_that_has_left_is_free(converse: Start, phase: str, resets: bool):
+    talk, status, said = asked_again(converse, phase, resets=resets, concurrency=[{"per": "Gateway", "limit": 1}])
+    assert (status, said) == (0, {})
     talk.everybody_leaves()
