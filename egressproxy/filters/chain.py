@@ -102,8 +102,8 @@ class Chain:
     needs_body: int = -1
     #: Either of these two.
     takes_body: bool = field(init=False)
-    #: This chain behind the attempts of a request, in which backend_response has run already.
-    after_attempts: Chain = field(init=False)
+    #: This chain without backend_response; None where it has none: a chain that held itself would outlive a reload.
+    _after_attempts: Chain | None = field(init=False, repr=False, compare=False)
     #: It is not shared by places with the same filters.
     is_of_one_place: bool = False
     #: backend_response and response_headers, without those that are None.
@@ -113,8 +113,13 @@ class Chain:
         phases = tuple(steps for steps in (self.backend_response, self.response_headers) if steps is not None)
         object.__setattr__(self, "response_phases", phases)
         object.__setattr__(self, "takes_body", self.leg_request_body is not None or self.needs_body >= 0)
-        after = self if self.backend_response is None else replace(self, backend_response=None)
-        object.__setattr__(self, "after_attempts", after)
+        after = None if self.backend_response is None else replace(self, backend_response=None)
+        object.__setattr__(self, "_after_attempts", after)
+
+    @property
+    def after_attempts(self) -> Chain:
+        """This chain behind the attempts of a request, in which backend_response has run already."""
+        return self._after_attempts or self
 
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]) -> Chain:
