@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 from egressproxy.config.compile import Compiled, Defaults, compile_config
 from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
@@ -21,6 +23,16 @@ from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 
 __all__ = ["compiled", "loaded", "preparations"]
+
+#: What is imported where a config asks for it: expressions, and what CredentialInjector may be, since the catalog makes
+#: one to see whether its Secrets fit.
+_ON_DEMAND: Final = (
+    "re2",
+    "egressproxy.filters.credentials.placeholder",
+    "egressproxy.filters.credentials.aws_injector",
+)
+#: Of text in manifests, and of credentials that are looked for in bodies.
+_CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
 
 
 def loaded(
@@ -57,7 +69,8 @@ def compiled(
 
 def preparations() -> Iterator[None]:
     """Make, some milliseconds at a time, what a loading would make at its first use: models, and checks of configs."""
-    codecs.lookup("utf-8-sig")
+    for codec in _CODECS:
+        codecs.lookup(codec)
     for kind in KINDS:
         kind.model_rebuild()
         yield
@@ -66,6 +79,9 @@ def preparations() -> Iterator[None]:
         if found is not None:
             settings_adapter(found.config_model)
             schema(found.config_model)
+        yield
+    for module in _ON_DEMAND:
+        import_module(module)
         yield
     installed()
     yield
