@@ -14,7 +14,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from egressproxy.ai_apis.framing import MAX_EVENT_BYTES, AddedEvent, Frame
+from egressproxy.ai_apis.framing import MAX_EVENT_BYTES, AddedEvent, BrokenStream, Frame
 from egressproxy.ai_apis.splice import spliced
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 
@@ -46,21 +46,24 @@ class AwsFraming:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Framing: messages. Raises Unreadable for a wrong checksum."""
+        """Framing: messages. Raises BrokenStream for a wrong checksum, too."""
         buffer = self._buffer
         buffer += data
         frames: list[Frame] = []
         begin = 0
-        while len(buffer) - begin >= _PRELUDE.size:
-            length, headers, checksum = _PRELUDE.unpack_from(buffer, begin)
-            if zlib.crc32(buffer[begin : begin + 8]) != checksum or length < headers + 16:
-                raise Unreadable("an event of the stream has a wrong checksum")
-            if length > MAX_EVENT_BYTES:
-                raise Unreadable(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
-            if len(buffer) - begin < length:
-                break
-            frames.append(_frame(bytes(buffer[begin : begin + length]), headers))
-            begin += length
+        try:
+            while len(buffer) - begin >= _PRELUDE.size:
+                length, headers, checksum = _PRELUDE.unpack_from(buffer, begin)
+                if zlib.crc32(buffer[begin : begin + 8]) != checksum or length < headers + 16:
+                    raise Unreadable("an event of the stream has a wrong checksum")
+                if length > MAX_EVENT_BYTES:
+                    raise Unreadable(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
+                if len(buffer) - begin < length:
+                    break
+                frames.append(_frame(bytes(buffer[begin : begin + length]), headers))
+                begin += length
+        except Unreadable as error:
+            raise BrokenStream(str(error), frames, bytes(buffer[begin:])) from None
         del buffer[:begin]
         return frames
 

@@ -12,12 +12,13 @@ from typing import Final, NamedTuple, Protocol
 
 from egressproxy.ai_apis.strict_json import Unreadable
 
-__all__ = ["MAX_EVENT_BYTES", "AddedEvent", "Frame", "Framing", "JsonArrayFraming", "SseFraming"]
+__all__ = ["MAX_EVENT_BYTES", "AddedEvent", "BrokenStream", "Frame", "Framing", "JsonArrayFraming", "SseFraming"]
 
 #: The longest event. The last one of a response repeats the whole answer, and the tools of the request.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_TOO_LONG: Final = f"an event of the stream has more than {MAX_EVENT_BYTES} bytes"
 #: An event as nearly all are: a name, one line of data, and line feeds behind them.
 _PLAIN_EVENT = re.compile(rb"(?:event: ([!-~]*+)\n)?data: ?+([^\n\r]*+)\n\n")
 #: The end of a line, and an empty line behind it.
@@ -32,6 +33,18 @@ class Frame(NamedTuple):
     payload: bytes
 
 
+class BrokenStream(Unreadable):
+    """The framing is broken, or an event is too long: nothing more of the stream can be read.
+
+    `frames`: the events that had ended before that. `rest`: the bytes behind them, as they came.
+    """
+
+    def __init__(self, message: str, frames: list[Frame], rest: bytes) -> None:
+        super().__init__(message)
+        self.frames = frames
+        self.rest = rest
+
+
 class AddedEvent(NamedTuple):
     """An event that was not in the stream: its name and data, and the event that it is like."""
 
@@ -44,7 +57,7 @@ class Framing(Protocol):
     """Bytes to events, and back. One for each stream."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The events that end in these bytes. Raises Unreadable for what breaks the framing, or is too long."""
+        """The events that end in these bytes. Raises BrokenStream, and must not be fed again then."""
 
     def rest(self) -> Frame | None:
         """At the end of the stream: the event that lacks no more than its end; None where there is none."""
@@ -90,7 +103,7 @@ class SseFraming:
         del buffer[:begin]
         self._searched = max(0, len(buffer) - 2)
         if len(buffer) > MAX_EVENT_BYTES:
-            raise Unreadable(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
+            raise BrokenStream(_TOO_LONG, frames, bytes(buffer))
         return frames
 
     def _frame(self, raw: bytes) -> Frame:
@@ -165,9 +178,16 @@ class JsonArrayFraming:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Framing: elements, and in the end what closes the array, without data."""
-        buffer = self._buffer
-        buffer += data
+        self._buffer += data
         frames: list[Frame] = []
+        try:
+            self._scan(frames)
+        except Unreadable as error:
+            raise BrokenStream(str(error), frames, bytes(self._buffer)) from None
+        return frames
+
+    def _scan(self, frames: list[Frame]) -> None:
+        buffer = self._buffer
         at = self._scanned
         while (match := _MARKS.search(buffer, at)) is not None:
             mark, at = match[0], match.end()
@@ -201,8 +221,7 @@ class JsonArrayFraming:
         if self._begin < 0 and buffer.strip(_BETWEEN):
             raise Unreadable("the stream is not an array of objects")
         if len(buffer) > MAX_EVENT_BYTES:
-            raise Unreadable(f"an event of the stream has more than {MAX_EVENT_BYTES} bytes")
-        return frames
+            raise Unreadable(_TOO_LONG)
 
     def _cut(self, end: int, payload: bytes) -> Frame:
         raw = bytes(self._buffer[:end])

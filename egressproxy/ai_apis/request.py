@@ -39,9 +39,8 @@ _COUNTED: Final = frozenset(("model", "messages"))
 _NUMBERS: Final = frozenset((int, float, bool, type(None)))
 _ROLE: Final = itemgetter("role")
 _CONTENT: Final = itemgetter("content")
-#: What `map` calls without a step of ours for each text: 3 more, and a quarter, rounded down.
-_AND_THREE: Final = (3).__add__
-_QUARTER: Final = (4).__rfloordiv__
+#: What `map` calls without a step of ours for each text: a quarter below 0, rounded down.
+_MINUS_A_QUARTER: Final = (-4).__rfloordiv__
 
 
 class _Places:
@@ -375,27 +374,27 @@ def plain_chat(value: dict[str, Any]) -> tuple[int, int | None, int] | None:
     total, choices = _MESSAGE_TOKENS * len(messages), 1
     for key in value.keys() - _COUNTED:
         each = value[key]
-        if type(each) in _NUMBERS:
+        kind = type(each)
+        if kind in _NUMBERS:
             if key in _PLAIN_LIMITS and each is not None:
-                whole = each if type(each) is int else _whole(each)
+                whole = each if kind is int else _whole(each)
                 if most is None or whole > most:
                     most = whole
             elif key in _PLAIN_CHOICES and each is not None:
                 choices = max(choices, _whole(each))
-        elif type(each) is str and key in _INSTRUCTIONS:
+        elif kind is str and key in _INSTRUCTIONS:
             total += estimated_tokens(each)
         else:
             return None
     try:
         texts = [*map(_CONTENT, messages)]
-        is_ascii = "".join(texts).isascii()
-        "".join(map(_ROLE, messages))
+        is_ascii = "".join([*texts, *map(_ROLE, messages)]).isascii()
     except (LookupError, TypeError):  # of a message without one of both, or with what is no string
         return None
     if max(map(len, messages)) > 2:  # beside both of these
         return None
     if is_ascii:
-        total += sum(map(_QUARTER, map(_AND_THREE, map(len, texts))))  # (length + 3) // 4 of each
+        total -= sum(map(_MINUS_A_QUARTER, map(len, texts)))  # adds (length + 3) // 4 of each
     else:
         total += sum(map(estimated_tokens, texts))
     return total, most, choices

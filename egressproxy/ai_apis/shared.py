@@ -55,7 +55,7 @@ def request_view(x: Exchange, body: bytes) -> AiRequest:
     # One with changes that nobody has taken is another's: its filter has let the body be.
     if found is None or found.source is not body or type(found) is not AiRequest or found.is_changed:
         found = AiRequest.read(body, operation(x))
-        x.keep(_VIEW, found)
+        x.notes[_VIEW] = found  # type: ignore[index]  # `operation` has made them
     return found
 
 

@@ -15,7 +15,15 @@ from typing import Final, Protocol
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.aws_event_stream import AwsFraming
-from egressproxy.ai_apis.framing import MAX_EVENT_BYTES, AddedEvent, Frame, Framing, JsonArrayFraming, SseFraming
+from egressproxy.ai_apis.framing import (
+    MAX_EVENT_BYTES,
+    AddedEvent,
+    BrokenStream,
+    Frame,
+    Framing,
+    JsonArrayFraming,
+    SseFraming,
+)
 from egressproxy.ai_apis.splice import spliced_text
 from egressproxy.ai_apis.stream_events import (
     EVERY,
@@ -30,7 +38,7 @@ from egressproxy.ai_apis.stream_events import (
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, looks_like_json
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 
-__all__ = ["StreamEditor", "StreamReader", "TextFunction", "framing_of"]
+__all__ = ["LenientEditor", "StreamEditor", "StreamReader", "TextFunction", "framing_of"]
 
 #: Texts of one stream that have not ended.
 MAX_CHANNELS: Final = 2000
@@ -68,22 +76,32 @@ class StreamReader:
     """Tells the events of a stream.
 
     Raises Unreadable where the framing is broken, an event is too long, or looks like JSON that cannot be read here.
+    One that `is_lenient` passes over such an event, and tells nothing more of a stream whose framing is broken.
     """
 
-    __slots__ = ("_framing",)
+    __slots__ = ("_framing", "_is_lenient")
 
-    def __init__(self, framing: Framing) -> None:
-        self._framing = framing
+    def __init__(self, framing: Framing, *, is_lenient: bool = False) -> None:
+        self._framing: Framing | None = framing
+        self._is_lenient = is_lenient
 
     def feed(self, data: bytes) -> list[StreamEvent]:
         """The events that end in these bytes. One whose data is text says nothing."""
         events: list[StreamEvent] = []
-        for frame in self._framing.feed(data):
+        if self._framing is None:
+            return events
+        try:
+            frames = self._framing.feed(data)
+        except BrokenStream as broken:
+            if not self._is_lenient:
+                raise
+            self._framing, frames = None, broken.frames
+        for frame in frames:
             if frame.payload and frame.payload != _DONE:
                 try:
                     events.append(read_event(loads(frame.payload)))
                 except Unreadable:
-                    if looks_like_json(frame.payload):
+                    if looks_like_json(frame.payload) and not self._is_lenient:
                         raise
         return events
 
@@ -177,6 +195,9 @@ class StreamEditor:
             text = payload.decode("utf-8", "replace")
             made = self._whole(Channel(("event",), frame.name, TextKind.TEXT), text)
             return self._framing.write(frame, None if made == text else made.encode("utf-8", "replace"), ())
+        if value.__class__ is str:  # a string alone has no place in an object
+            made = self._whole(Channel(("event",), frame.name, TextKind.TEXT), value)
+            return self._framing.write(frame, None if made == value else dumps(made), ())
         event = read_event(value)
         if len(event.deltas) == 1 and not event.ends and not event.wholes:
             return self._edited_delta(frame, event, event.deltas[0])
@@ -280,6 +301,38 @@ class StreamEditor:
 
     def __repr__(self) -> str:
         return f"StreamEditor({len(self._channels)} channels)"
+
+
+class LenientEditor(StreamEditor):
+    """A StreamEditor that lets pass as it came what it cannot read: an event, or all that follows a broken framing."""
+
+    __slots__ = ("_is_broken",)
+
+    def __init__(self, framing: Framing, function_for: Callable[[Channel], TextFunction | None]) -> None:
+        super().__init__(framing, function_for)
+        self._is_broken = False
+
+    def feed(self, data: bytes) -> bytes:
+        """As of StreamEditor."""
+        if self._is_broken:
+            return data
+        try:
+            return b"".join([self._edited(frame) for frame in self._framing.feed(data)])
+        except BrokenStream as broken:
+            self._is_broken = True
+            made = [self._edited(frame) for frame in broken.frames]
+            made.append(self._framing.write(None, None, self._flushed(EVERY, {})))
+            return b"".join(made) + broken.rest
+
+    def end(self) -> bytes:
+        """As of StreamEditor."""
+        return b"" if self._is_broken else super().end()
+
+    def _edited(self, frame: Frame) -> bytes:
+        try:
+            return super()._edited(frame)
+        except Unreadable:
+            return frame.raw
 
 
 def _found_at(delta: TextDelta) -> Found:

@@ -73,7 +73,7 @@ def loads(text: bytes | str) -> Any:
         except StopIteration:
             end = -1
         # The decoder says what is wrong, and reads what begins with blanks.
-        return value if end == len(decoded.rstrip(_BLANKS)) else _decode(decoded)
+        return value if end == len(decoded) or end == len(decoded.rstrip(_BLANKS)) else _decode(decoded)
     except RecursionError:
         raise Unreadable("it is nested too deeply") from None
     except ValueError as error:  # the message of JSONDecodeError quotes nothing of the text
@@ -95,7 +95,7 @@ def loads_strictly(text: bytes | str) -> Any:
             value, end = _scan_strictly(decoded, 0)
         except StopIteration:
             end = -1
-        if end != len(decoded.rstrip(_BLANKS)):
+        if end != len(decoded) and end != len(decoded.rstrip(_BLANKS)):
             value = _decode_strictly(decoded)
     except UnicodeDecodeError as error:
         raise Unreadable(f"it is not UTF-8, at byte {error.start}") from None

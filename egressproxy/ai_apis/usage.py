@@ -76,6 +76,9 @@ def _told(told: dict[str, Any]) -> TokenUsage:
         return TokenUsage(_count(told, "inputTokens") + cached + written, _count(told, "outputTokens"), cached, written)
     if "prompt_tokens" in told:
         if "prompt_tokens_details" not in told and "completion_tokens_details" not in told:
+            asked, answered = told["prompt_tokens"], told.get("completion_tokens")
+            if type(asked) is int is type(answered) and 0 < asked < _MOST and 0 < answered < _MOST:  # nearly all
+                return TokenUsage(asked, answered)
             return TokenUsage(_count(told, "prompt_tokens"), _count(told, "completion_tokens"))
         details, more = _object(told, "prompt_tokens_details"), _object(told, "completion_tokens_details")
         return TokenUsage(

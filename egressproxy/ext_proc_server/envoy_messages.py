@@ -10,7 +10,7 @@ from collections.abc import Collection
 from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.ext_proc_server.head_changes import dropped_fields
 from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, service_account_name
 from egressproxy.model.field_change import FieldChange
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.spiffe import workload
@@ -86,7 +86,8 @@ def client_of_envoy(message: ProcessingRequest, trust_domains: Collection[str]) 
     namespace, account = told.get("namespace"), told.get("serviceAccount")
     identity = ANONYMOUS
     if isinstance(namespace, str) and isinstance(account, str):
-        identity = CallerIdentity(namespace, account)
+        name = service_account_name(namespace, account)
+        identity = CallerIdentity(namespace, account, name=name, source="gateway")
     elif isinstance(uri, str) and trust_domains:
         identity = workload([uri], trust_domains)
     return source if isinstance(source, str) and ":" in source else "", identity

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.gateway.route import Route
+from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.model.steps import finished
 from egressproxy.routing.hosts import HostEntry, HostMap
@@ -83,6 +83,9 @@ def unservable(snapshot: Snapshot) -> list[str]:
     found: dict[str, None] = {}
     for port in snapshot.ports.values():
         for listener in port.listeners:
+            if listener.authenticator is not None:
+                where = f"listener {listener.name} of Gateway {listener.gateway}"
+                found[f"{where}: identity: Envoy knows the clients; it tells them in metadata"] = None
             for route in _routes(listener):
                 found |= dict.fromkeys(_problems(route))
     return list(found)
@@ -94,7 +97,9 @@ def _port(port: Port, listeners: list[ActiveListener]) -> Port:
 
 
 def _routes(listener: ActiveListener) -> Iterator[Route]:
-    yield from listener.http.payloads()
+    for variant in listener.variants or ():
+        yield from _routes(variant)
+    yield from (route for route in listener.http.payloads() if route.kind != SELF_SERVICE)
     if listener.defaults is not None:
         yield listener.defaults.route
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 from contextlib import suppress
 
 from egressproxy.net.listening import BACKLOG, bind
+from egressproxy.net.unix_listening import remove_stale
 from egressproxy.run_options import FilterListener
 
 __all__ = ["bind_filters", "remove_path"]
@@ -17,9 +17,7 @@ def bind_filters(at: FilterListener) -> socket.socket:
     """A socket that listens there. A Unix socket that nobody serves any more is replaced. Raises OSError."""
     if not at.path:
         return bind(at.host, at.port)
-    with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(at.path).st_mode) and not _is_served(at.path):
-            os.unlink(at.path)
+    remove_stale(at.path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         before = os.umask(0o777 & ~at.mode)  # from its first moment it has no other permissions
@@ -40,13 +38,3 @@ def remove_path(at: FilterListener) -> None:
     if at.path:
         with suppress(OSError):
             os.unlink(at.path)
-
-
-def _is_served(path: str) -> bool:
-    """Whether somebody listens on this Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect(path)
-        except OSError:
-            return False
-    return True

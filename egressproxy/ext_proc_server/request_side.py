@@ -20,10 +20,12 @@ from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
 from egressproxy.gateway.narrowed_route import narrowed
+from egressproxy.gateway.route import SELF_SERVICE
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
+from egressproxy.model.own_host import OWN_HOST
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
 
 __all__ = ["RequestSide"]
@@ -88,7 +90,14 @@ class RequestSide:
         if head.via or head.method == b"TRACE":
             refuse_loops(head, accounting.pseudonym)
             read_identity(x, listener, head, accounting.seen, accounting.metrics.forwarded_identities)
+        if listener.variants is not None:
+            listener = listener.variants.of(x.identity)
         route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
+        if route.kind == SELF_SERVICE:
+            message_text = (
+                f"{OWN_HOST} is answered by the gateway itself (`egressproxy run`), not by filters of Envoy's"
+            )
+            raise GatewayFault(Reason.NO_ROUTE, message_text, status=404)
         resources.route = route
         x.route = route.name
         x.series = route.series

@@ -60,22 +60,28 @@ class BodyPlan:
         key, phase = 0, self.phase  # a number of base 3, with a digit for each step
         for step in self.steps:
             mode_for = step.mode_for
-            key *= 3
             try:
                 mode = step.filter.body_mode if mode_for is None else mode_for(x, phase)
-                if mode is None:
-                    continue
                 if mode is _BUFFER:
-                    key += 2
+                    key = key * 3 + 2
+                elif mode is None:
+                    key *= 3
+                    continue
                 elif mode is _STREAM:
-                    key += 1
+                    key = key * 3 + 1
                 else:
                     raise _no_mode(mode)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+                key *= 3
                 settle(step, error, may_fail_open=step.fail_open)
                 continue
-            if step.mark:
-                x.keep(step.mark, True)
+            mark = step.mark
+            if mark:
+                notes = x.notes
+                if notes is None:
+                    x.notes = {mark: True}
+                else:
+                    notes[mark] = True
         if not key and not self.heads:
             return None
         return self._choices.get(key) or self._choice(key)

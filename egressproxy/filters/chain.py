@@ -241,8 +241,13 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
     """
     try:
         for step in steps:
-            if step.mark:
-                x.keep(step.mark, True)
+            mark = step.mark
+            if mark:
+                notes = x.notes  # a filter may have made them
+                if notes is None:
+                    x.notes = {mark: True}
+                else:
+                    notes[mark] = True
             step.stats.runs += 1
             result = step.call(x)
             if result is not None:

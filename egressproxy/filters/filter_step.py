@@ -220,7 +220,7 @@ def _place(step: Step, error: BaseException) -> str:
 
 async def wait(step: Step, awaitable: Awaitable[R]) -> R:
     """Await what a step has returned, under its deadline. Raises DeadlinePassed, and what the filter raises."""
-    deadline = asyncio.timeout(step.spec.timeout_s or None)
+    deadline = asyncio.timeout(None if step.filter.waits_for_people else step.spec.timeout_s or None)
     began = perf_counter()
     try:
         async with deadline:

@@ -82,12 +82,13 @@ def exchange(
     head = RequestHead(method.encode(), target, _fields(headers))
     head.authority = authority
     head.host = authority.host_field(_DEFAULT_PORTS[scheme])
+    namespace, _, service_account = identity.partition("/")
     return Exchange(
         client,
         "test/gateway",
         "test",
         time.monotonic(),
-        identity=CallerIdentity(*identity.split("/")),
+        identity=CallerIdentity(namespace or "-", service_account or "-"),
         kind="tunnel" if is_tunnel else "request",
         is_tunnel=is_tunnel,
         scheme=scheme.encode(),

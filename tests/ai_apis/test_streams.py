@@ -15,8 +15,8 @@ from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.aws_event_stream import AwsFraming
 from egressproxy.ai_apis.framing import MAX_EVENT_BYTES, JsonArrayFraming, SseFraming
-from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import StreamEditor, StreamReader, TextFunction, framing_of
+from egressproxy.ai_apis.stream_events import EVERY, Channel
+from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, StreamReader, TextFunction, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
@@ -258,6 +258,12 @@ def test_models_of_amazon_with_a_form_of_their_own_have_one_channel(events: list
     assert last in b"".join(frame.payload for frame in framing("Bedrock").feed(written))
 
 
+def test_a_string_alone_is_a_text():
+    stream = b'data: "Hello there"\n\ndata: "lo th\\u0065re"\n\ndata: 7\n\n'
+    assert edited("OpenAIChat", [stream], Redactor) == b'data: "Hel<x>ere"\n\ndata: "<x>ere"\n\ndata: 7\n\n'
+    assert edited("OpenAIChat", [stream], Same) == stream
+
+
 def test_what_is_no_json_is_a_text_as_it_stands():
     assert edited("sse", [b"data: lo\ndata: th\n\ndata: lo th\n\n"], Redactor) == b"data: lo\ndata: th\n\ndata: <x>\n\n"
 
@@ -371,3 +377,47 @@ def test_plain_events_are_cut_as_all_others(pieces: list[bytes]):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(framing_room, "_PLAIN_EVENT", re.compile(rb"(?!)"))
         assert cut() == plain
+
+
+_BROKEN = {
+    "OpenAIChat": b"data: " + b"x" * 4000,
+    "Gemini as an array": b",\r\n7, {}",
+    "Bedrock Converse": b"\0\0\0\x20\0\0\0\0wrong" * 3,
+}
+
+
+@pytest.mark.parametrize("name", _BROKEN)
+@settings(max_examples=40, deadline=None)
+@given(at=st.lists(st.integers(0, 100_000), max_size=20))
+def test_a_lenient_editor_loses_nothing_of_a_stream_whose_framing_breaks(name: str, at: list[int]):
+    whole = STREAMS[name]
+    whole = whole.rstrip(b"]\r\n") if name == "Gemini as an array" else whole
+    stream = whole + _BROKEN[name] + b"and all that follows"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing_room, "MAX_EVENT_BYTES", 3000)
+        editor = LenientEditor(framing(name), lambda _channel: None)
+        made = [editor.feed(piece) for piece in cut(stream, [each % len(stream) for each in at])]
+        assert b"".join(made) + editor.end() == stream
+        holding = LenientEditor(framing(name), lambda _channel: AtTheEnd())
+        said = [holding.feed(piece) for piece in cut(stream, [each % len(stream) for each in at])]
+    assert (b"".join(said) + holding.end()).endswith(b"and all that follows")
+    assert not holding._flushed(EVERY, {})
+
+
+def test_a_lenient_editor_lets_an_event_pass_that_cannot_be_read_and_edits_the_next():
+    odd = b'data: {"a": NaN, "b": "\\u0061"}\n\n'
+    secret = unnamed(chat_chunk({"content": "secret"}))
+    editor = LenientEditor(SseFraming(), lambda _channel: Upper())
+    made = editor.feed(secret + odd + secret) + editor.end()
+    assert odd in made
+    assert made.count(b"SECRET") == 2
+
+
+def test_a_lenient_reader_tells_what_it_can_read():
+    secret = unnamed(chat_chunk({"content": "secret"}))
+    reader = StreamReader(SseFraming(), is_lenient=True)
+    assert len(reader.feed(secret + b'data: {"a": NaN}\n\n' + secret)) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing_room, "MAX_EVENT_BYTES", 300)
+        assert len(reader.feed(secret + b"data: " + b"x" * 400)) == 1
+    assert reader.feed(b"\n\n" + secret) == []

@@ -42,12 +42,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             {"name": "models", "type": "ModelPolicy", "phase": "request-headers", "config": models},
             {"name": "meter", "type": "TokenMeter", "phase": "request-headers", "config": {"prices": prices}},
         ]
-        ports = [{"number": origin.plain_port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
-        destination = {"type": "Ip", "ip": {"address": origin.address}, "ports": ports}
         objects = [
             m.gateway(m.http_listener(port)),
             m.policy(cidrs=["127.0.0.0/8"], extensions=extensions),
-            m.manifest(f"{m.OURS}/v1alpha1", "Backend", "a", "agents", spec={"destination": destination}),
+            m.ip_backend("a", origin.plain_port, origin.address),
             m.http_route("route", m.prefix_rule("/", "a")),
         ]
         yield World(stack, GatewayProcess(tmp_path_factory.mktemp("filters"), objects), provider, port)

@@ -190,12 +190,10 @@ class World:
             {"name": kind.lower(), "type": f"{m.OURS}/{kind}:v1", "phase": "request-headers", "config": config}
             for kind, config in configs.items()
         ]
-        ports = [{"number": origin.plain_port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
-        destination = {"type": "Ip", "ip": {"address": origin.address}, "ports": ports}
         objects = [
             m.gateway(m.http_listener(port)),
             m.policy(cidrs=["127.0.0.0/8"], extensions=extensions),
-            m.manifest(f"{m.OURS}/v1alpha1", "Backend", "a", "agents", spec={"destination": destination}),
+            m.ip_backend("a", origin.plain_port, origin.address),
             m.http_route("route", m.prefix_rule("/", "a")),
         ]
         self.gateway = stack.enter_context(GatewayProcess(folder, objects))

@@ -63,10 +63,7 @@ class World:
         for name, port in servers.items():
             # Of the old transport a Backend of protocol MCP knows nothing: it is a server of HTTP.
             protocol = "HTTP11" if name == "sse" else "MCP"
-            ports = [{"number": port, "protocol": protocol, "tls": {"mode": "None"}}]
-            destination = {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": ports}
-            spec = {"destination": destination}
-            objects.append(m.manifest(f"{m.OURS}/v1alpha1", "Backend", name, "agents", spec=spec))
+            objects.append(m.ip_backend(name, port, protocol=protocol))
             objects.append(m.http_route(name, m.prefix_rule("/", name), section=name))
         self.gateway = stack.enter_context(GatewayProcess(folder, objects))
 

@@ -33,12 +33,6 @@ PYTHON = os.environ.get("EGRESSPROXY_PRESIDIO_PYTHON", sys.executable)
 PERSON, COIN = "Zoë Quimby", "1BoatSLRHtKNngkdXEeobR76b53LETtpyT"
 
 
-def to(name: str, address: str, port: int) -> m.Manifest:
-    ports = [{"number": port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
-    spec = {"destination": {"type": "Ip", "ip": {"address": address}, "ports": ports}}
-    return m.manifest(f"{m.OURS}/v1alpha1", "Backend", name, "agents", spec=spec)
-
-
 class World:
     """A gateway for each language, in front of one provider, and one analyzer that knows English."""
 
@@ -55,8 +49,8 @@ class World:
         objects = [
             m.gateway(*(m.http_listener(port, language) for language, port in self.ports.items())),
             m.policy(cidrs=["127.0.0.0/8"]),
-            to("analyzer", "127.0.0.1", port),
-            to("provider", origin.address, origin.plain_port),
+            m.ip_backend("analyzer", port),
+            m.ip_backend("provider", origin.plain_port, origin.address),
         ]
         for language in self.ports:
             presidio = {

@@ -78,15 +78,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             {"name": "head", "phase": "request-headers", **config},
             {"name": "body", "phase": "response-body", **config},
         ]
-        destination = {
-            "type": "Ip",
-            "ip": {"address": origin.address},
-            "ports": [{"number": origin.plain_port, "protocol": "HTTP11", "tls": {"mode": "None"}}],
-        }
         objects = [
             m.gateway(m.http_listener(port)),
             m.policy(cidrs=["127.0.0.0/8"], extensions=extensions),
-            m.manifest(f"{m.OURS}/v1alpha1", "Backend", "a", "agents", spec={"destination": destination}),
+            m.ip_backend("a", origin.plain_port, origin.address),
             m.http_route("route", m.prefix_rule("/", "a")),
         ]
         process = GatewayProcess(folder, objects)

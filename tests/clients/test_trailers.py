@@ -23,33 +23,13 @@ from tests.clients.test_ext_proc import service
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.trailing_filter import trailing_filter
 from tests.support.waiting import WAIT_S
 
 SENT = [(b"x-sum", b"1"), (b"x-drop", b"1")]
 CALL = (b"content-type", b"application/grpc")
 TEXT = (b"content-type", b"text/plain")
 
-TRAILS = """
-from egressproxy.filters import Filter, Rejected
-
-
-class Trails(Filter):
-    def request_headers(self, x):
-        x.request.fields.set(b"x-head", b"1")
-
-    def response_headers(self, x):
-        x.response.fields.set(b"x-head", b"1")
-
-    def request_trailers(self, x, fields):
-        if b"x-bad" in fields:
-            raise Rejected("not so late", status=422)
-        fields.remove(b"x-drop")
-        fields.set(b"x-seen", b"request")
-
-    async def response_trailers(self, x, fields):
-        fields.remove(b"x-drop")
-        fields.set(b"x-seen", b"response")
-"""
 BODIES = """
 from egressproxy.filters import Filter
 
@@ -89,7 +69,7 @@ class Whole(Filter):
     def response_trailers(self, x, fields):
         fields.set(b"x-seen", b"response")
 """
-FILES = {"trails": TRAILS, "bodies": BODIES, "whole": WHOLE}
+FILES = {"trails": trailing_filter(on_head='head.fields.set(b"x-head", b"1")'), "bodies": BODIES, "whole": WHOLE}
 MARK = {"set": [{"name": "X-Head", "value": "1"}]}
 POLICY = {
     "name": "policy", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers",

@@ -36,15 +36,6 @@ def ask(port: int, key: str = "a", lane: str = "", content: str = "hi") -> tuple
         return head_bytes.lower(), body
 
 
-def backend(name: str, port: int) -> m.Manifest:
-    return {
-        "apiVersion": "egressproxy.io/v1alpha1",
-        "kind": "Backend",
-        "metadata": {"name": name, "namespace": "agents"},
-        "spec": {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": [{"number": port}]}},
-    }
-
-
 def policy(**config: Any) -> m.Manifest:
     extension = {"name": "cache", "type": "egressproxy.io/Cache:v1", "priority": 1000, "config": config}
     return {
@@ -68,7 +59,7 @@ def test_what_is_asked_twice_is_answered_once_for_each_client_and_rule(tmp_path:
         sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     with Origin(serve) as origin:
-        here = backend("here", origin.port)
+        here = m.ip_backend("here", origin.port)
         lane: dict[str, Any] = m.prefix_rule("/", "here")
         lane["matches"][0]["headers"] = [{"name": "X-Lane", "value": "fast"}]
         objects = [
@@ -120,8 +111,8 @@ def test_a_question_of_like_meaning_gets_the_answer_that_is_known(tmp_path: Path
         ref = {"group": "egressproxy.io", "kind": "Backend", "name": "embeddings"}
         objects = [
             m.gateway(m.http_listener(port)),
-            backend("here", origin.port),
-            backend("embeddings", embeddings.port),
+            m.ip_backend("here", origin.port),
+            m.ip_backend("embeddings", embeddings.port),
             m.http_route("here", m.prefix_rule("/", "here"), section="http"),
             policy(semantic={"backendRef": ref, "model": "small", "threshold": 0.95}),
         ]
@@ -168,7 +159,7 @@ def test_a_purge_takes_answers_out_of_the_caches_of_all_workers(tmp_path: Path, 
     with Origin(serve) as origin:
         objects = [
             m.gateway(m.http_listener(port)),
-            backend("here", origin.port),
+            m.ip_backend("here", origin.port),
             m.http_route("one", m.prefix_rule("/one", "here"), section="http"),
             m.http_route("two", m.prefix_rule("/two", "here"), section="http"),
             policy(),
@@ -230,7 +221,7 @@ def test_an_answer_that_is_on_its_way_when_a_purge_comes_is_not_kept(tmp_path: P
     with Origin(serve) as origin:
         objects = [
             m.gateway(m.http_listener(port)),
-            backend("here", origin.port),
+            m.ip_backend("here", origin.port),
             m.http_route("here", m.prefix_rule("/", "here"), section="http"),
             policy(),
         ]

@@ -38,15 +38,6 @@ def ask(port: int, text: str, lane: str = "") -> tuple[int, bytes]:
         connection.close()
 
 
-def backend(name: str, port: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "egressproxy.io/v1alpha1",
-        "kind": "Backend",
-        "metadata": {"name": name, "namespace": "agents"},
-        "spec": {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": [{"number": port}]}},
-    }
-
-
 def extension(kind: str, **config: Any) -> dict[str, Any]:
     return {
         "name": kind.lower(), "type": f"egressproxy.io/{kind}:v1", "phase": "request-headers", "config": config,
@@ -96,8 +87,8 @@ def test_what_leaves_what_comes_back_and_what_is_said_of_it(tmp_path: Path):
         }
         objects = [
             m.gateway(m.http_listener(port)),
-            backend("here", origin.port),
-            backend("copy", other.port),
+            m.ip_backend("here", origin.port),
+            m.ip_backend("copy", other.port),
             m.http_route("here", rule, section="http"),
             policy,
         ]
@@ -152,7 +143,7 @@ def test_filters_of_a_backend_look_at_each_attempt(tmp_path: Path):
     with Origin(serve) as origin:
         rule = m.prefix_rule("/", "here")
         rule["retry"] = {"codes": [503], "attempts": 1}
-        here = backend("here", origin.port)
+        here = m.ip_backend("here", origin.port)
         here["spec"]["extensions"] = [
             extension("PIIDetector", entities=[{"name": "EMAIL", "action": "Placeholder"}]),
             extension("ResponsePolicy", deny=[{"name": "FALCON", "pattern": "falcon"}], toolCalls="Offered"),

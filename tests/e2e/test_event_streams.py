@@ -119,10 +119,7 @@ def config(port: int, origins: dict[str, Events], *more: m.Manifest) -> list[m.M
     backends = []
     for version, origin in origins.items():
         protocol = "HTTP11" if version == "http1" else "H2C"
-        backend = m.backend(version, "-", origin.port, protocol=protocol)
-        backend["spec"]["destination"] |= {"type": "Ip", "ip": {"address": "127.0.0.1"}}
-        del backend["spec"]["destination"]["fqdn"]
-        backends.append(backend)
+        backends.append(m.ip_backend(version, origin.port, protocol=protocol))
     return [
         m.gateway(m.http_listener(port)),
         m.policy(cidrs=ALLOW_LOOPBACK),

@@ -31,6 +31,7 @@ from egressproxy.protocols.grpc.messages import GrpcMessageReader
 from tests.support import manifests as m
 from tests.support.http2_client import Http2Client
 from tests.support.process import GatewayProcess
+from tests.support.trailing_filter import trailing_filter
 from tests.support.waiting import WAIT_S, wait_until
 
 UPPER = """
@@ -63,27 +64,6 @@ class Who(Filter):
     def request_headers(self, x):
         x.request.fields.set(b"x-client", x.client.encode())
         x.request.fields.set(b"x-who", "/".join(x.identity[:2]).encode())
-"""
-TRAILS = """
-from egressproxy.filters import Filter, Rejected
-
-
-class Trails(Filter):
-    def request_headers(self, x):
-        pass
-
-    def response_headers(self, x):
-        pass
-
-    def request_trailers(self, x, fields):
-        if b"x-bad" in fields:
-            raise Rejected("not so late", status=422)
-        fields.remove(b"x-drop")
-        fields.set(b"x-seen", b"request")
-
-    async def response_trailers(self, x, fields):
-        fields.remove(b"x-drop")
-        fields.set(b"x-seen", b"response")
 """
 HOLDS = """
 from egressproxy.filters import Filter
@@ -268,7 +248,7 @@ def process(folder: Path, objects: list[m.Manifest], *arguments: str) -> Gateway
         ("whole", WHOLE),
         ("who", WHO),
         ("connect", CONNECT),
-        ("trails", TRAILS),
+        ("trails", trailing_filter()),
         ("holds", HOLDS),
     ):
         (made.config / f"{name}.py").write_text(text)
@@ -621,6 +601,24 @@ def test_a_spiffe_id_of_a_domain_that_is_believed(tmp_path: Path):
             FieldChange(b"x-who", FieldAction.SET, b"agents/crawler")
             in envoy.call().head("/who", attributes=uri).headers
         )
+        envoy.sock.close()
+
+
+def test_a_policy_for_some_clients_is_for_them_alone(tmp_path: Path):
+    target = {"group": m.GATEWAY_API, "kind": "HTTPRoute", "name": "plain"}
+    limits = {"requests": [{"per": "Identity", "limit": 1, "window": "1h"}]}
+    theirs = m.policy(subjects=[{"namespace": "agents"}], limits=limits, targetRefs=[target])
+    with process(tmp_path, configuration(*rule("plain"), theirs)):
+        envoy = Envoy(tmp_path / "f.sock")
+
+        def asked(namespace: str) -> ProcessingResponse:
+            told = {"egressproxy.io": {"namespace": namespace, "serviceAccount": "crawler"}}
+            return envoy.call().head("/plain", metadata=told)
+
+        assert asked("agents").immediate is None
+        assert refusal(asked("agents"))[0] == 429
+        assert asked("others").immediate is None
+        assert asked("others").immediate is None
         envoy.sock.close()
 
 

@@ -224,12 +224,18 @@ class ToolPolicy(Filter):
             if framing is not None:
                 stream: ToolStream | None = x.notes.get(self._note) if x.notes is not None else None
                 if stream is None:
-                    stream = ToolStream(framing, self._judge_call, self._tools.asks_arguments, self._shorten)
+                    stream = ToolStream(
+                        framing,
+                        self._judge_call,
+                        self._tools.asks_arguments,
+                        self._shorten,
+                        is_lenient=not self._denies_unreadable,
+                    )
                     x.note(self._note, stream)
                 return stream.feed(data, is_last=last)
             return self._whole_answer(x, data) if data else data
         except Unreadable as error:
-            if self._denies_unreadable:
+            if self._denies_unreadable or framing is not None:
                 raise self._refusal(f"the answer cannot be read: {error}", 502) from None
             return data
 

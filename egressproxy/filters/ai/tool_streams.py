@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from egressproxy.ai_apis.framing import Frame, Framing
+from egressproxy.ai_apis.framing import BrokenStream, Frame, Framing
 from egressproxy.ai_apis.message import JsonMessage, in_object
 from egressproxy.ai_apis.stream_events import EVERY, StreamEvent, read_event
 from egressproxy.ai_apis.strict_json import Unreadable, loads, looks_like_json
@@ -46,10 +46,23 @@ class _OpenCall:
 
 class ToolStream:
     """One stream. `judge(name, arguments)` raises for a call that is not allowed, `asks(name)` says whether arguments
-    decide, `shorten(message)` takes out of a message of MCP what must not be shown.
+    decide, `shorten(message)` takes out of a message of MCP what must not be shown. One that `is_lenient` lets pass
+    what is no JSON with one meaning, and all that follows a broken framing.
     """
 
-    __slots__ = ("_asks", "_calls", "_fault", "_framing", "_held", "_held_size", "_is_holding", "_judge", "_shorten")
+    __slots__ = (
+        "_asks",
+        "_calls",
+        "_fault",
+        "_framing",
+        "_held",
+        "_held_size",
+        "_is_broken",
+        "_is_holding",
+        "_is_lenient",
+        "_judge",
+        "_shorten",
+    )
 
     def __init__(
         self,
@@ -57,8 +70,12 @@ class ToolStream:
         judge: Callable[[str, Any], None],
         asks: Callable[[str], bool],
         shorten: Callable[[JsonMessage], None],
+        *,
+        is_lenient: bool = False,
     ) -> None:
         self._framing = framing
+        self._is_lenient = is_lenient
+        self._is_broken = False
         self._judge = judge
         self._asks = asks
         self._fault: GatewayError | None = None
@@ -73,14 +90,13 @@ class ToolStream:
         if self._fault is not None:
             raise self._fault
         try:
-            for frame in self._framing.feed(data):
-                self._take(frame)
+            self._take_all(data)
         except GatewayError as fault:
             if is_last or self._is_holding or not self._held:
                 raise
             self._fault = fault  # with the next piece: what came before is sent first
         if is_last:
-            rest = self._framing.rest()
+            rest = None if self._is_broken else self._framing.rest()
             if rest is not None and not _is_cut(rest):
                 self._take(rest)
             self._end(None)
@@ -91,13 +107,33 @@ class ToolStream:
         made, self._held, self._held_size = b"".join(self._held), [], 0
         return made
 
+    def _take_all(self, data: bytes) -> None:
+        if self._is_broken:
+            self._held.append(data)
+            return
+        rest = b""
+        try:
+            frames = self._framing.feed(data)
+        except BrokenStream as broken:
+            if not self._is_lenient:
+                raise
+            self._is_broken = True
+            frames, rest = broken.frames, broken.rest
+        for frame in frames:
+            self._take(frame)
+        if self._is_broken:
+            self._end(None)  # what follows is not looked at, and no call is whole later
+            self._held.append(rest)
+
     def _take(self, frame: Frame) -> None:
         payload = None
         if frame.payload and frame.payload != b"[DONE]":
             try:
                 value = loads(frame.payload)
             except Unreadable:
-                if looks_like_json(frame.payload):  # others may read it: NaN, many levels, many parts
+                if (
+                    looks_like_json(frame.payload) and not self._is_lenient
+                ):  # others may read it: NaN, many levels, many parts
                     raise
                 value = None  # text, which calls nothing
             messages = value if type(value) is list else [value]

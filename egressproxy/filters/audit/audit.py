@@ -130,6 +130,8 @@ class Audit(Filter):
             "bytes_in": x.bytes_in, "bytes_out": x.bytes_out,
             "duration_ms": round((monotonic() - x.started_at) * 1000, 3),
         }  # fmt: skip
+        if identity.name != "-":
+            made |= {"identity": identity.name, "identity_source": identity.source}
         if identity.origin_client != "-":
             made |= {"origin_client": identity.origin_client, "origin_gateway": identity.origin_gateway}
         if x.grpc_status >= 0:

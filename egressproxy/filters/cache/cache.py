@@ -33,7 +33,16 @@ from egressproxy.filters.base import (
 )
 from egressproxy.filters.cache.completeness import whole_answer
 from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
-from egressproxy.filters.cache.keys import canonical, credentials_of, digest, in_order, is_known, telling, told_by
+from egressproxy.filters.cache.keys import (
+    canonical,
+    credentials_of,
+    digest,
+    in_order,
+    is_known,
+    is_named,
+    telling,
+    told_by,
+)
 from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
@@ -343,7 +352,7 @@ class Cache(Filter):
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
             identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
-            self._address(x), credentials_of(fields),
+            identity.name.encode(), self._address(x), credentials_of(fields),
             x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
             told_by(self._telling, fields), body,
         ]  # fmt: skip
@@ -352,7 +361,7 @@ class Cache(Filter):
     def _address(self, x: Exchange) -> bytes:
         """That of a client without an identity: several may hold one credential, such as the placeholder of a key."""
         identity = x.identity
-        if self._config.share_anonymous or identity.namespace != "-" or identity.service_account != "-":
+        if self._config.share_anonymous or is_named(identity):
             return b""
         # Behind another gateway of ours all clients come from the address of that.
         return (client_of(x) if identity.origin_client == "-" else identity.origin_client).encode()

@@ -10,10 +10,20 @@ from typing import Final
 
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.strict_json import dumps
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["CREDENTIALS", "canonical", "credentials_of", "digest", "in_order", "is_known", "telling", "told_by"]
+__all__ = [
+    "CREDENTIALS",
+    "canonical",
+    "credentials_of",
+    "digest",
+    "in_order",
+    "is_known",
+    "is_named",
+    "telling",
+    "told_by",
+]
 
 #: What says who the client is, to a backend: in every spelling.
 CREDENTIALS: Final = every_spelling((
@@ -29,7 +39,12 @@ _STATEFUL: Final = ("background", "conversation", "previous_response_id")
 def is_known(x: Exchange, fields: Fields) -> bool:
     """Whether anything tells this client, who has sent these fields, from others."""
     identity = x.identity
-    return identity.namespace != "-" or identity.service_account != "-" or CREDENTIALS.search(fields.block) is not None
+    return is_named(identity) or CREDENTIALS.search(fields.block) is not None
+
+
+def is_named(identity: CallerIdentity) -> bool:
+    """Whether this client is told from others by more than its address."""
+    return identity.name != "-" or identity.namespace != "-" or identity.service_account != "-"
 
 
 def credentials_of(fields: Fields) -> bytes:

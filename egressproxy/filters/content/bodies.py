@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum
-from functools import lru_cache
 from typing import Any, Final, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
@@ -27,6 +26,7 @@ __all__ = [
     "document_of",
     "is_binary",
     "kind_of",
+    "may_be_binary",
     "media_type_of",
     "type_and_kind_of",
 ]
@@ -47,6 +47,8 @@ class BodyKind(Enum):
 _JSON: Final = BodyKind.JSON  # a member looked up on its class costs more
 _JSON_LINES: Final = frozenset((b"application/x-ndjson", b"application/jsonl", b"application/x-jsonlines"))
 _TEXTS: Final = frozenset((b"application/xml", b"application/javascript", b"application/yaml", b"application/graphql"))
+#: Messages in envelopes, which may be compressed or in base64, whatever stands behind a plus sign.
+_ENVELOPES: Final = (b"application/grpc", b"application/connect+")
 _EVENTS: Final = frozenset((b"text/event-stream", b"application/vnd.amazon.eventstream"))
 _content_types: Final = finder(b"content-type").findall
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
@@ -105,11 +107,19 @@ def kind_of(fields: Fields) -> BodyKind:
 
 def type_and_kind_of(fields: Fields) -> tuple[bytes, BodyKind]:
     """`media_type_of` and `kind_of` at once."""
-    lines = _content_types(fields.block)
+    lines = tuple(_content_types(fields.block))
+    return _known_types.get(lines) or _type_of_lines(lines)
+
+
+def _type_of_lines(lines: tuple[bytes, ...]) -> tuple[bytes, BodyKind]:
     if len(lines) != 1:
         return (b"?", BodyKind.OTHER) if lines else (b"", BodyKind.UNKNOWN)
-    line = lines[0]
-    return _known_type(line) if len(line) <= _MAX_KNOWN else _kind_of_line(line)
+    known = _kind_of_line(lines[0])
+    if len(lines[0]) <= _MAX_KNOWN:
+        if len(_known_types) >= _MAX_TYPES:
+            _known_types.clear()
+        _known_types[lines] = known
+    return known
 
 
 def _kind_of_line(line: bytes) -> tuple[bytes, BodyKind]:
@@ -118,6 +128,8 @@ def _kind_of_line(line: bytes) -> tuple[bytes, BodyKind]:
         return media_type, BodyKind.UNKNOWN
     charset = _CHARSET.search(line)
     if charset is not None and charset[1].lower() not in _READ_CHARSETS:
+        return media_type, BodyKind.OTHER
+    if media_type.startswith(_ENVELOPES):
         return media_type, BodyKind.OTHER
     if media_type == b"application/json" or media_type.endswith(b"+json"):
         return media_type, BodyKind.JSON
@@ -132,8 +144,9 @@ def _kind_of_line(line: bytes) -> tuple[bytes, BodyKind]:
     return media_type, BodyKind.OTHER
 
 
-#: Of lines that are written again and again, up to so many bytes of each.
-_known_type: Final = lru_cache(256)(_kind_of_line)
+#: Of lines that are written again and again: so many of them, up to so many bytes of each.
+_known_types: Final[dict[tuple[bytes, ...], tuple[bytes, BodyKind]]] = {}
+_MAX_TYPES: Final = 256
 _MAX_KNOWN: Final = 128
 
 
@@ -158,6 +171,8 @@ def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -
 def _json_document(x: Exchange, body: bytes, is_request: bool) -> BodyTexts:
     """Of a request that goes to no path of an AI provider it does not matter what its members are called."""
     is_ai = operation(x) is not None
+    if is_request and is_ai and body[:1] == b"{":
+        return JsonDocument(request_view(x, body), True)
     if body.lstrip()[:1] != b"{" or (is_request and not is_ai):
         message = JsonMessage(body, JsonMessage.parse(body))
     else:
@@ -295,6 +310,11 @@ def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool
             yield from _names_and_numbers(each, (*path, index))
     elif digits := _digits(value):
         yield path, digits, False
+
+
+def may_be_binary(key: str, text: str) -> bool:
+    """Whether `is_binary` has to look at more of a string than its beginning."""
+    return key in _BINARY or text.startswith("data:")
 
 
 def is_binary(key: str, text: str) -> bool:

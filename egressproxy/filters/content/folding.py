@@ -36,6 +36,7 @@ _OPEN_UNSEEN = re.compile(f"[{_UNSEEN}]+\\Z")
 _OPEN_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\(?:u[0-9A-Fa-f]{0,3})?)\Z")
 
 
+_ASCII = bytes(range(128))
 #: Two classes, because `re` finds a character in one that has some of beyond the first plane ten times slower.
 _UNSEEN_THERE = re.compile(f"[{_UNSEEN[:-3]}]|[{_UNSEEN[-3:]}]")
 _BEYOND = re.compile("[\U00010000-\U0001fbfa]")
@@ -69,6 +70,7 @@ class Folder:
 
     def fold(self, text: str) -> tuple[str, list[int] | None]:
         """The folded text, and for each of its characters, and for its end, the index in `text`; None: the same."""
+        has_unseen = False
         if text.isascii():
             if not self._has_escapes:
                 return text, None
@@ -76,9 +78,12 @@ class Folder:
                 return text.replace('"', "\0"), None
         else:
             table, first, every = _table()
-            foldable = first if _BEYOND.search(text) is None else every
-            text = foldable.sub(lambda match: table[match[0]], text)
-        if _UNSEEN_THERE.search(text) is None and not (self._has_escapes and "\\" in text):
+            others = _beyond_ascii(text)
+            foldable = first if _BEYOND.search(others) is None else every
+            if foldable.search(others) is not None:
+                text = foldable.sub(lambda match: table[match[0]], text)
+            has_unseen = _UNSEEN_THERE.search(others) is not None
+        if not has_unseen and not (self._has_escapes and "\\" in text):
             return text.replace('"', "\0") if self._has_escapes else text, None
         parts: list[str] = []
         index: list[int] = []
@@ -110,6 +115,14 @@ class Folder:
             if found is not None:
                 return len(found[1])
         return 0
+
+
+def _beyond_ascii(text: str) -> str:
+    """The characters of a text that are not ASCII; where there are many, the text itself. `re` takes ten times as long
+    to look at each character.
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    return text if 2 * len(data) > 3 * len(text) else data.translate(None, _ASCII).decode("utf-8", "surrogatepass")
 
 
 def _unescaped(escape: str) -> str:

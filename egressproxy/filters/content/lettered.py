@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from egressproxy.filters.content.check_digits import IBAN_LENGTHS, is_iban
@@ -47,6 +48,12 @@ def iban_at(text: str, at: int) -> int:
     return end if is_iban(_SEPARATORS.sub("", text[at:end]).upper()) else 0
 
 
+def _ends(shape: bytes) -> tuple[Callable[[bytes, int], Iterator[re.Match[bytes]]], int]:
+    """What finds the digits at the end of a shape where all of it is, and the number of characters before them."""
+    digits = shape[len(shape.rstrip(b"0")) :]
+    return re.compile(digits + b"(?<=" + re.escape(shape) + b")").finditer, len(shape) - len(digits)
+
+
 class Lettered(Detector):
     """What begins with one to six letters, with digits soon after. `kinds` are an entity, what finds its end, and the
     shapes of which it has one at its beginning: "a" for a letter, "0" for a digit, blanks and hyphens.
@@ -57,19 +64,20 @@ class Lettered(Detector):
     needs = "0-9"
 
     def __init__(self, kinds: list[tuple[str, NumberKind, tuple[bytes, ...]]]) -> None:
-        self._kinds = tuple((entity, end_of, shape) for entity, end_of, shapes in kinds for shape in shapes)
+        each = [(entity, end_of, shape) for entity, end_of, shapes in kinds for shape in shapes]
+        #: And how many characters are before the digits at the end of a shape, which are looked for: there are fewer.
+        self._kinds = tuple((entity, end_of, *_ends(shape)) for entity, end_of, shape in each)
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
         """As `Detector.find`."""
-        find = text.encode("latin-1", "replace").translate(_SHAPE_OF).find
-        for entity, end_of, shape in self._kinds:
-            at = find(shape, start)
-            while at >= 0:
+        shapes = text.encode("latin-1", "replace").translate(_SHAPE_OF)
+        for entity, end_of, digits_of, before in self._kinds:
+            for digits in digits_of(shapes, start + before):
+                at = digits.start() - before
                 if stands_alone(text, at):
                     end = end_of(text, at)
                     if end:
                         found.append(Span(at, end, entity, at))
-                at = find(shape, at + 1)
 
     def open_end(self, text: str, tail: str) -> int:
         """As `Detector.open_end`."""

@@ -106,16 +106,20 @@ def card_at(text: str, at: int) -> int:
     match = _CARD.match(text, at)
     if match is None:
         return 0
-    groups = _CARD_SEPARATORS.split(match[0])
-    digits = "".join(groups)
-    size, end = len(digits), match.end()
-    while size >= _SHORTEST:
-        if size <= _LONGEST and is_card(digits[:size]):
-            return end
+    said, end = match[0], match.end()
+    digits = said.replace(" ", "").replace("-", "").replace(".", "")
+    size = len(digits)
+    if size <= _LONGEST and is_card(digits):
+        return end
+    groups = _CARD_SEPARATORS.split(said)
+    while True:
         last = len(groups.pop())
         size -= last
         end -= last + 1
-    return 0
+        if size < _SHORTEST:
+            return 0
+        if size <= _LONGEST and is_card(digits[:size]):
+            return end
 
 
 def stands_alone(text: str, at: int) -> bool:

@@ -22,6 +22,8 @@ _MAX_DIGITS: Final = 15
 _MIN_DIGITS: Final = 7
 #: What a plan is made of: groups and counts, and what stands for one digit.
 _PLAN_TOKEN = re.compile(r"\(\?:|\{[0-9,]+\}|\\d|\[[^\]]*\]|[0-9]")
+#: What parts two digits.
+_PARTS: Final = "[ ./()-]{0,2}"
 #: Characters of plans that are looked for with separators: a region has some 2,000, which compile in ten milliseconds.
 _MAX_PLANS: Final = 10_000
 
@@ -40,7 +42,7 @@ class Phones:
         if len(plans) > _MAX_PLANS:
             self.form = ""
         elif plans:  # which holds at the first character, and not behind it
-            self.form += f"|(?<=(?=(?:{_PLAN_TOKEN.sub(_parted, plans)})(?![0-9A-Za-z])).)"
+            self.form += f"|(?<=(?={_PARTS}(?:{_PLAN_TOKEN.sub(_parted, plans)})(?![0-9A-Za-z])).)"
 
     def __call__(self, text: str, at: int) -> int:
         """The end of a number that begins here; 0: none does. Of groups too many the last ones are left out."""
@@ -123,8 +125,8 @@ def _national_plan(region: str) -> str:
 
 
 def _parted(token: re.Match[str]) -> str:
-    """A token of a plan; separators may stand before a digit."""
-    return token[0] if token[0][0] in "({" else rf"(?:[ ./()-]{{0,2}}{token[0]})"
+    """A token of a plan; separators may stand behind a digit. `re` passes over a branch by its first digit."""
+    return token[0] if token[0][0] in "({" else f"(?:{token[0]}{_PARTS})"
 
 
 def _metadata(region: str, country_code: str) -> Any:

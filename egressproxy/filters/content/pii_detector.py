@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import StreamEditor, TextFunction, framing_of
+from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, TextFunction, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
 from egressproxy.errors import Reason
@@ -84,6 +84,12 @@ class _State:
             raise owner.refusal(f"the answer has {entity}, which must not pass", 502)
         return value if action == "Report" else f"[{entity}]"
 
+    def _kept_in_answer(self, entity: str, value: str) -> str:
+        """For what is signed: what would be changed is refused instead."""
+        if self.replace_in_answer(entity, value) != value:
+            raise self._filter.refusal(f"what the provider has signed has {entity}, and cannot be changed", 502)
+        return value
+
     def text_function(self, channel: Channel) -> TextFunction | None:
         """What is done to a channel of a streamed answer."""
         return self.function(has_escapes=channel.kind is TextKind.ARGUMENTS, is_signed=channel.is_signed)
@@ -94,9 +100,7 @@ class _State:
         restorer = Restorer(self.placeholders, has_escapes=has_escapes) if values and not is_signed else None
         if scanner is None:
             return restorer
-        stream = scanner.stream(
-            _kept(self.replace_in_answer) if is_signed else self.replace_in_answer, has_escapes=has_escapes
-        )
+        stream = scanner.stream(self._kept_in_answer if is_signed else self.replace_in_answer, has_escapes=has_escapes)
         return stream if restorer is None else Chained(stream, restorer)
 
 
@@ -125,6 +129,7 @@ class PIIDetector(Filter):
             self.actions.update((each.name, each.action) for each in config.presidio.entities)
             call = context.calls.get(config.presidio.backend_ref.label)
             self._presidio = Presidio(config.presidio, call)
+        self._at_once = _STEP if self._presidio is None else 0  # bytes of a request
         self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
         self._name = context.name
         self._denies_unreadable = config.unreadable == "Deny"
@@ -148,15 +153,14 @@ class PIIDetector(Filter):
     # --- requests ---------------------------------------------------------------------------------------------------
     def request_headers(self, x: Exchange) -> None:
         """Looks at the query and the fields that are named. Raises Rejected (403)."""
-        scanner = self._requests
-        if x.is_tunnel or x.request.upgrade:
+        scanner, head = self._requests, x.request
+        if x.is_tunnel or head.upgrade:
             if self._denies_unreadable:
                 what = "a tunnel" if x.is_tunnel else "an upgraded connection"
                 raise self.refusal(f"what is said in {what} cannot be looked at", 403)
             return
-        if scanner is None or not (self._query or self._headers):
+        if scanner is None:
             return
-        head = x.request
         if self._query and b"?" in head.path:
             path, _, query = head.path.partition(b"?")
             document = FormDocument(query)
@@ -213,12 +217,11 @@ class PIIDetector(Filter):
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """The body with what was found replaced. Raises Rejected (403, or 400 for a body that cannot be read)."""
         scanner = self._requests
-        assert scanner is not None
-        if not data:
+        if not data or scanner is None:
             return data
         if self._is_on_leg:
             x.keep(self._note, None)  # what an earlier attempt has kept is no longer good
-        if self._presidio is not None or len(data) > _STEP:
+        if len(data) > self._at_once:
             return self._in_steps(x, data, scanner)
         try:
             document = document_of(x, data, type_and_kind_of(x.request.fields)[1], is_request=True)
@@ -294,12 +297,13 @@ class PIIDetector(Filter):
             if editor is None:
                 media_type, kind = type_and_kind_of(x.response.fields)
                 framing = framing_of(media_type, operation(x))
+                is_lenient = self.answers is None or not self._denies_unreadable  # as of a whole answer
                 if framing is not None:
-                    editor = StreamEditor(framing, state.text_function)
+                    editor = (LenientEditor if is_lenient else StreamEditor)(framing, state.text_function)
                 elif kind is BodyKind.TEXT:
                     function = state.function()
                     assert function is not None
-                    editor = TextEditor(function)
+                    editor = TextEditor(function, is_lenient=is_lenient)
                 elif len(data) > _STEP and self.answers is not None:
                     return self._answer_in_steps(x, data, kind, state)
                 else:
@@ -431,17 +435,6 @@ class PIIDetector(Filter):
 
     def __repr__(self) -> str:
         return f"PIIDetector({self._name}, {', '.join(self.actions)})"
-
-
-def _kept(replace: Replace) -> Replace:
-    """For what is signed: what would be changed is refused instead."""
-
-    def checked(entity: str, value: str) -> str:
-        if replace(entity, value) != value:
-            raise Unreadable(f"what the provider has signed has {entity}, and cannot be changed")
-        return value
-
-    return checked
 
 
 PII_DETECTOR = FilterType(

@@ -367,7 +367,7 @@ class PromptGuard(Filter):
             return collected[-1]
 
         editor = StreamEditor(framing, collector)
-        editor.feed(data)
+        editor.feed(data + b"\n\n")  # some clients read a last event that has not ended
         editor.end()
         return _Texts([("".join(each.pieces), True) for each in collected], [])
 

@@ -17,7 +17,7 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import StreamEditor, StreamReader, framing_of
+from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, StreamReader, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
@@ -333,15 +333,16 @@ class ResponsePolicy(Filter):
         fields = x.response.fields
         framing = framing_of(media_type_of(fields), operation(x))
         if framing is not None:
-            answer.editor = StreamEditor(framing, answer.function)
+            is_lenient = not self._denies_unreadable
+            answer.editor = (LenientEditor if is_lenient else StreamEditor)(framing, answer.function)
             called = operation(x)
             is_told = answer.begun is not None and (called is None or called.api is Api.OPENAI_RESPONSES)
             if self.config.tool_calls != "Any" or is_told:
                 other = framing_of(media_type_of(fields), operation(x))
-                answer.reader = None if other is None else StreamReader(other)
+                answer.reader = None if other is None else StreamReader(other, is_lenient=is_lenient)
             return True
         if kind_of(fields) is BodyKind.TEXT:
-            answer.editor = TextEditor(_Watched(answer, self.scanner))
+            answer.editor = TextEditor(_Watched(answer, self.scanner), is_lenient=not self._denies_unreadable)
             return True
         return False
 
@@ -359,14 +360,15 @@ class ResponsePolicy(Filter):
                         self._check_tools(answer, AiAnswer(b"", event.value))
             made.append(editor.feed(piece))
             if answer.is_cut:
-                answer.is_over = True
-                if isinstance(editor, StreamEditor):
-                    if answer.end is AnswerEnd.NONE or media_type_of(x.response.fields) != b"text/event-stream":
-                        raise self.refusal("the answer is cut, and its API has no word for that", 502)
-                    made.append(written_end(answer.end, answer.channels, answer.begun or BegunResponse()))
-                return b"".join(made)
-        if last:
+                break
+        if last and not answer.is_cut:
             made.append(editor.end())
+        if answer.is_cut:
+            answer.is_over = True
+            if isinstance(editor, StreamEditor):
+                if answer.end is AnswerEnd.NONE or media_type_of(x.response.fields) != b"text/event-stream":
+                    raise self.refusal("the answer is cut, and its API has no word for that", 502)
+                made.append(written_end(answer.end, answer.channels, answer.begun or BegunResponse()))
         return b"".join(made)
 
     def _check_tools(self, answer: _WatchedAnswer, message: JsonMessage) -> None:

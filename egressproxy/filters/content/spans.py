@@ -78,8 +78,8 @@ class Scanner:
     def __init__(self, detectors: Sequence[Detector]) -> None:
         self._detectors = tuple(detectors)
         needs = [detector.needs for detector in detectors]
-        #: Finds a character that something may be found at; None: nothing is known of some detector.
-        self._needed = re.compile(f"[{''.join(needs)}]").search if needs and all(needs) else None
+        #: Finds a character that something may be found at; anything where nothing is known of some detector.
+        self._needed = re.compile(f"[{''.join(needs)}]" if needs and all(needs) else "").search
         self.sees_digits = any("0-9" in each for each in needs)
         self.stays_in_strings = all(detector.stays_in_strings for detector in detectors)
         self.plain = Folder()
@@ -106,7 +106,7 @@ class Scanner:
 
     def scan(self, folded: str, start: int, kept: list[Span]) -> list[Span]:
         """The spans of folded text from `start`; what came before is context, and `kept` began there."""
-        if self._needed is not None and self._needed(folded, start) is None:
+        if self._needed(folded, start) is None:
             return kept  # detectors look at folded text, and each asks for one of these characters
         found: list[Span] = []
         for detector in self._detectors:

@@ -13,25 +13,43 @@ _DECODER = getincrementaldecoder("utf-8")
 
 
 class TextEditor:
-    """Edits one body of text in UTF-8, cut anywhere. Raises Unreadable for other bytes."""
+    """Edits one body of text in UTF-8, cut anywhere. Raises Unreadable for other bytes; one that `is_lenient` lets them
+    pass as they came, with all that follows.
+    """
 
-    __slots__ = ("_decode", "_function")
+    __slots__ = ("_decoder", "_function", "_is_broken", "_is_lenient")
 
-    def __init__(self, function: TextFunction) -> None:
-        self._decode = _DECODER().decode
+    def __init__(self, function: TextFunction, *, is_lenient: bool = False) -> None:
+        self._decoder = _DECODER()
         self._function = function
+        self._is_lenient = is_lenient
+        self._is_broken = False
 
     def feed(self, data: bytes) -> bytes:
         """What is sent for these bytes."""
-        return self._function.feed(self._text(data, False)).encode()
+        if self._is_broken:
+            return data
+        half = self._decoder.getstate()[0] if self._is_lenient else b""
+        try:
+            return self._function.feed(self._text(data, False)).encode()
+        except Unreadable:
+            if not self._is_lenient:
+                raise
+            self._is_broken = True
+            return self._function.flush().encode() + half + data
 
     def end(self) -> bytes:
         """The body is over: what is left of it."""
+        if self._is_broken:
+            return b""
+        half = self._decoder.getstate()[0] if self._is_lenient else b""
+        if half:
+            return self._function.flush().encode() + half
         return (self._function.feed(self._text(b"", True)) + self._function.flush()).encode()
 
     def _text(self, data: bytes, last: bool) -> str:
         try:
-            return self._decode(data, last)
+            return self._decoder.decode(data, last)
         except UnicodeDecodeError:
             raise Unreadable("it is not UTF-8") from None
 

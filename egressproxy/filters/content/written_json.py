@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary
+from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary, may_be_binary
 from egressproxy.filters.content.spans import Replace, Scanner, Span, replaced
 
 __all__ = ["WrittenJson"]
@@ -17,18 +17,21 @@ __all__ = ["WrittenJson"]
 #: Escapes of which each stands for one character, none of which is in anything that is looked for. That of the
 #: backslash is the first: what follows it is no escape.
 _PARTING: Final = ("\\\\", '\\"', "\\n", "\\r", "\\t", "\\b", "\\f")
+#: The same of few of them: a pass for each of these takes as long as so many matches, by 2 to this power characters.
+_parting = re.compile(r'\\[\\"nrtbf]').sub
+_FEW: Final = 4
 _OTHER_ESCAPE = re.compile(r"\\(?:/|u([dD][89ABab][0-9A-Fa-f]{2})\\u([0-9A-Fa-f]{4})|u([0-9A-Fa-f]{4}))")
 #: A number that may have other digits than are written: `4.1e15`, or more than a double has.
-_ODD_NUMBER = re.compile(r"[0-9](?:[Ee]|\.(?<=[0-9]{9}.))")
+_odd_number = re.compile(r"[0-9](?:[Ee]|\.(?<=[0-9]{9}.))").search
 _ODD_NUMBER_INSIDE = re.compile(r"[:,\[][ \1]*-?(?:[0-9.]+[Ee]|[0-9]{9,}\.)")
-_END_OF_NAME = re.compile(r"\0[ \t\r\n]*:")
-#: The beginning of a string that may be JSON, or data; and base64 to the end of its string.
-_ODD_STRING = re.compile(r"[ \1]*[{\[]|data:|[0-9A-Za-z+/=_\1-]{64,}+\0")
+#: A string with its ends that is no name, cannot be JSON or data, and is not all base64.
+_ordinary_string = re.compile(r"\0(?![ \1]*[{\[]|data:|[0-9A-Za-z+/=_\1-]{64,}+\0)[^\0]*+\0(?![ \t\r\n]*:)").match
 #: Members that are signed by a provider, or say again what others say.
-_BOUND = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0")
+_bound = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0").search
 #: Of a body, and of escapes in it that are undone one by one: nobody else has a turn meanwhile.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_ESCAPES: Final = 4096
+_HOLDERS: Final = (dict, list)
 #: Characters of a string that is worth a look at what it is.
 _LONG: Final = 4096
 
@@ -38,10 +41,11 @@ class WrittenJson:
     part words and numbers; JSON itself has neither.
     """
 
-    __slots__ = ("_index", "_source", "text")
+    __slots__ = ("_body", "_index", "_source", "text")
 
-    def __init__(self, source: bytes, text: str, index: list[int] | None) -> None:
-        self._source = source
+    def __init__(self, body: bytes, source: str, text: str, index: list[int] | None) -> None:
+        self._body = body
+        self._source = source  # what the body says
         self.text = text
         self._index = index  # of each character, and of the end, in the source
 
@@ -51,55 +55,57 @@ class WrittenJson:
         if type(document) is not JsonDocument or not scanner.stays_in_strings:
             return None
         message = document.message
-        if type(message.value) not in (dict, list) or len(message.source) > _MAX_BYTES:
+        body = message.source
+        if type(message.value) not in _HOLDERS or len(body) > _MAX_BYTES:
             return None
-        source = message.source
-        text = source.decode()
+        source = text = body.decode()
         index = None
         has_inner_escapes = False
         if "\\" in text:
             has_inner_escapes = "\\\\" in text
-            for escape in _PARTING:
-                text = text.replace(escape, "\1\1")
+            if text.count("\\") < len(text) >> _FEW:
+                text = _parting("\1\1", text)
+            else:
+                for escape in _PARTING:
+                    text = text.replace(escape, "\1\1")
             if "\\" in text:
                 if text.count("\\") > _MAX_ESCAPES:
                     return None
                 text, index = _unescaped(text)
                 has_inner_escapes |= "\\" in text
         text = text.replace('"', "\0")
-        has_inner = "\0arguments\0" in text or "\0input\0" in text
-        if has_inner and has_inner_escapes:
+        if ("\0arguments\0" in text or "\0input\0" in text) and (
+            has_inner_escapes or (scanner.sees_digits and _ODD_NUMBER_INSIDE.search(text) is not None)
+        ):
             return None
-        if scanner.sees_digits:
-            if _ODD_NUMBER.search("".join(text.split("\0")[::2])) is not None:
-                return None
-            if has_inner and _ODD_NUMBER_INSIDE.search(text) is not None:
-                return None
-        if document.is_ai and len(text) > _LONG:
+        if scanner.sees_digits and _odd_number("".join(text.split("\0")[::2])) is not None:
+            return None
+        if len(text) > _LONG and document.is_ai:
             text = _without_binary(text)
-        return cls(source, text, index)
+        return cls(body, source, text, index)
 
     def replaced(self, found: list[Span], replace: Replace) -> bytes | None:
         """The body with these spans of the text replaced by what needs no escape; None where one of them stands
         elsewhere than in a string that can be replaced so: nothing was replaced then.
         """
-        text, index = self.text, self._index
-        begin = end = 0  # of the string that the span is in
+        text = self.text
+        end = 0  # behind the string that the span is in
         for start, _, entity, _ in found:
             if start >= end:
-                if text.count("\0", end and end + 1, start) % 2 == 0:
+                if text.count("\0", end, start) % 2 == 0:
                     return None  # a number
-                begin, end = text.rfind("\0", 0, start) + 1, text.find("\0", start)
-                if _END_OF_NAME.match(text, end) is not None or _ODD_STRING.match(text, begin) is not None:
+                string = _ordinary_string(text, text.rfind("\0", 0, start))
+                if string is None:
                     return None
+                end = string.end()
             if entity == "PRIVATE_KEY":
                 return None  # its lines are parted by escapes, and it has a greatest length
-        if _BOUND.search(text) is not None:
+        if _bound(text) is not None:
             return None
-        source = self._source.decode()
+        source, index = self._source, self._index
         if index is None:
             made = replaced(source, found, replace)
-            return self._source if made == source else made.encode()
+            return self._body if made == source else made.encode()
         pieces: list[str] = []
         done = 0
         for start, stop, entity, _ in found:
@@ -110,7 +116,7 @@ class WrittenJson:
                 pieces.append(said)
                 done = index[stop]
         pieces.append(source[done:])
-        return "".join(pieces).encode() if done else self._source
+        return "".join(pieces).encode() if done else self._body
 
     def __repr__(self) -> str:
         return f"WrittenJson({len(self.text)} characters)"
@@ -123,7 +129,7 @@ def _without_binary(text: str) -> str:
         piece = pieces[at]
         if len(piece) > _LONG:
             name = pieces[at - 2] if pieces[at - 1].strip(" \t\r\n") == ":" else ""
-            if is_binary(name, piece.replace("\1\1", "\n")):
+            if may_be_binary(name, piece) and is_binary(name, piece.replace("\1\1", "\n")):
                 pieces[at] = "\1" * len(piece)
     return "\0".join(pieces)
 

@@ -25,8 +25,9 @@ _PART: Final = "%d:%s"
 def key_text(per: Sequence[Per], header: str = "") -> KeyText:
     """What makes the text of a key. `header` is the name of the field for Header.
 
-    Source: an identity is a Kubernetes namespace and service account; of a client that is not known, its address
-    (an IPv6 /64 counts as one).
+    An identity is a service account, by whatever it was shown: else a client with a token and a certificate would have
+    every limit twice. Of another client it is the name (`CallerIdentity.name`), and of one that is not known the
+    address (an IPv6 /64 counts as one).
     """
     field = header.lower().encode()
     parts: list[Callable[[Exchange, str], str]] = []
@@ -50,8 +51,10 @@ def key_text(per: Sequence[Per], header: str = "") -> KeyText:
 
 def _identity(x: Exchange, _model: str) -> str:
     identity = x.identity
-    if identity.service_account != "-":
+    if identity.service_account != "-" != identity.namespace:  # an account has its name in its namespace alone
         return f"{identity.namespace}/{identity.service_account}"
+    if identity.name != "-":
+        return identity.name
     address = client_of(x) if identity.origin_client == "-" else identity.origin_client
     return address if identity.namespace == "-" else f"{identity.namespace} {address}"
 

@@ -36,7 +36,7 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
     window, table = rule.window, rule.table
     if rule.type != "Tokens" or not isinstance(window, TokenBucket):
         return None
-    take_of, with_more, most, no_period = window.take, window.with_more, window.most, window.period(0.0)
+    take_of, add_to, most, no_period = window.take, window.add_to, window.most, window.period(0.0)
     find_text, cells, lock, text_of = table.find_text, table.cells, table.lock, rule.text
     counts_input, counts_output = rule.counts_input, rule.counts_output
     count_allowed, count_reserved, count_settled = rule.count_allowed, rule.count_reserved, rule.count_settled
@@ -53,8 +53,6 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
         with lock:
             if take_of(cells, find_text(taken.text, now), amount, now) > 0.0:
                 return None
-        rule.allowed += 1
-        rule.reserved += amount
         count_allowed.count += 1
         count_reserved.count += amount
         return taken
@@ -66,12 +64,10 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
         took: float = usage[0] if counts_input else 0
         if counts_output:
             took += usage[1]
-        rule.settled += took
         count_settled.count += took
         if took != taken.amount:
             now = monotonic()
             with lock:
-                at = find_text(taken.text, now)
-                cells[at], cells[at + 1] = with_more(cells[at], cells[at + 1], took - taken.amount, now)
+                add_to(cells, find_text(taken.text, now), took - taken.amount, now)
 
     return OneBucket(take, settle)

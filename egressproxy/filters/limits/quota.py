@@ -8,6 +8,7 @@ or how many tokens it may take. All limits of one filter let an exchange pass to
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from hashlib import blake2b
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -20,7 +21,7 @@ from egressproxy.filters.limits.keys import NEEDS_BACKEND, key_text
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seconds
-from egressproxy.filters.limits.rules import NEVER, QuotaRule, Take
+from egressproxy.filters.limits.rules import NEVER, Later, QuotaRule, Take
 from egressproxy.filters.limits.windows import CALENDAR, window_of
 from egressproxy.model.exchange import Exchange
 
@@ -126,11 +127,12 @@ class Quota(Filter):
         held = notes.get(self._note) if notes is not None else None
         if held is None:
             held = Held(use)
-            if self.concurrency:
-                self._enter(x, held, model)
         else:  # another attempt: every one is a request, and what is settled is taken anew
             self._release(held)
+            self._leave(held)
             held.use = use
+        if self.concurrency:
+            self._enter(x, held, model)
         now = monotonic()
         held.takes = takes = []
         for rule in self.rules if use is not None else self._head_rules:
@@ -142,7 +144,10 @@ class Quota(Filter):
             self._leave(held)
             raise
         if refusing is not None and isinstance(refusing, Awaitable):
-            return self._go_on(x, held, refusing)
+            held.takes = []  # until the store has taken them: the exchange may end before it is asked
+            if held.places:
+                x.keep(self._note, held)
+            return Later(partial(self._go_on, x, held, takes, refusing))
         self._finish(x, held, refusing)
         return None
 
@@ -160,13 +165,13 @@ class Quota(Filter):
                 self._leave(held)
                 raise LimitExceeded(Reason.CONCURRENCY, rule.message, status=503, rule=self._source, retry_after_s=1)
 
-    async def _go_on(self, x: Exchange, held: Held, waiting: Awaitable[Take | None]) -> None:
+    async def _go_on(self, x: Exchange, held: Held, takes: list[Take], waiting: Awaitable[Take | None]) -> None:
         try:
             refusing = await waiting
         except BaseException:
-            held.takes = []  # the store itself gives back what it takes for nobody
-            self._leave(held)
+            self._leave(held)  # the store itself gives back what it takes for nobody
             raise
+        held.takes = takes
         self._finish(x, held, refusing)
 
     def _finish(self, x: Exchange, held: Held, refusing: Take | None) -> None:
@@ -174,10 +179,8 @@ class Quota(Filter):
         if refusing is None:
             for take in held.takes:
                 rule = take.rule
-                rule.allowed += 1
                 rule.count_allowed.count += 1
                 if rule.is_settled:
-                    rule.reserved += take.amount
                     rule.count_reserved.count += take.amount
             if self._is_kept:
                 x.keep(self._note, held)
@@ -242,7 +245,6 @@ class SettledQuota(Quota):
             rule = take.rule
             took = self._taken(rule, x, held.use)
             if took is not None:
-                rule.settled += took
                 rule.count_settled.count += took
                 if took != take.amount:
                     self._store.settle(take, took - take.amount)

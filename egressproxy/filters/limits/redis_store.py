@@ -27,7 +27,7 @@ from egressproxy.filters.limits.redis_fleet import FLEET_KEYS, RedisFleet
 from egressproxy.filters.limits.redis_link import RedisAway, RedisLink
 from egressproxy.filters.limits.redis_protocol import Reply, ReplyError
 from egressproxy.filters.limits.redis_scripts import ALIVE_S, LIVING, MACHINES, PREFIX, SETTLING, TAKING
-from egressproxy.filters.limits.rules import Take
+from egressproxy.filters.limits.rules import Later, Take
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
 
 __all__ = ["RedisStore"]
@@ -80,9 +80,9 @@ class RedisStore:
         if link is not None:
             if self._fleet.is_sharing(monotonic()):
                 return self._asked_for_share(link, takes)
-            return self._asked(link, takes)
+            return Later(partial(self._asked, link, takes))
         if self._link is not None and self._link.is_beginning:
-            return self._asked_first(self._link, takes)
+            return Later(partial(self._asked_first, self._link, takes))
         return self._take_without(takes)
 
     def settle(self, take: Take, difference: float) -> None:
@@ -161,7 +161,7 @@ class RedisStore:
         if refusing is not None:
             self._requests.add(1, "local")
             return refusing
-        return self._asked(link, takes, has_share=True)
+        return Later(partial(self._asked, link, takes, has_share=True))
 
     async def _asked(self, link: RedisLink, takes: Sequence[Take], *, has_share: bool = False) -> Take | None:
         keys = [*map(_key, takes), MACHINES]

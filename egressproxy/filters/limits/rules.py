@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import Reason
 from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.limits.keys import KeyText
 from egressproxy.filters.limits.windows import Window
 
-__all__ = ["NEVER", "REASONS", "GrowingNumber", "QuotaRule", "Take"]
+__all__ = ["NEVER", "REASONS", "GrowingNumber", "Later", "QuotaRule", "Take"]
+
+R = TypeVar("R")
 
 #: By the type of a limit: why an exchange is refused.
 REASONS: Final = {
@@ -48,11 +51,11 @@ class QuotaRule:
         table: its numbers, by key.
         allows: how much, in words: "100 requests in a day for each Identity".
         identity: what distinguishes it from every other limit of a fleet.
-        allowed, denied: exchanges.
-        reserved, settled: amounts that were taken before, and what they were in the end.
+        denied: exchanges.
         is_settled: what it counts is known only in the end.
         counts_input, counts_output: `count` says so.
-        count_allowed, count_reserved, count_settled: the same in metrics.
+        count_allowed, count_reserved, count_settled: exchanges, and amounts that were taken before, and what they were
+            in the end; metrics, whose numbers begin anew with each scrape.
     """
 
     name: str
@@ -63,10 +66,7 @@ class QuotaRule:
     table: KeyedCounters
     identity: bytes
     allows: str
-    allowed: int = 0
     denied: int = 0
-    reserved: float = 0.0
-    settled: float = 0.0
     count_allowed: GrowingNumber = field(default_factory=_NoMetric)
     count_reserved: GrowingNumber = field(default_factory=_NoMetric)
     count_settled: GrowingNumber = field(default_factory=_NoMetric)
@@ -90,7 +90,7 @@ class QuotaRule:
         return REASONS[self.type]
 
     def __repr__(self) -> str:
-        return f"QuotaRule({self.name}, {self.window.limit:g} in {self.window.length_s:g} s, {self.allowed} allowed)"
+        return f"QuotaRule({self.name}, {self.window.limit:g} in {self.window.length_s:g} s)"
 
 
 class Take:
@@ -121,3 +121,15 @@ class Take:
 
     def __repr__(self) -> str:
         return f"Take({self.amount:g} of {self.rule.name})"
+
+
+class Later(Generic[R]):
+    """Begins a coroutine when it is awaited. An exchange may end before: then there is none, and no warning of one."""
+
+    __slots__ = ("_begin",)
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, R]]) -> None:
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self._begin().__await__()

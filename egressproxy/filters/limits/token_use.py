@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from egressproxy.ai_apis.answer import model_of
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.delta_shape import DeltaShape
-from egressproxy.ai_apis.framing import Framing
+from egressproxy.ai_apis.framing import BrokenStream, Framing
 from egressproxy.ai_apis.request import estimated_tokens
 from egressproxy.ai_apis.shared import (
     add_usage,
@@ -144,12 +144,13 @@ class TokenUse:
         return data
 
     def _feed_stream(self, x: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
+        broken = b""
         try:
             frames = framing.feed(data)
-        except Unreadable:
+        except BrokenStream as error:
             self._is_over = True  # whatever it is, it goes on; what was seen of it counts
-            return data
-        if last:
+            frames, broken = error.frames, error.rest
+        if last and not self._is_over:
             rest = framing.rest()
             if rest is not None:
                 frames.append(rest)
@@ -179,7 +180,7 @@ class TokenUse:
                         is_usage_alone = value.get("choices") == []
             if not is_usage_alone:
                 kept.append(frame.raw)
-        return b"".join(kept) if self.hides_usage else data
+        return b"".join(kept) + broken if self.hides_usage else data
 
     def _collect(self, x: Exchange, data: bytes, last: bool) -> None:
         whole = self._whole = bytearray() if self._whole is None else self._whole
@@ -207,9 +208,9 @@ class TokenUse:
     def taken(self, x: Exchange) -> TokenUsage | None:
         """What it took in the end; None where nothing tells, so that the estimate stays.
 
-        What failed before an answer took nothing, nor did what another filter has answered in a provider's place. Whose
-        client has left before the answer, its provider may have answered in full: the estimate stays. A
-        stream that was cut took its input, and what was seen of its text.
+        What failed before an answer took nothing, nor did what another filter has answered in a provider's place. Where
+        nobody has waited for the answer, its provider may have answered in full, and where a filter has kept it back it
+        has: the estimate stays. A stream that was cut took its input, and what was seen of its text.
         """
         if not x.attempts:
             return usage_told(x) or TokenUsage()  # a cache may tell what its answer has taken once
@@ -218,16 +219,28 @@ class TokenUse:
             told = None  # no answer takes nothing: its server does not count
         if told is not None and self._framing is None:
             return told
-        if told is None and self.is_call and x.reason is Reason.CLIENT_GONE and not x.status:
+        if told is None and self.is_call and _is_given_up(x):
             return None
         if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
             if told is None:
-                is_counted = self.seen_tokens or (self.is_call and 200 <= x.status < 300)
+                is_counted = self.seen_tokens or (self.is_call and _is_answered(x))
                 return TokenUsage(self.input_tokens, self.seen_tokens) if is_counted else TokenUsage()
             return told._replace(output_tokens=max(told.output_tokens, self.seen_tokens))
         if told is not None:
             return told
-        return None if self.is_call and 200 <= x.status < 300 else TokenUsage()
+        return None if self.is_call and _is_answered(x) else TokenUsage()
 
     def __repr__(self) -> str:
         return f"TokenUse({self.model}, {self.input_tokens} and {self.output_tokens} tokens)"
+
+
+def _is_given_up(x: Exchange) -> bool:
+    """Whether the client, or the gateway, has left a provider that may be answering."""
+    if x.reason is Reason.CLIENT_GONE:
+        return not x.status
+    return x.status == 504 and x.reason in (Reason.REQUEST_TIMEOUT, Reason.RESPONSE_TIMEOUT) and bool(x.upstream)
+
+
+def _is_answered(x: Exchange) -> bool:
+    """Whether the provider has given what was asked for, whatever the client got of it."""
+    return 200 <= x.status < 300 or (x.status > 0 and x.response is not None and 200 <= x.response.status < 300)

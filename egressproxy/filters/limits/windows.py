@@ -89,6 +89,11 @@ class TokenBucket:
         cells[at] = until + needed
         return 0.0
 
+    def add_to(self, cells: memoryview[float], at: int, amount: float, now: float) -> None:
+        """`with_more` of the numbers at this place, of which a bucket has but the first."""
+        until = cells[at]
+        cells[at] = (until if until > now else now) + amount * self._interval
+
     def left(self, until: float, used: float, now: float) -> tuple[float, float]:
         """As of Window."""
         drawn = until - now if until > now else 0.0

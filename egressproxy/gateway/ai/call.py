@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from egressproxy.ai_apis.shared import operation
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.content_coding import note_change
 from egressproxy.gateway.ai.answers import (
@@ -23,7 +24,7 @@ from egressproxy.gateway.ai.answers import (
 )
 from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, set_request_head, set_response_head
 from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
-from egressproxy.gateway.ai.provider_errors import told_in_shape
+from egressproxy.gateway.ai.provider_errors import ProviderCall, told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.failover import Course
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
@@ -180,6 +181,7 @@ class AiCall:
         if sent.request is not None:
             self.backend_api = sent.request.target
             x.path_prefix = b""  # what replaces it is for the client's path
+            operation(x)  # filters of the answer, which see the client's API, go by the client's path
             set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
         elif endpoint.prefix and self.api is not None:
             path, mark, query = head.path.partition(b"?")
@@ -288,6 +290,12 @@ class AiCall:
             return None
         field = self._first.field if self._first is not None and error.reason is Reason.UNTRANSLATABLE else ""
         return told_in_shape(self.api, error, about, field or None)
+
+    @classmethod
+    def provider_of_client(cls, x: Exchange) -> ProviderCall | None:
+        """Whose SDK the client speaks with, whatever API its request is translated to; None where that is not known."""
+        call = cls.of(x)
+        return None if call is None or call.api is None else ProviderCall(call.api)
 
     def log_fields(self) -> dict[str, object]:
         """The fields for the access log, as far as they are known."""

@@ -89,6 +89,7 @@ _OF_REQUEST: Final[Mapping[str, Callable[[Exchange, Shown], Any]]] = {
     "egressproxy.listener": lambda x, _: x.listener,
     "egressproxy.namespace": lambda x, _: x.identity.namespace,
     "egressproxy.service_account": lambda x, _: x.identity.service_account,
+    "egressproxy.identity": lambda x, _: x.identity.name,
 }
 _OF_RESPONSE: Final[Mapping[str, Callable[[Exchange, Shown], Any]]] = {
     "response.code": lambda x, _: x.response.status,

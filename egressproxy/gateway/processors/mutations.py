@@ -53,8 +53,17 @@ class MutationChecker:
     def change_request(self, changes: Sequence[FieldChange], x: Exchange, *, replaces: bool = False) -> None:
         """Change the head of the request. `replaces`: the whole message is replaced, and its method may be, too.
 
-        Raises HeaderNotAllowed and InvalidMutation; the head may have changed in part.
+        Raises HeaderNotAllowed and InvalidMutation; the head is as it was then.
         """
+        request = x.request
+        before = request.fields.block, request.path, request.method, x.upstream_host
+        try:
+            self._change_request(changes, x, replaces=replaces)
+        except Exception:  # the exchange may go on without the processor
+            request.fields.block, request.path, request.method, x.upstream_host = before
+            raise
+
+    def _change_request(self, changes: Sequence[FieldChange], x: Exchange, *, replaces: bool) -> None:
         for name, value in self._apply(changes, x.request.fields, is_response=False, replaces=replaces):
             if name == b":path":
                 if not _PATH.fullmatch(value) or has_dot_segment(value.partition(b"?")[0]):
@@ -73,6 +82,15 @@ class MutationChecker:
 
     def change_response(self, changes: Sequence[FieldChange], x: Exchange) -> None:
         """Change the head of the response. Raises as `change_request`."""
+        response = x.response
+        before = response.fields.block, response.status, response.phrase
+        try:
+            self._change_response(changes, x)
+        except Exception:
+            response.fields.block, response.status, response.phrase = before
+            raise
+
+    def _change_response(self, changes: Sequence[FieldChange], x: Exchange) -> None:
         for name, value in self._apply(changes, x.response.fields, is_response=True):
             if name == b":status":
                 status = int(value) if _STATUS.fullmatch(value) else 0
@@ -88,8 +106,12 @@ class MutationChecker:
 
     def change_trailers(self, changes: Sequence[FieldChange], fields: Fields) -> None:
         """Change trailers. Raises as `change_request`."""
-        for _ in self._apply(changes, fields, is_response=True):
-            pass
+        before = fields.block
+        try:
+            self.change_answer(changes, fields)
+        except Exception:
+            fields.block = before
+            raise
 
     def _apply(
         self, changes: Sequence[FieldChange], fields: Fields, *, is_response: bool, replaces: bool = False

@@ -328,10 +328,13 @@ class ProcessorSession:
         elif response.streamed is not None and self._is_duplex(response.part):
             self._keep_streamed(response.part, response.streamed)
         else:
-            answer = self._waiting.pop(response.part, None)
-            if answer is None or answer.done() or self._is_duplex(response.part):
+            answer = self._waiting.get(response.part)
+            # A piece for the stream in another mode, or in place of a whole body, would change nothing, silently.
+            is_stray = response.streamed is not None and (response.part in _BODY_MODES or response.replaces)
+            if answer is None or answer.done() or is_stray or self._is_duplex(response.part):
                 self._break(UnexpectedMessage())
             else:
+                del self._waiting[response.part]
                 answer.set_result(response)
 
     def stream_ended(self, failure: CallFailed | None) -> None:

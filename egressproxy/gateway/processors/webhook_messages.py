@@ -54,6 +54,7 @@ def webhook_message(phase: str, x: Exchange, request: Lines, response: Lines | N
             "address": x.client,
             "namespace": x.identity.namespace,
             "serviceAccount": x.identity.service_account,
+            "identity": x.identity.name,
         },
         "gateway": x.gateway,
         "listener": x.listener,

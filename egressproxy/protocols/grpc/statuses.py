@@ -46,6 +46,8 @@ _OF_REASON: Final[Mapping[Reason, GrpcStatus]] = {
     Reason.BACKEND_INVALID: GrpcStatus.UNAVAILABLE,  # Gateway API, GRPCRouteRule.backendRefs
     Reason.UNKNOWN_EXTENSION: GrpcStatus.UNAVAILABLE,
     Reason.FILTER_UNUSABLE: GrpcStatus.UNAVAILABLE,
+    Reason.CREDENTIALS_REQUIRED: GrpcStatus.UNAUTHENTICATED,
+    Reason.CREDENTIALS_REFUSED: GrpcStatus.UNAUTHENTICATED,
     Reason.REQUEST_TIMEOUT: GrpcStatus.DEADLINE_EXCEEDED,
     Reason.RESPONSE_TIMEOUT: GrpcStatus.DEADLINE_EXCEEDED,
     Reason.CLIENT_TIMEOUT: GrpcStatus.DEADLINE_EXCEEDED,
@@ -53,6 +55,7 @@ _OF_REASON: Final[Mapping[Reason, GrpcStatus]] = {
     Reason.TOKEN_RATE: GrpcStatus.RESOURCE_EXHAUSTED,
     Reason.BYTE_RATE: GrpcStatus.RESOURCE_EXHAUSTED,
     Reason.COST_LIMIT: GrpcStatus.RESOURCE_EXHAUSTED,
+    Reason.NEW_NAMES: GrpcStatus.RESOURCE_EXHAUSTED,
     Reason.CONCURRENCY: GrpcStatus.RESOURCE_EXHAUSTED,
     Reason.BODY_TOO_LARGE: GrpcStatus.RESOURCE_EXHAUSTED,
     Reason.HEAD_TOO_LARGE: GrpcStatus.RESOURCE_EXHAUSTED,

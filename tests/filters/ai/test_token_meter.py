@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.ai_apis import framing
 from egressproxy.ai_apis.apis import Api
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
 from egressproxy.model.exchange import LOGGED
@@ -140,3 +141,22 @@ def test_what_is_no_json_goes_on():
     x = exchange("POST", "http://a.example/v1/chat/completions", {"content-type": "application/json"})
     result = meter.run(x, request_body=b"no json", response=response(200), response_body=b"x")
     assert (result.request_body, result.response_body) == (b"no json", b"x")
+
+
+def test_no_byte_is_lost_of_a_stream_with_an_event_that_is_too_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(framing, "MAX_EVENT_BYTES", 3000)
+    meter = harness()
+    before, _, usage = STREAMS["OpenAIChat"].partition(b"data: [DONE]\n\n")[0].rpartition(b"data: ")
+    long = b"data: " + b"x" * 4000
+    sent = [
+        before,
+        b"data: " + usage + long[:1000],
+        *(long[at : at + 900] for at in range(1000, 4006, 900)),
+        b"\n\nend",
+    ]
+    x = exchange("POST", "http://a.example/v1/chat/completions", {"content-type": "application/json"})
+    asked = json.dumps({"model": "m", "messages": [], "stream": True}).encode()
+    head = response(200, {"content-type": "text/event-stream"})
+    result = meter.run(x, request_body=asked, response=head, response_body=sent)
+    assert result.response_body == before + long + b"\n\nend"
+    assert tokens(meter, "input") == 30

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egressproxy.ai_apis import framing
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
 
 TYPE = "egressproxy.io/ToolPolicy:v1"
@@ -511,3 +512,28 @@ def test_a_tool_is_offered_by_none_of_its_names_and_at_no_other_place(offered: d
     assert b"delete" not in sent
     assert b"evil" not in sent
     assert b"input_schema" in sent
+
+
+ODD = b'data: {"a": NaN}\n\n'
+
+
+@pytest.mark.parametrize("cuts", [[], [40], [60, 200], list(range(20, 400, 20))])
+def test_events_that_cannot_be_read_pass_once_where_that_is_allowed_and_others_are_judged(cuts: list[int]):
+    allowed = {**ALLOWED, "unreadable": "Allow"}
+    said = events(rpc("notifications/progress", progress=1)) + ODD + events(rpc("notifications/progress", progress=2))
+    marks = [0, *(each for each in cuts if each < len(said)), len(said)]
+    pieces = tuple(said[begin:end] for begin, end in pairwise(marks))
+    result = ask(allowed, rpc("tools/call", name="search"), pieces, kind=EVENTS)
+    assert (result.error, result.response_body) == (None, said)
+    call = ODD + chat_stream("delete", "{}")
+    assert ask(allowed, offering("search"), (call,), "/v1/chat/completions", EVENTS).error is not None
+
+
+def test_a_stream_whose_framing_breaks_passes_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(framing, "MAX_EVENT_BYTES", 300)
+    said = (events(rpc("ping")) + b"data: " + b"x" * 200, b"x" * 200, b"\n\n", ODD)
+    allowed = {**ALLOWED, "unreadable": "Allow"}
+    assert ask(allowed, rpc("ping"), said, kind=EVENTS).response_body == b"".join(said)
+    refused = ask(ALLOWED, rpc("ping"), said, kind=EVENTS)
+    assert refused.error is not None
+    assert "has more than" in refused.error.message

@@ -15,6 +15,7 @@ from egressproxy.filters.audit.chain_writer import writer_of
 from egressproxy.filters.audit.verification import records_in, verified
 from egressproxy.filters.base import Phase
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
+from egressproxy.model.exchange import CallerIdentity
 from tests.support.waiting import wait_until
 
 TYPE = "egressproxy.io/Audit:v1"
@@ -142,6 +143,16 @@ def test_a_tunnel_has_a_record(tmp_path: Path):
     (record,) = records(tmp_path)
     assert (record["is_tunnel"], record["method"], record["authority"]) == (True, "CONNECT", "api.example.com:443")
     assert (record["namespace"], record["service_account"]) == ("agents", "crawler")
+    assert "identity" not in record
+
+
+def test_a_record_has_the_name_of_a_client_of_no_namespace(tmp_path: Path):
+    x = exchange("GET", "https://api.example.com/")
+    x.identity = CallerIdentity(name="https://login.test#alice", source="token", groups=("staff",))
+    harness(tmp_path).run(x)
+    (record,) = records(tmp_path)
+    assert (record["identity"], record["identity_source"]) == ("https://login.test#alice", "token")
+    assert "staff" not in str(record)
 
 
 def test_mcp_tells_the_tool(tmp_path: Path):

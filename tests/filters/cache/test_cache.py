@@ -486,6 +486,21 @@ def test_clients_behind_another_gateway_that_hold_the_same_credential_share_noth
     assert not is_hit(ask(harness, behind_a_gateway("10.0.0.2")))
 
 
+def named(name):
+    """Known by a token of no service account."""
+    x = exchange("POST", CHAT, {**JSON, "authorization": "Bearer placeholder-of-everybody"})
+    x.identity = CallerIdentity(name=name, source="token")
+    x.request.body = len(BODY)
+    return x
+
+
+def test_clients_of_different_names_share_nothing():
+    harness = cache()
+    ask(harness, named("https://login.test#one"))
+    assert is_hit(ask(harness, named("https://login.test#one")))
+    assert not is_hit(ask(harness, named("https://login.test#two")))
+
+
 FORGET = (
     "from egressproxy.filters import Filter, Phase\n"
     "class Forget(Filter):\n"

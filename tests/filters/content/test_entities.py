@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from egressproxy.filters.content.check_digits import is_aadhaar
+from egressproxy.filters.content.check_digits import is_aadhaar, is_card
 from egressproxy.filters.content.emails import Emails
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.lettered import IBAN_SHAPES, Lettered, iban_at
@@ -193,6 +193,19 @@ def test_each_kind_of_number_has_the_form_that_is_said_of_it(text: str, regions:
     starts = [match.start() for match in _START.finditer(text)]
     every = [Span(at, end, entity, at) for at in starts for entity, find, _ in kinds if (end := find(text, at))]
     assert found == every
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from(_WORDS), max_size=8).map("".join))
+@example("4111 1111 1111 1111 42 777")
+@example("4111.1111-1111 1111 1")
+@example("4111111111111111 0000 0000")
+def test_a_card_is_the_longest_of_its_groups_that_are_one(text: str):
+    for at in range(len(text)):
+        groups = re.match(r"[2-689][0-9]{0,18}(?:[ .-][0-9]{1,18}){0,6}(?![0-9])", text[at:])
+        said = [] if groups is None else [m.end() for m in re.finditer("[0-9]+", groups[0])]
+        ends = [end for end in said if is_card(digits := re.sub("[ .-]", "", text[at : at + end])) and len(digits) < 20]
+        assert card_at(text, at) == (at + ends[-1] if ends else 0)
 
 
 def test_the_plan_of_every_region_is_found_with_separators():

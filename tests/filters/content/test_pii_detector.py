@@ -1,12 +1,13 @@
 # ruff: noqa: E501
 """PIIDetector, as the gateway builds and runs it."""
 
+import base64
 import gzip
 import json
 
 import pytest
 
-from egressproxy.ai_apis import message
+from egressproxy.ai_apis import framing, message
 from egressproxy.ai_apis.aws_event_stream import AwsFraming, aws_message
 from egressproxy.errors import Reason
 from egressproxy.filters import Phase
@@ -590,3 +591,41 @@ def test_no_tunnel_goes_past_it_on_a_route_or_a_backend(phase, unreadable, passe
 def test_a_wrong_config_says_what_is_wrong(config, message):
     with pytest.raises(FilterBuildError, match=message.replace("(", r"\(")):
         detector(**config)
+
+
+# --- streams that cannot be looked at
+
+
+@pytest.mark.parametrize("more", [{"applyTo": "Both", "unreadable": "Allow"}, {"applyTo": "Requests"}])
+def test_nothing_is_lost_of_a_stream_that_cannot_be_looked_at_where_it_may_pass(monkeypatch, more):
+    monkeypatch.setattr(framing, "MAX_EVENT_BYTES", 300)
+    said = [
+        b'data: {"a": NaN, "b": "\\u0061"}\n\n',
+        b"data: " + b"x" * 200,
+        b"x" * 200,
+        b"\n\n",
+        b"data: <EMAIL_1>\n\n",
+    ]
+    head = response(200, {"content-type": "text/event-stream"})
+    result = run(detector(**more), ask(ALICE), pieces=said, answered=head)
+    assert (result.error, result.response_body) == (None, b"".join(said))
+    early = run(detector(**more), ask(ALICE), pieces=[b"data: <EMAIL_1>\n\n", *said], answered=head)
+    assert early.response_body == b"data: %s\n\n" % ALICE.encode() + b"".join(said)
+    strict = run(detector(applyTo="Both"), ask("hello"), pieces=said[1:], answered=head)
+    assert "an event of the stream has more than" in strict.error.message
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/grpc", "application/grpc+json", "application/grpc+xml", "application/grpc-web",
+        "application/grpc-web+json", "application/grpc-web-text", "application/grpc-web-text+proto",
+        "Application/gRPC-Web-Text+xml; charset=utf-8", "application/grpc-web-text+json", "application/connect+json",
+    ],
+)  # fmt: skip
+def test_messages_in_envelopes_are_not_text_whatever_is_in_them(content_type):
+    message = b"\0\0\0\0" + bytes([len(ALICE)]) + ALICE.encode()
+    for body in (base64.b64encode(message), message):
+        assert run(detector(), body, {"content-type": content_type}).error.status == 415
+        head = response(200, {"content-type": content_type})
+        assert run(detector(applyTo="Both"), ask("hello"), pieces=[body], answered=head).error.status == 502

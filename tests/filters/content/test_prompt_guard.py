@@ -421,3 +421,15 @@ def test_on_a_backend_its_annotation_is_its_own(said, named):
     result = run(leg(action="Annotate"), ask(f"user: {said}"), {**JSON, "X-Prompt-Guard": "mine"})
     assert result.error is None
     assert result.request.fields.get_all(b"x-prompt-guard") == named
+
+
+def test_a_last_event_that_has_not_ended_is_looked_at():
+    harness = FilterHarness(
+        {"deny": [{"name": "FALCON", "pattern": "falcon"}], "applyTo": "Responses"},
+        phase=Phase.REQUEST_HEADERS,
+        type=TYPE,
+    )
+    x = exchange("POST", "https://api.example.com/v1/chat/completions", {"content-type": "application/json"})
+    head = response(200, {"content-type": "text/event-stream"})
+    said = b"data: hello\n\ndata: the falcon"
+    assert harness.run(x, request_body=b'{"messages": []}', response=head, response_body=said).error is not None

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egressproxy.ai_apis import framing
 from egressproxy.errors import Reason
 from egressproxy.filters import Phase
 from egressproxy.filters.content.own_patterns import Glance
@@ -431,3 +432,55 @@ def test_and_of_each_piece_of_a_stream(pieces, number, action):
         for each in at_a_glance_and_not(number, action, (), 0)
     )
     assert (quick.response_body, str(quick.error)) == (slow.response_body, str(slow.error))
+
+
+# --- streams that cannot be looked at
+
+
+def delta(text):
+    return b"data: %s\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode()
+
+
+@pytest.mark.parametrize("more", [{"unreadable": "Allow"}, {"mode": "Report"}, {"mode": "Report", "toolCalls": "None"}])
+def test_nothing_is_lost_of_a_stream_that_cannot_be_looked_at_where_it_may_pass(monkeypatch, more):
+    monkeypatch.setattr(framing, "MAX_EVENT_BYTES", 300)
+    harness = policy(entities=["EMAIL"], **more)
+    odd = b'data: {"a": NaN, "b": "\\u0061"}\n\n'
+    said = [
+        delta("Hi. "),
+        odd + delta("Ho. ") + b"data: " + b"x" * 200,
+        b"x" * 200,
+        b"\n\n" + delta("Ha. "),
+        b"data: [DONE]\n\n",
+    ]
+    result = run(harness, said, EVENTS)
+    assert (result.error, result.response_body) == (None, b"".join(said))
+
+
+def test_what_can_be_read_behind_what_cannot_is_looked_at(monkeypatch):
+    monkeypatch.setattr(framing, "MAX_EVENT_BYTES", 300)
+    harness = policy(entities=["EMAIL"], unreadable="Allow")
+    odd = b'data: {"a": NaN, "b": "\\u0061"}\n\n'
+    assert refused(run(harness, [odd, delta(f"{ALICE} ")], EVENTS)) == "EMAIL"
+    assert refused(run(harness, [delta(f"{ALICE} ") + b"data: " + b"x" * 400], EVENTS)) == "EMAIL"
+    strict = run(policy(entities=["EMAIL"]), [delta("Hi. "), b"data: " + b"x" * 400], EVENTS)
+    assert "an event of the stream has more than" in strict.error.message
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_text_that_is_no_utf_8_passes_whole_where_it_may(cut):
+    said = "Grüße ".encode() + b"\xff and more"
+    pieces = [said[:cut], said[cut:]]
+    result = run(policy(entities=["EMAIL"], unreadable="Allow"), pieces, {"content-type": "text/plain"})
+    assert (result.error, result.response_body) == (None, said)
+    ended = "Grüße ü".encode()[:-1]
+    result = run(policy(entities=["EMAIL"], unreadable="Allow"), [ended], {"content-type": "text/plain"})
+    assert (result.error, result.response_body) == (None, ended)
+
+
+def test_a_stream_that_is_cut_at_its_very_end_says_so():
+    said = delta(f"Hello {ALICE}")  # its end is where the value is known
+    made = run(policy(entities=["EMAIL"], action="Truncate"), said, EVENTS).response_body
+    assert ALICE.encode() not in made
+    assert b'"finish_reason":"content_filter"' in made
+    assert made.endswith(b"data: [DONE]\n\n")

@@ -2,12 +2,15 @@
 """What is found is the same however a text is cut, and where it is found does not depend on what came long before."""
 
 import json
+import re
 import time
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egressproxy.filters.content import folding
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.spans import Scanner, Span, SpanStream, apart
@@ -52,7 +55,7 @@ class Unhurried(Scanner):
 
     def __init__(self, scanner: Scanner) -> None:
         super().__init__(scanner._detectors)
-        self._needed = None
+        self._needed = re.compile("").search
 
 
 @pytest.mark.parametrize("entity", [*ENTITIES, "all"])
@@ -104,6 +107,28 @@ def test_the_inside_of_json_is_seen_unescaped(text, data):
     assert made == once.feed(escaped, last=True)
     if text.isascii():
         assert json.loads(made)["x"] == KNOWN.replaced(text, lambda entity, value: f"<{entity}>")
+
+
+OTHERS = st.sampled_from(
+    ["é", "ß", "日本", "\u00ad", "\u200b", "\uff14", "\u2014", "\U0001d7d2", "\U0001f600", "\U000e0001", "\ud800"]
+)
+
+
+@given(
+    st.lists(OTHERS | st.sampled_from(["a", "4", " of words ", "\\u200b", '"']), max_size=10).map("".join),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=500)
+def test_a_text_with_few_other_characters_is_folded_as_one_with_many(text: str, has_escapes: bool):
+    folder = Folder(has_escapes=has_escapes)
+    with mock.patch.object(folding, "_beyond_ascii", lambda text: text):
+        expected = folder.fold(text)
+    assert folder.fold(text) == expected
+
+
+def test_of_a_text_with_few_other_characters_only_these_are_looked_at():
+    assert Folder().fold("one \U0001d7d2 of a few") == ("one 4 of a few", None)
+    assert folding._beyond_ascii("Grüße an Jürgen, schön \U0001f600") == "üßüö\U0001f600"
 
 
 def test_a_number_of_json_becomes_a_string_where_it_is_replaced():

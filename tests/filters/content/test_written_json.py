@@ -2,6 +2,7 @@
 
 import json
 import re
+from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.filters.content import written_json
 from egressproxy.filters.content.bodies import JsonDocument
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.written_json import WrittenJson
@@ -143,12 +145,49 @@ def test_an_ordinary_body_is_dealt_with_as_one_text(value, ascii_, is_ai):
         b'{"type": "thinking", "thinking": "alice@b.example"}',
         b'{"logprobs": [], "text": "alice@b.example"}',
         b'{"data": "4111111111111111' + b"A" * 64 + b'"}',
+        b'{"text": "' + b"A" * 64 + b'=4111111111111111"}',
+        b'{"text": "data:alice@b.example"}',
+        b'{"text": " [alice@b.example"}',
+        b'{"text": "\\n{alice@b.example"}',
+        b'{"text": "alice@b.example", "n": 4111111111111111, "model": "m"}',
+        b'{"text": "alice@b.example", "bob@b.example"\t\r\n : "m"}',
     ],
 )
 def test_what_is_no_ordinary_string_is_left_to_the_texts(source):
     scanner = SCANNERS[0]
-    written = WrittenJson.of(JsonDocument(JsonMessage(source, json.loads(source)), True), scanner)
-    assert written.replaced(scanner.spans(written.text), lambda *_: pytest.fail("it was replaced")) is None
+    written = WrittenJson.of(JsonDocument(JsonMessage(source, {}), True), scanner)
+    found = scanner.spans(written.text)
+    assert found
+    assert written.replaced(found, lambda *_: pytest.fail("it was replaced")) is None
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["\\\\", '\\"', "\\n", "\\r", "\\t", "\\b", "\\f", "\\/", "\\u0041", "n", "a word of many characters"]
+        ),
+        max_size=9,
+    ).map("".join)
+)
+@settings(deadline=None, max_examples=300)
+def test_few_escapes_are_read_as_many_are(inside: str):
+    source = f'{{"text": "{inside}"}}'.encode()
+    texts = []
+    for few in (0, 64):
+        with mock.patch.object(written_json, "_FEW", few):
+            written = WrittenJson.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0])
+            texts.append((written.text, written._index))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("text", ["to alice@b.example", "an alice@b.example", "\u00e9 alice@b.example"])
+def test_what_is_only_reported_leaves_the_very_body(text):
+    source = json.dumps([text, "4111111111111111", {"name": text}]).encode()
+    written = WrittenJson.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0])
+    told = []
+    made = written.replaced(SCANNERS[0].spans(written.text), lambda *each: told.append(each) or each[1])
+    assert made is source
+    assert [entity for entity, _ in told] == ["EMAIL", "CARD", "EMAIL"]
 
 
 @pytest.mark.parametrize(

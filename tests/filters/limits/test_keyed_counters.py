@@ -104,6 +104,27 @@ def test_what_is_remembered_of_a_key_leads_to_the_entry_that_a_search_finds(step
             table.cells[at], table.cells[at + 1] = now + length, float(number)
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.5, 3.0, 20.0]), st.sampled_from([0.0, 0.5, 4.0])),
+        max_size=200,
+    ),
+    st.integers(1, 4),
+)
+def test_a_table_that_remembers_has_the_same_numbers_as_one_that_searches(steps, keys):
+    """Two tables of their own: where a key is, and what it has used, when it is over, when it has lost its entry."""
+    quick, slow = (KeyedCounters(keys, memoryview(bytearray(table_bytes(keys))), b"s" * 32) for _ in range(2))
+    quick.remembers, now = True, 1.0
+    for number, length, pause in steps:
+        now += pause
+        text = b"%d" % number
+        at, expected = quick.find_text(text, now), slow.find(slow.key(text), now)
+        assert (at, quick.cells[at + 1]) == (expected, slow.cells[expected + 1])
+        for table in (quick, slow):
+            table.cells[at], table.cells[at + 1] = now + length, table.cells[at + 1] + 1.0
+    assert bytes(quick.cells.cast("B")) == bytes(slow.cells.cast("B"))
+
+
 def test_nothing_is_remembered_of_keys_that_may_be_secret_and_not_of_ever_more_keys():
     table = KeyedCounters(8)
     table.find_text(b"secret", 1.0)

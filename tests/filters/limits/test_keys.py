@@ -19,6 +19,24 @@ def test_an_identity_is_a_service_account_and_else_an_address():
     assert near[0] == near[1] != text("Identity", client="[2001:db8:0:1::1]:1")
 
 
+def test_who_is_known_by_a_name_is_counted_by_it_from_everywhere():
+    x = exchange("GET", "https://a.example/", client="192.0.2.1:1")
+    for identity in (
+        CallerIdentity(name="https://issuer.test#alice", source="token"),
+        CallerIdentity("team", "-", name="alice", source="basic"),
+        CallerIdentity("-", "robot", name="https://issuer.test#robot", source="token"),  # of another than robot of team
+    ):
+        x.identity = identity
+        assert key_text(("Identity",))(x, "") == identity.name.encode()
+
+
+def test_a_service_account_has_no_limit_twice():
+    x = exchange("GET", "https://a.example/", client="192.0.2.1:1")
+    for name in ("spiffe://cluster.test/ns/team/sa/robot", "system:serviceaccount:team:robot"):
+        x.identity = CallerIdentity("team", "robot", name=name)
+        assert key_text(("Identity",))(x, "") == b"team/robot"
+
+
 def test_a_client_behind_another_gateway_is_not_that_gateway():
     x = exchange("GET", "https://a.example/", client="192.0.2.1:1")
     x.identity = CallerIdentity("agents", "-", "10.0.0.9", "egress/outer")

@@ -103,7 +103,7 @@ def test_bytes_are_counted_in_the_end_and_a_declared_length_before():
     x.bytes_in = 100  # the client left
     made.complete(x)
     ask(made, big)
-    assert (made.rules[0].reserved, made.rules[0].settled) == (1100.0, 100.0)
+    assert (made.rules[0].count_reserved.count, made.rules[0].count_settled.count) == (1100.0, 100.0)
 
 
 def test_an_answer_of_more_bytes_than_are_left_is_a_debt():
@@ -146,6 +146,37 @@ def test_every_attempt_at_a_backend_is_a_request():
     made.backend_request(x), made.backend_request(x)
     with pytest.raises(LimitExceeded):
         made.backend_request(x)
+
+
+def test_an_attempt_at_another_backend_holds_a_place_there_and_none_at_the_one_before():
+    made = limit({"type": "Concurrency", "limit": 1, "per": ("Backend",)}, phase=Phase.BACKEND_REQUEST)
+    x, other = (exchange("GET", "https://a.example/", backend="a/one") for _ in range(2))
+    made.backend_request(x)
+    x.backend = "a/two"
+    made.backend_request(x)
+    made.backend_request(other)
+    other.backend = "a/two"
+    with pytest.raises(LimitExceeded):
+        made.backend_request(other)
+    other.backend = "a/one"
+    made.backend_request(other)  # what was refused has left it, and may go back
+    made.complete(x), made.complete(other)
+    assert [made.concurrency[0].in_progress(each, "") for each in (x, other)] == [0, 0]
+
+
+def test_an_attempt_behind_a_refused_one_holds_a_place():
+    rate, place = {"type": "Requests", "limit": 1, "unit": "Hour"}, {"type": "Concurrency", "limit": 1}
+    per_backend = [{**rate, "per": ("Backend",)}, {**place, "per": ("Backend",)}]
+    made = limit(*per_backend, phase=Phase.BACKEND_REQUEST)
+    x = exchange("GET", "https://a.example/", backend="a/one")
+    made.backend_request(x)
+    with pytest.raises(LimitExceeded):
+        made.backend_request(x)
+    x.backend = "a/two"
+    made.backend_request(x)
+    assert made.concurrency[0].in_progress(x, "") == 1
+    made.complete(x)
+    assert made.concurrency[0].in_progress(x, "") == 0
 
 
 def test_a_backend_is_not_known_before_it_is_chosen():

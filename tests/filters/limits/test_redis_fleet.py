@@ -132,6 +132,12 @@ class Fleet:
             link.cut()
         await self.settle()
 
+    async def come_back(self):
+        self.redis.is_there = self.redis.runs = self.redis.replies = True
+        for link in self.links():
+            link.connect()
+        await self.settle()
+
     async def settle(self):
         """Let what was replied be read."""
         for _ in range(3):
@@ -377,9 +383,7 @@ def test_what_was_being_settled_when_the_redis_went_is_never_counted_less(monkey
         x.bytes_in = 600 + difference
         machine.filter.complete(x)
         await fleet.go_away()
-        fleet.redis.is_there = fleet.redis.replies = fleet.redis.runs = True
-        machine.store._link.connect()
-        await fleet.settle()
+        await fleet.come_back()
         counted = {(500, True): 1600, (500, False): 1100, (-500, True): 100, (-500, False): 600}
         assert fleet.redis.value == counted[difference, runs]
 
@@ -397,9 +401,7 @@ def test_a_payment_that_was_lost_is_paid_when_the_redis_is_back_again(monkeypatc
         fleet.redis.is_there, fleet.redis.runs, fleet.redis.replies = True, False, False
         machine.store._link.connect()
         await fleet.go_away()
-        fleet.redis.is_there = fleet.redis.runs = fleet.redis.replies = True
-        machine.store._link.connect()
-        await fleet.settle()
+        await fleet.come_back()
         assert fleet.redis.value == 30
 
     run([machine], test())

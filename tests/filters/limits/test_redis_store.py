@@ -8,6 +8,7 @@ import pytest
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.filter_step import start
 from egressproxy.filters.limits import memory_store, redis_store
 from egressproxy.filters.limits import quota as quota_module
 from egressproxy.filters.limits.keyed_counters import OwnCounters
@@ -520,5 +521,33 @@ def test_a_client_that_leaves_gives_back_what_it_took(redis):
         await machine.ask("b/b")  # its reply comes behind theirs
         await machine.ask("b/b")  # and this one behind what they gave back
         assert await machine.passed(200) == 99
+
+    run([machine], test())
+
+
+@pytest.mark.parametrize("is_repeated", [False, True], ids=["first attempt", "next attempt"])
+def test_a_client_that_leaves_before_the_redis_is_asked_frees_its_place_and_gives_nothing_back(redis, is_repeated):
+    tokens = {"type": "Bytes", "limit": 1000, "unit": "Day"}
+    machine = Machine(redis, tokens, {"type": "Concurrency", "limit": 2}, phase=Phase.BACKEND_REQUEST)
+
+    async def test():
+        await machine.filter.backend_request(sized(600))
+        x = sized(100)
+        if is_repeated:
+            await machine.filter.backend_request(x)
+        waiting = machine.filter.backend_request(x)
+
+        async def wait():
+            await waiting
+
+        leaving = start(wait(), waiting)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        x.bytes_in = 0
+        machine.filter.complete(x)
+        await machine.filter.backend_request(sized(400))  # behind what may be given back
+        (bytes_left, places_left) = (state.left for state in machine.filter.explain(sized(1)))
+        assert (round(bytes_left), places_left) == (0, 0)
 
     run([machine], test())

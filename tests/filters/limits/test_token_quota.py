@@ -190,7 +190,7 @@ def test_what_another_filter_answers_takes_nothing():
     made.request_body(x, json.dumps(ASKED).encode(), True)
     x.status = 200  # of a cache, or of whoever else responds in the provider's place
     made.complete(x)
-    assert (made.rules[0].reserved, made.rules[0].settled) == (204, 0)
+    assert (made.rules[0].count_reserved.count, made.rules[0].count_settled.count) == (204, 0)
 
 
 def test_a_stream_that_breaks_off_takes_its_question_and_what_was_seen():
@@ -206,7 +206,7 @@ def test_a_stream_that_breaks_off_takes_its_question_and_what_was_seen():
     made.body_mode_for(x, Phase.RESPONSE_BODY)
     made.response_body(x, sse({"choices": [{"index": 0, "delta": {"content": "y" * 80}}]}), False)
     made.complete(x)
-    assert made.rules[0].settled == 104 + 20
+    assert made.rules[0].count_settled.count == 104 + 20
 
 
 def reserving(asked):
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_before_the_answer_gets_no_tokens_back():
     key = table.key(b"" + b"\0" + made.rules[0].window.period(1e9))
     before = table.peek(key, 0.0)
     made.complete(x)
-    assert made.rules[0].reserved == 204
+    assert made.rules[0].count_reserved.count == 204
     assert table.peek(key, 0.0) == before
 
 
@@ -239,7 +239,7 @@ def test_a_client_that_leaves_before_the_answer_gets_no_tokens_back():
 )
 def test_numbers_in_another_form_reserve_no_less(more):
     made, _ = reserving({**ASKED, **more})
-    assert made.rules[0].reserved >= 404
+    assert made.rules[0].count_reserved.count >= 404
 
 
 @pytest.mark.parametrize("said", [1, "true", "on"])
@@ -328,7 +328,10 @@ def test_limits_of_one_filter_hold_together():
     ask(made, answer=b"{}")
     assert ask(made).error.reason is Reason.TOKEN_RATE
     rules = made._chain.request_headers[0].filter.rules
-    assert [(rule.name, rule.allowed, rule.denied) for rule in rules] == [("requests-day", 1, 0), ("tokens-day", 1, 1)]
+    assert [(rule.name, rule.count_allowed.count, rule.denied) for rule in rules] == [
+        ("requests-day", 1, 0),
+        ("tokens-day", 1, 1),
+    ]
 
 
 def test_tokens_of_one_backend_are_estimated_by_the_length():
@@ -339,13 +342,13 @@ def test_tokens_of_one_backend_are_estimated_by_the_length():
     x = exchange("POST", CHAT, JSON, backend="a/b")
     x.request.body = 300
     made.backend_request(x)
-    assert made.rules[0].reserved == 1000, "never more than the limit, but for what is asked"
+    assert made.rules[0].count_reserved.count == 1000, "never more than the limit, but for what is asked"
     made.backend_request(x)  # another attempt
     x.response, x.status, x.attempts = response(200, JSON), 200, 2
     made.body_mode_for(x, Phase.RESPONSE_BODY)
     made.response_body(x, json.dumps(ANSWERS[0][1]).encode(), True)
     made.complete(x)
-    assert made.rules[0].settled == 100
+    assert made.rules[0].count_settled.count == 100
     made.backend_request(exchange("POST", CHAT, JSON, backend="a/b"))
 
 

@@ -81,6 +81,14 @@ def test_what_is_given_back_can_be_taken_again():
         assert key.take(60, 100.0) == 0.0
 
 
+@given(st.floats(0, 200), st.floats(-500, 500), st.sampled_from([0.0, 40.0, 99.0, 150.0]))
+def test_more_is_added_to_the_numbers_of_a_bucket_as_with_more_says(until, amount, now):
+    window, cells = TokenBucket(60, 60.0), memoryview(bytearray(16)).cast("d")
+    cells[0] = until
+    window.add_to(cells, 0, amount, now)
+    assert tuple(cells) == window.with_more(until, 0.0, amount, now)
+
+
 @pytest.mark.parametrize(
     ("unit", "wall", "wait_s", "begin"),
     [

@@ -72,13 +72,14 @@ def test_fields_are_shown_as_the_rules_say():
 def test_attributes_go_with_the_first_message_of_each_direction():
     talk = Processed(
         agrees,
-        requestAttributes=["request.path", "source.address", "egressproxy.namespace"],
+        requestAttributes=["request.path", "source.address", "egressproxy.namespace", "egressproxy.identity"],
         responseAttributes=["response.code"],
     )
     talk.run(exchange("GET", URL, identity="agents/coder"))
     assert [each.attributes for each in talk.stream.asked] == [
         {"envoy.filters.http.ext_proc": {
             "request.path": "/v1/chat?n=1", "source.address": "192.0.2.1:40000", "egressproxy.namespace": "agents",
+            "egressproxy.identity": "-",
         }},
         {"envoy.filters.http.ext_proc": {"response.code": 200.0}},
     ]  # fmt: skip
@@ -195,6 +196,25 @@ def test_too_many_lines_are_a_failure():
     many = changes(*((f"x-{n}", "1") for n in range(101)))
     done = Processed(at(REQUEST_HEADERS, answer(REQUEST_HEADERS, headers=many))).run(get())
     assert done.status == 502
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [changes((":path", "/../x")), changes((":status", "999")), changes(*[(f"x-{n}", "a" * 800) for n in range(90)])],
+    ids=["path", "status", "too long"],
+)
+@pytest.mark.parametrize("part", [REQUEST_HEADERS, RESPONSE_HEADERS])
+def test_of_changes_that_fail_none_is_left_where_the_exchange_goes_on(
+    part: MessagePart, wrong: tuple[FieldChange, ...]
+):
+    said = answer(part, headers=(*changes(("x-new", "1"), ("b", "3")), *wrong))
+    x = post(b="2")
+    done = Processed(at(part, said), fail_open=True, mutationRules={"disallowIsError": True}).run(
+        x, request_body=b"in", response=response(200, {"b": "2"}), response_body=b"out"
+    )
+    assert (done.status, len(done.failures)) == (200, 1)
+    assert [tuple(x.request.fields), tuple(x.response.fields)] == [((b"b", b"2"),), ((b"b", b"2"),)]
+    assert x.request.path == b"/v1/chat?n=1"
 
 
 def test_the_status_of_a_response_may_change():
@@ -520,6 +540,41 @@ def test_a_processor_for_which_the_filter_has_no_more_time_is_given_up(part: Mes
     assert talk.stream.is_closed
     assert talk.stream.asked[-1].part is part  # it is asked nothing more
     assert (done.status, len(done.failures)) == (200 if fail_open else 502, 1)
+
+
+@pytest.mark.parametrize("body_mode", ["BUFFERED", "STREAMED", "BUFFERED_PARTIAL"])
+@pytest.mark.parametrize("part", [REQUEST_BODY, RESPONSE_BODY])
+@pytest.mark.parametrize("fail_open", [False, True])
+def test_a_piece_for_a_stream_is_a_failure_in_other_modes(body_mode: str, part: MessagePart, fail_open: bool):
+    talk = Processed(
+        at(part, answer(part, streamed=StreamedBody(b"redacted", end_of_stream=True))),
+        processingMode=mode(requestBodyMode=body_mode, responseBodyMode=body_mode),
+        fail_open=fail_open,
+    )
+    done = talk.run(post(), request_body=b"in", response_body=b"out")
+    assert [" ".join(done.failures).count("UnexpectedMessage"), len(done.failures)] == [1, 1]
+    assert done.status == (200 if fail_open else 502)
+
+
+def test_a_piece_for_a_stream_in_place_of_a_whole_body_is_a_failure():
+    said = answer(REQUEST_HEADERS, replaces=True, streamed=StreamedBody(b"redacted", end_of_stream=True))
+    done = Processed(at(REQUEST_HEADERS, said)).run(post(), request_body=b"in")
+    assert (done.status, "UnexpectedMessage" in done.failures[0]) == (502, True)
+
+
+def test_a_whole_body_is_a_failure_at_once_where_pieces_are_awaited():
+    def script(request: ProcessingRequest) -> list[Said]:
+        if request.part is not REQUEST_BODY:
+            return []
+        whole = ProcessingResponse(REQUEST_BODY, body=b"whole")
+        asyncio.get_running_loop().call_later(0.01, talk.stream.say, whole)  # the filter waits by then
+        return [ProcessingResponse(REQUEST_HEADERS)]
+
+    duplex = mode(requestBodyMode="FULL_DUPLEX_STREAMED", requestTrailerMode="SEND")
+    talk = Processed(script, processingMode=duplex)
+    done = talk.run(post(), request_body=b"in")
+    assert (done.status, len(done.failures)) == (502, 1)
+    assert "UnexpectedMessage" in done.failures[0]
 
 
 def test_an_answer_too_many_is_a_failure_of_what_comes_next():

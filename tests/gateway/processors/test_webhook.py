@@ -95,11 +95,12 @@ def text(body: str) -> dict[str, str]:
 def test_the_head_of_a_request_is_sent_with_who_asks_and_where():
     talk = Hooked(says(ALLOW), path="/check?v=1", headers=[{"name": "X-Token", "value": "a"}])
     x = exchange("POST", URL, {"A": "1"}, identity="agents/coder")
+    x.identity = x.identity._replace(name="alice")
     done = talk.run(x, request_body=b"in", response_body=b"out")
     assert (done.status, done.request_body, done.response_body) == (200, b"in", b"out")
     assert talk.hook.asked == [{
         "version": 1, "phase": "request-headers", "id": "test-1",
-        "client": {"address": "192.0.2.1:40000", "namespace": "agents", "serviceAccount": "coder"},
+        "client": {"address": "192.0.2.1:40000", "namespace": "agents", "serviceAccount": "coder", "identity": "alice"},
         "gateway": "test/gateway", "listener": "test", "route": "-", "backend": "-",
         "request": {
             "method": "POST", "scheme": "https", "host": "api.example.com", "path": "/v1/chat?n=1",
