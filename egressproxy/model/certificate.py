@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-__all__ = ["CertificateState", "CertificateUse", "Validity"]
+if TYPE_CHECKING:
+    from cryptography import x509
+
+__all__ = ["CertificateState", "CertificateUse", "Validity", "why_not_a_ca"]
 
 _DAY_S: Final = 86_400.0
 #: A certificate is renewed late when so little is left of it: of ninety days these are eighteen, of a week one and a
@@ -61,7 +64,8 @@ class Validity(NamedTuple):
 
     def sentence(self, now_s: float) -> str:
         """What is wrong at `now_s` and what to do, as text for people; "" for a valid certificate."""
-        whose = f"{_WORDS[self.use]} of {self.kind} {self.namespace}/{self.name}"
+        name = f"{self.namespace}/{self.name}" if self.namespace else self.name
+        whose = f"{_WORDS[self.use]} of {self.kind} {name}"
         match self.state(now_s):
             case CertificateState.EXPIRED if self.use is CertificateUse.CRL:
                 return f"the {whose} should have been replaced on {_date(self.last_s)}: {_OUT_OF_DATE}; {_REMEDY}"
@@ -99,3 +103,25 @@ def _duration(seconds: float) -> str:
 
 def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def why_not_a_ca(certificate: x509.Certificate) -> str:
+    """Why clients would believe nothing that this certificate has signed; "" where they would.
+
+    Source: RFC 5280 sections 4.2.1.3 and 4.2.1.9.
+    """
+    from cryptography import x509  # here: the processes that serve have it for interception alone
+
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except x509.ExtensionNotFound:
+        return "is none of a CA: it has no basicConstraints"
+    except ValueError:
+        return "has extensions that cannot be read"
+    if not constraints.ca:
+        return "is none of a CA: its basicConstraints say CA:FALSE"
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        return ""
+    return "" if usage.key_cert_sign else "may not sign others: its keyUsage has no keyCertSign"

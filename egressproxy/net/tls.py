@@ -42,9 +42,10 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, cast
 
-from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, is_eof
+from egressproxy.net.tls_resumption import TlsResumption
 
-__all__ = ["OnHandshake", "TlsState", "TlsStream", "TlsTruncated", "tls_fault"]
+__all__ = ["OnHandshake", "TlsState", "TlsStream", "TlsTruncated"]
 
 #: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
 #: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
@@ -96,12 +97,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     With an error the connection is closed, and `inner` never hears of it; `tls_fault` makes it an answer for a client.
 
     `verify` is called with the SSLObject before `on_handshake`, and raises ssl.SSLCertVerificationError to refuse the
-    peer (`tls_contexts.ClientTls` brings it). Time limits are the caller's: `abort_handshake`.
+    peer (`tls_contexts.ClientTls` brings it). Time limits are the caller's: `abort_handshake`. `expected` is for
+    what is said of a failure, `resumption` has the session that the handshake may resume, and gets its own.
     """
 
     __slots__ = (
-        "_error", "_has_eof", "_in", "_inner", "_is_paused", "_is_write_paused", "_on_handshake", "_out", "_piece",
-        "_read", "_ssl", "_state", "_transport", "_verify",
+        "_error", "_expected", "_has_eof", "_in", "_inner", "_is_paused", "_is_write_paused", "_on_handshake", "_out",
+        "_piece", "_read", "_resumption", "_ssl", "_state", "_transport", "_verify",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -115,16 +117,23 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         inner: asyncio.Protocol,
         on_handshake: OnHandshake,
         verify: Callable[[ssl.SSLObject], None] | None = None,
+        expected: TlsExpectation | None = None,
+        resumption: TlsResumption | None = None,
     ) -> None:
         super().__init__()
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
-        self._ssl = context.wrap_bio(self._in, self._out, server_side=server_side, server_hostname=server_hostname)
+        self._ssl = context.wrap_bio(
+            self._in, self._out, server_side=server_side, server_hostname=server_hostname,
+            session=resumption.session(context) if resumption is not None else None,
+        )  # fmt: skip
+        self._resumption = resumption
         self._read = self._ssl.read
         self._piece = MAX_PLAINTEXT if server_side else UNBOUNDED
         self._inner = inner
         self._on_handshake: OnHandshake | None = on_handshake
         self._verify = verify
+        self._expected = expected
         self._state = _HANDSHAKE
         self._error: Exception | None = None
         self._is_paused = False  # the inner protocol does not want plaintext
@@ -164,6 +173,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport below is gone. Without close_notify the protocol above is told TlsTruncated."""
         was, self._state = self._state, _FAILED if self._state in _IS_EARLY else _CLOSED
+        if self._resumption is not None:
+            if was in _IS_UNHEARD:
+                self._resumption.failed()  # a server may not bear to be asked for a session
+            else:
+                self._resumption.ended(self._ssl)
         if was in _IS_UNHEARD:
             self._report(exc or ConnectionResetError("the peer closed the connection in the TLS handshake"))
             self._inner = _GONE_PROTOCOL
@@ -313,9 +327,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return self._inner
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`ssl_object` is ours; everything else is asked of the transport below."""
+        """`ssl_object` and `tls_expectation` are ours; everything else is asked of the transport below."""
         if name == "ssl_object":
             return self._ssl
+        if name == TLS_EXPECTATION:
+            return self._expected
         return self._transport.get_extra_info(name, default)
 
     # --- inside --------------------------------------------------------------------------------------------------
@@ -335,6 +351,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             except ssl.SSLError as error:
                 self._fail(error)
                 return
+        if self._resumption is not None:
+            self._resumption.opened(self._ssl)
         self._state = _JOINING
         self._report(None)
         if self.is_closing():
@@ -362,7 +380,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             except ssl.SSLZeroReturnError:
                 plain = b""
             except ssl.SSLError as error:
-                if not _is_eof(error):
+                if not is_eof(error):
                     self._fail(error)
                     return
                 self._error = TlsTruncated("the connection ended without close_notify")
@@ -399,6 +417,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def _fail(self, error: Exception) -> None:
         """Give up: send the alert that OpenSSL wrote, if the peer takes it at once."""
+        if self._resumption is not None:
+            self._resumption.failed()
         self._mark_closed()
         self._error = error.with_traceback(None)  # its frames hold us: no cycle
         is_free = self._transport.get_write_buffer_size() == 0
@@ -414,41 +434,3 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
 
 OnHandshake = Callable[[TlsStream, Exception | None], None]
-
-#: OpenSSL's verify codes (x509_vfy.h) in words that tell a client enough and a stranger nothing of the certificate.
-_VERIFY_WORDS = {
-    2: "is not trusted", 9: "is not valid yet", 10: "has expired", 18: "is not trusted", 19: "is not trusted",
-    20: "is not trusted", 21: "is not trusted", 23: "has been revoked", 3: "has no valid revocation list",
-    8: "has no valid revocation list", 11: "has no valid revocation list", 12: "has no valid revocation list",
-    62: "is for another name", 63: "is for another name", 64: "is for another name",
-}  # fmt: skip
-
-
-def tls_fault(exc: BaseException, retry: RetrySafety = RetrySafety.NEVER) -> UpstreamFault:
-    """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502.
-
-    `retry`: Retry.SAFE where the handshake failed, since nothing of the request was sent; never for a certificate.
-    The message holds no text of a certificate; what OpenSSL said stands in `detail`.
-    """
-    detail = f"{type(exc).__name__}: {exc}"
-    if isinstance(exc, TimeoutError):
-        message = "the TLS handshake with the upstream took too long"
-        return UpstreamFault(Reason.TLS_TIMEOUT, message, status=504, detail=detail, retry=retry)
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        words = _VERIFY_WORDS.get(getattr(exc, "verify_code", 0), "is not acceptable")
-        message = f"the upstream's certificate {words}"
-        remedy = ""
-        if words == "is not trusted":
-            remedy = "for a private authority, give the Backend its certificates: tls.caBundleRef"
-        return UpstreamFault(Reason.TLS_CERTIFICATE, message, remedy=remedy, detail=detail)
-    if isinstance(exc, ssl.SSLError) and not _is_eof(exc):
-        message = "TLS with the upstream failed: it does not speak TLS, or refused our versions, ciphers or certificate"
-        return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=retry)
-    return UpstreamFault(
-        Reason.TLS_PROTOCOL, "the upstream closed the connection during TLS", detail=detail, retry=retry
-    )
-
-
-def _is_eof(error: ssl.SSLError) -> bool:
-    """The connection ended without close_notify. CPython 3.11.2 has no class of its own for that with OpenSSL 3."""
-    return isinstance(error, ssl.SSLEOFError) or getattr(error, "reason", None) == "UNEXPECTED_EOF_WHILE_READING"

@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
+from math import inf
 from typing import Any
 
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.tls_key_log import log_keys_of
 
 __all__ = [
     "HTTP_1_1",
@@ -35,10 +37,14 @@ __all__ = [
     "check_pins",
     "client_context",
     "client_tls",
+    "has_said_hello",
     "is_about_certificate",
+    "leaf_context",
     "server_context",
     "server_name",
     "verified_certificate",
+    "verified_fields",
+    "verified_until",
     "verified_uris",
 ]
 
@@ -48,6 +54,8 @@ HTTP_2_OR_1_1 = ("h2", "http/1.1")
 
 #: Forward secrecy and no SHA-1; written out, since a distribution may have changed OpenSSL's own default.
 _CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM:@SECLEVEL=2"
+#: To clients no CBC, either: only those of before 2014 lack GCM in TLS 1.2.
+_SERVER_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:!aNULL:!eNULL:!aDSS:!AESCCM:@SECLEVEL=2"
 _MAX_CONTEXTS = 256
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 #: Of OpenSSL 3, which earlier ones do without.
@@ -161,9 +169,31 @@ def server_context(
     return front
 
 
+def leaf_context(certificate: CertificateIR, host: str) -> ssl.SSLContext:
+    """The context for a tunnel to `host` (lower case) that is opened, with a certificate for that name alone.
+
+    A client that names another server is refused (RFC 6066 section 3): it would be shown a wrong certificate, and its
+    requests would go elsewhere. Raises ssl.SSLError or ValueError if the certificate or its key cannot be read.
+    """
+
+    def check(peer: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
+        name = name.lower().removesuffix(".") if name is not None else ""
+        setattr(peer, _SERVER_NAME, name)
+        return None if name in (host, "") else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+    context = _certificate_context(certificate, None, HTTP_2_OR_1_1)
+    context.sni_callback = check
+    return context
+
+
 def server_name(peer: ssl.SSLObject) -> str:
-    """The name that a client of a `server_context` asked for (SNI, lower case), "" if it named none."""
+    """The name that a client of such a context asked for (SNI, lower case), "" if it named none."""
     return str(getattr(peer, _SERVER_NAME, ""))
+
+
+def has_said_hello(peer: ssl.SSLObject) -> bool:
+    """Whether the ClientHello was read, so that the client is shown the certificate."""
+    return hasattr(peer, _SERVER_NAME)
 
 
 def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
@@ -174,12 +204,22 @@ def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
     return peer.getpeercert(binary_form=True) if peer.context.verify_mode is ssl.CERT_REQUIRED else None
 
 
+def verified_fields(peer: ssl.SSLObject) -> dict[str, Any]:
+    """Subject, names and dates of the `verified_certificate`, as `getpeercert` gives them; {} where there is none."""
+    return dict(peer.getpeercert() or {}) if peer.context.verify_mode is ssl.CERT_REQUIRED else {}
+
+
 def verified_uris(peer: ssl.SSLObject) -> list[str]:
     """The URIs (subject alternative names) of the `verified_certificate`; [] where there is none."""
-    if peer.context.verify_mode is not ssl.CERT_REQUIRED:
-        return []
-    shown: dict[str, Any] = dict(peer.getpeercert() or {})
-    return [value for kind, value in shown.get("subjectAltName", ()) if kind == "URI"]
+    return [value for kind, value in verified_fields(peer).get("subjectAltName", ()) if kind == "URI"]
+
+
+def verified_until(peer: ssl.SSLObject) -> float:
+    """Until when the `verified_certificate` holds, in seconds since 1970; infinity where there is none. A session that
+    is resumed has the certificate of the first one, and nobody looks at its dates again.
+    """
+    ends = verified_fields(peer).get("notAfter")
+    return float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else inf
 
 
 def is_about_certificate(error: Exception) -> bool:
@@ -195,6 +235,7 @@ def _certificate_context(
     """A context of its own for each certificate. The sessions are those of the `server_context` in front of it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _harden(context, ssl.TLSVersion.TLSv1_2, alpn)
+    context.set_ciphers(_SERVER_CIPHERS)
     _load_identity(context, certificate.chain_pem, certificate.key_pem)
     if clients is not None:
         context.load_verify_locations(cadata=clients.ca_pem)
@@ -211,6 +252,7 @@ def _certificate_context(
 
 
 def _harden(context: ssl.SSLContext, minimum: ssl.TLSVersion, alpn: tuple[str, ...]) -> None:
+    log_keys_of(context)
     context.minimum_version = minimum
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import Reason, RetrySafety
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.net.loop import new_loop
-from egressproxy.net.tls import TlsStream, TlsTruncated, tls_fault
+from egressproxy.net.tls import TlsStream, TlsTruncated
 from egressproxy.net.tls_contexts import client_tls, server_context
+from egressproxy.net.tls_failures import tls_fault
 from tests.support.pki import Pki
 from tests.support.waiting import WAIT_S
 
@@ -546,36 +547,3 @@ def test_real_sockets_carry_a_request_and_tell_truncation_from_an_end(run: Any):
 
     assert run(ends(cut=False)) == ["made", "eof", ("lost", None)]
     assert run(ends(cut=True)) == ["made", ("lost", TlsTruncated)]
-
-
-@pytest.mark.parametrize(
-    ("error", "reason", "status"),
-    [
-        (TimeoutError(), Reason.TLS_TIMEOUT, 504),
-        (ssl.SSLCertVerificationError("secret subject CN=x"), Reason.TLS_CERTIFICATE, 502),
-        (ssl.SSLError("alert"), Reason.TLS_PROTOCOL, 502),
-        (ssl.SSLEOFError(8, "eof"), Reason.TLS_PROTOCOL, 502),
-        (ConnectionResetError(), Reason.TLS_PROTOCOL, 502),
-        (TlsTruncated(), Reason.TLS_PROTOCOL, 502),
-    ],
-)
-def test_every_error_becomes_a_fault_without_certificate_text(error: Exception, reason: Reason, status: int):
-    fault = tls_fault(error)
-    assert isinstance(fault, UpstreamFault)
-    assert (fault.reason, fault.status, fault.retry) == (reason, status, RetrySafety.NEVER)
-    assert "CN=x" not in fault.message
-
-
-@pytest.mark.parametrize(("code", "has_remedy"), [(20, True), (10, False)])
-def test_only_an_untrusted_certificate_has_a_bundle_as_its_remedy(code: int, has_remedy: bool):
-    error = ssl.SSLCertVerificationError("certificate verify failed")
-    error.verify_code = code
-    assert ("caBundleRef" in tls_fault(error).remedy) is has_remedy
-
-
-def test_an_end_is_told_from_other_errors_where_python_has_no_class_for_it():
-    """With OpenSSL 3, CPython 3.11.2 raises the general class for an end without close_notify."""
-    end = ssl.SSLError(1, "unexpected eof while reading")
-    end.reason = "UNEXPECTED_EOF_WHILE_READING"
-    assert tls_fault(end).message == tls_fault(ssl.SSLEOFError(8, "eof")).message
-    assert tls_fault(end).message != tls_fault(ssl.SSLError(1, "wrong version")).message

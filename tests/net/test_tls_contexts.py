@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 import os
 import ssl
 import struct
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from egressproxy.net.tls_contexts import (
     server_context,
     server_name,
     verified_certificate,
+    verified_until,
 )
 from tests.protocols.tls.test_client_hello import extension, records
 from tests.protocols.tls.test_client_hello import server_name as named
@@ -220,6 +223,11 @@ def test_an_old_peer_is_refused():
     Ends(newer, TRUST, "a.test")
     with pytest.raises(ssl.SSLError):
         Ends(newer, replace(TRUST, min_version="1.3"), "a.test")
+
+
+def test_clients_are_offered_authenticated_encryption_alone():
+    for cipher in server_context(PKI.listener("a.test")).get_ciphers():
+        assert "GCM" in cipher["name"] or "CHACHA20" in cipher["name"]
 
 
 def test_every_cipher_has_forward_secrecy():
@@ -487,3 +495,20 @@ def test_the_systems_roots_are_those_that_openssl_is_told(
     finally:
         monkeypatch.undo()
         tls_contexts._client_context.cache_clear()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_that_is_resumed_has_the_certificate_of_the_first_and_its_end(version: ssl.TLSVersion):
+    server, client = asking(PKI), PKI.client_context(PKI.issue("client.test", span_s=(-60, 3600)))
+    client.maximum_version = version
+    near, far = both(server, client, None, "a.test")
+    assert 3500 < verified_until(far) - time.time() <= 3601
+    again, resumed = both(server, client, near.session, "a.test")
+    assert again.session_reused
+    assert verified_until(resumed) == verified_until(far)
+    assert verified_certificate(resumed) == verified_certificate(far)
+
+
+def test_where_no_certificate_is_asked_for_none_ends():
+    _, far = both(server_context(PKI.listener("a.test")), PKI.client_context(), None, "a.test")
+    assert verified_until(far) == math.inf

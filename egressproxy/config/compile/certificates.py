@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.ir.gateway import CertificateIR
+from egressproxy.model.certificate import why_not_a_ca
 from egressproxy.model.secret import SecretBytes
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CertificateProblem",
     "Span",
+    "ca_problem",
     "common_ca",
     "covers",
+    "outside_constraints",
     "read_ca_bundle",
     "read_crls",
     "read_key_pair",
@@ -61,6 +64,41 @@ def read_key_pair(name: str, chain: bytes, key: bytes) -> tuple[CertificateIR, S
         raise CertificateProblem("tls.key does not belong to the first certificate of tls.crt")
     lines = b"".join(line.strip() + b"\n" for line in key.splitlines())  # OpenSSL knows no blanks before them
     return CertificateIR(name, _text(certificates), SecretBytes(lines), _dns_names(leaf)), _span(leaf)
+
+
+def ca_problem(pair: CertificateIR) -> str:
+    """Why the first certificate of this pair signs nothing that clients believe, for people; "" where it does."""
+    why_not = why_not_a_ca(_certificates(pair.chain_pem.encode(), "tls.crt")[0])
+    return f"the first certificate of tls.crt {why_not}: `egressproxy ca init` makes one" if why_not else ""
+
+
+def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[str]:
+    """Those of these names (exact, or `*.suffix`) for which no client believes the CA: its name constraints leave them
+    out, or a part of them (RFC 5280 section 4.2.1.10).
+    """
+    from cryptography import x509
+
+    certificate = _certificates(pair.chain_pem.encode(), "tls.crt")[0]
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    except x509.ExtensionNotFound:
+        return []
+    permitted, excluded = (
+        [each.value.lower().removeprefix(".") for each in subtrees or () if isinstance(each, x509.DNSName)]
+        for subtrees in (found.permitted_subtrees, found.excluded_subtrees)
+    )
+    outside = []
+    for hostname in hostnames:
+        host = hostname.removeprefix("*.")
+        is_permitted = not permitted or any(_is_below(host, each) for each in permitted)
+        is_excluded = any(_is_below(host, each) or (host != hostname and _is_below(each, host)) for each in excluded)
+        if not is_permitted or is_excluded:
+            outside.append(hostname)
+    return outside
+
+
+def _is_below(name: str, suffix: str) -> bool:
+    return name == suffix or name.endswith(f".{suffix}")
 
 
 def covers(names: Iterable[str], hostname: str) -> bool:

@@ -86,6 +86,25 @@ def test_ech_is_flagged():
     assert found.has_ech
 
 
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from(range(16)))
+def test_grease_is_read_over_wherever_a_browser_puts_it(record: int, segment: int, number: int):
+    """RFC 8701: values that no server knows, among suites, extensions (the first and the last), versions and ALPN."""
+    value = 0x0A0A + number * 0x1010
+    grease = struct.pack("!H", value)
+    extensions = (
+        extension(value, b"")
+        + server_name(b"a.test")
+        + extension(10, b"\x00\x04" + grease + b"\x00\x1d")  # groups
+        + extension(43, b"\x06" + grease + b"\x03\x04\x03\x03")  # versions
+        + extension(16, b"\x00\x06\x02" + grease + b"\x02h2")
+        + extension(51, b"\x00\x05" + grease + b"\x00\x01\x00")  # key shares
+        + extension((value + 0x1010) & 0xFFFF, b"\x00")
+    )
+    hello = message(extensions, suites=grease + b"\x13\x01")
+    found = read(records(hello, record), segment)
+    assert found == ClientHello("a.test", (grease, b"h2"), (value, 0x0304, 0x0303), False)
+
+
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_any_split_into_records_and_segments_gives_the_same(record: int, segment: int):
     hello = message(server_name(b"a.test") + extension(16, b"\x00\x03\x02h2") + extension(21, bytes(300)))

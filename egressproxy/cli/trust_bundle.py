@@ -1,0 +1,116 @@
+"""Files by which clients trust the roots of this system and a CA besides: PEM for most of them, a store for Java."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import ssl
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding
+from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12Certificate, serialize_java_truststore
+from cryptography.utils import CryptographyDeprecationWarning
+
+from egressproxy.cli.client_settings import STORE_PASSWORD
+
+__all__ = ["TrustProblem", "certificates", "is_root", "read_ca", "write_bundle", "write_java_store"]
+
+#: Where systems have them. Source: crypto/x509/root_linux.go of Go.
+_SYSTEM: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/tls/cacert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+_BLOCK: Final = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
+
+
+class TrustProblem(ValueError):
+    """What clients shall trust cannot be had; the message says why."""
+
+
+def read_ca(path: Path) -> str:
+    """The certificates in a file of PEM, or in the `ca.crt` of a folder: only these, whatever else is in the file.
+
+    Raises TrustProblem, OSError.
+    """
+    file = path / "ca.crt" if path.is_dir() else path
+    text = file.read_text("ascii", "replace")
+    try:
+        found = x509.load_pem_x509_certificates(text.encode())
+    except ValueError:
+        raise TrustProblem(f"{file}: this is not a certificate in PEM") from None
+    return "".join(map(_pem, found))
+
+
+def certificates(pem: str) -> list[x509.Certificate]:
+    """Those that can be read: among a system's roots there may be one that cannot, or whose form is deprecated."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        for block in _BLOCK.findall(pem):
+            with suppress(ValueError):
+                found.append(x509.load_pem_x509_certificate(block.encode()))
+    return found
+
+
+def is_root(certificate: x509.Certificate) -> bool:
+    """Whether it is its own issuer: most clients believe a chain only if it ends at such a one."""
+    return certificate.issuer == certificate.subject
+
+
+def write_bundle(path: Path, ca_pem: str) -> str:
+    """Write the roots of the system and these; returns what was written. Raises TrustProblem, OSError."""
+    roots = _system_roots()
+    there = {re.sub(r"\s", "", each) for each in _BLOCK.findall(roots)}
+    added = [each for each in _BLOCK.findall(ca_pem) if re.sub(r"\s", "", each) not in there]
+    text = f"{roots.rstrip()}\n" + "".join(f"{each}\n" for each in added)
+    _replace(path, text.encode())
+    return text
+
+
+def write_java_store(path: Path, pem: str) -> None:
+    """Write these roots as a trust store that Java reads (PKCS #12). Raises OSError."""
+    entries = [PKCS12Certificate(each, b"%d" % number) for number, each in enumerate(certificates(pem))]
+    _replace(path, serialize_java_truststore(entries, BestAvailableEncryption(STORE_PASSWORD.encode())))
+
+
+def _system_roots() -> str:
+    """PEM. What $SSL_CERT_FILE names goes before the system's own file, as it does for OpenSSL."""
+    told = ssl.get_default_verify_paths().cafile
+    places: Sequence[str] = (*((told,) if told else ()), *_SYSTEM)
+    for place in places:
+        try:
+            text = Path(place).read_text("utf-8", "replace")
+        except OSError:
+            continue
+        if _BLOCK.search(text):
+            return text
+    looked = ", ".join(dict.fromkeys(places))
+    raise TrustProblem(
+        f"the roots of this system are not found ({looked}): install ca-certificates, or name their file in"
+        " $SSL_CERT_FILE"
+    )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """At once as a whole: a client may be reading it."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        beside.write_bytes(data)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

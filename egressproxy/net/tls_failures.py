@@ -1,0 +1,266 @@
+"""What is said of a TLS connection to an upstream that failed: which backend, what it presented, what was expected, and
+the remedy.
+
+The message is for clients, and has nothing in it that the upstream chose but for dates: its names could say anything.
+`detail` is for the log and for `explain`: there a certificate is told by subject, names, issuer, validity and
+fingerprint, in printable ASCII and bounded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.ir.backend import BackendTlsIR
+
+__all__ = ["TLS_EXPECTATION", "TlsExpectation", "expected_text", "is_eof", "presented_text", "tls_fault"]
+
+#: Under which name a TlsStream tells its TlsExpectation (`get_extra_info`).
+TLS_EXPECTATION: Final = "tls_expectation"
+#: Of the upstream's text: characters of one value, names of a certificate, certificates of a chain.
+_MAX_VALUE: Final = 120
+_MAX_NAMES: Final = 8
+_MAX_CHAIN: Final = 5
+_PEM_TO_DER: Final = 2  # ENCODING_DER of CPython's _ssl
+
+
+@dataclass(frozen=True, slots=True)
+class TlsExpectation:
+    """What a connection to an upstream was to be. `who` names it for people ("backend agents/o"), `host` is the name
+    or address that was dialled.
+    """
+
+    who: str
+    host: str
+    spec: BackendTlsIR
+
+
+#: The names of the kinds of subject alternative names, as the ssl module has them.
+_KINDS: Final = {"DNS": "", "URI": "", "IP Address": ""}
+
+_CA_REMEDY: Final = "for a private authority, give the Backend its certificates: tls.caBundleRef"
+_SERVER_REMEDY: Final = "the server needs another certificate"
+_CRL_REMEDY: Final = "put the present revocation list of every authority of the chain into the object of tls.crlRefs"
+_NAME_REMEDY: Final = "say the name that the certificate has: tls.sni, or tls.subjectAltNames"
+_WEAK_KEY: Final = "the server needs a certificate with an RSA key of 2048 bits or more, or a P-256 key"
+
+#: OpenSSL's verify codes (x509_vfy.h): what is wrong with "the certificate of …", and what mends it.
+_CERTIFICATE: Final[dict[int, tuple[str, str]]] = {
+    2: ("is not trusted: the authority that signed it is not known", _CA_REMEDY),
+    3: ("has no valid revocation list: there is none of its authority", _CRL_REMEDY),
+    7: ("has a signature that is wrong", _SERVER_REMEDY),
+    8: ("has no valid revocation list: that of its authority has a wrong signature", _CRL_REMEDY),
+    9: ("is not valid yet", "look at the clocks of both machines"),
+    10: ("has expired", "the server needs a renewed certificate"),
+    11: ("has no valid revocation list: that of its authority is not valid yet", _CRL_REMEDY),
+    12: ("has no valid revocation list: that of its authority is out of date", _CRL_REMEDY),
+    18: ("is not trusted: it is self-signed", f"{_CA_REMEDY}; of a self-signed one this is the certificate itself"),
+    19: ("is not trusted: its chain ends in a root that is not known", _CA_REMEDY),
+    20: ("is not trusted: the authority that signed it is not known", _CA_REMEDY),
+    21: ("is not trusted: the authority that signed it is not known", _CA_REMEDY),
+    22: ("has a chain that is too long", _SERVER_REMEDY),
+    23: ("has been revoked", _SERVER_REMEDY),
+    25: ("has a longer chain than one of its authorities allows (pathlen)", _SERVER_REMEDY),
+    26: ("is not for servers (extended key usage)", "the server needs a certificate with the usage serverAuth"),
+    32: ("is signed with a certificate that may not sign others (key usage)", _SERVER_REMEDY),
+    34: ("has a critical extension that is not known", _SERVER_REMEDY),
+    47: ("is for a name that its authority may not vouch for (name constraints)", _SERVER_REMEDY),
+    48: ("is for a name that its authority may not vouch for (name constraints)", _SERVER_REMEDY),
+    50: ("has a key that is not pinned", "if the server has a new key, add its pin, which the log has, to tls.pins"),
+    62: ("is for another name", _NAME_REMEDY),
+    64: ("is for another address", _NAME_REMEDY),
+    66: ("has a key that is too weak", _WEAK_KEY),
+    67: ("is signed by an authority whose key is too weak", _WEAK_KEY),
+    68: ("is signed with a digest that is too weak, such as SHA-1", "the server needs one that is signed with SHA-256"),
+    79: ("is signed with a certificate that is no authority's", _SERVER_REMEDY),
+}  # fmt: skip
+_EXPIRED, _SELF_SIGNED, _NO_ISSUER, _UNVERIFIED_LEAF, _OTHER_NAME = 10, 18, 20, 21, 62
+_NO_NAMES: Final = (
+    "names no host: a common name does not count",
+    "the server needs a certificate with subject alternative names",
+)
+_INTERMEDIATE: Final = "where that authority is trusted already, the server has to send its intermediate certificates"
+
+_VERSION: Final = ("speaks no version of TLS that is allowed here", "have the server speak TLS {min_version} or later")
+_CLIENT: Final = (
+    "refuses our client certificate",
+    "look at the Secret of tls.clientCertificateRef: its validity, and whether the server trusts its authority",
+)
+_NO_TLS: Final = ("does not speak TLS at this port", "look at the port; for plain text write tls.mode: None")
+_IN_COMMON: Final = (
+    "accepts none of our TLS versions and ciphers, or wants a client certificate",
+    "have the server speak TLS {min_version} or later with AES-GCM or ChaCha20; or name tls.clientCertificateRef",
+)
+#: Reasons of OpenSSL's errors, most of them alerts of the upstream (RFC 8446 section 6.2), as "backend x …".
+_PROTOCOL: Final[dict[str, tuple[str, str]]] = {
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "HTTP_REQUEST": _NO_TLS,
+    "PACKET_LENGTH_TOO_LONG": _NO_TLS,
+    "RECORD_LAYER_FAILURE": _NO_TLS,
+    "UNSUPPORTED_PROTOCOL": _VERSION,
+    "UNSUPPORTED_SSL_VERSION": _VERSION,
+    "TLSV1_ALERT_PROTOCOL_VERSION": _VERSION,
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": _IN_COMMON,
+    "TLSV1_ALERT_INSUFFICIENT_SECURITY": _IN_COMMON,
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": ("asks for a client certificate", "name its Secret: tls.clientCertificateRef"),
+    "SSLV3_ALERT_BAD_CERTIFICATE": _CLIENT,
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": _CLIENT,
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": _CLIENT,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": _CLIENT,
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _CLIENT,
+    "TLSV1_ALERT_UNKNOWN_CA": _CLIENT,
+    "TLSV1_ALERT_ACCESS_DENIED": _CLIENT,
+    "TLSV1_UNRECOGNIZED_NAME": ("knows no server of the name that it is asked for (SNI)", "say its name: tls.sni"),
+    "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": (
+        "speaks none of the protocols that it is offered (ALPN)", "look at protocol of the Backend's port",
+    ),
+    "DH_KEY_TOO_SMALL": ("agrees on keys that are too weak", "have the server speak ECDHE"),
+    "EE_KEY_TOO_SMALL": ("has a certificate with a key that is too weak", _WEAK_KEY),
+}  # fmt: skip
+_OTHERWISE: Final = "it does not speak TLS, or refused our versions, ciphers or certificate"
+
+
+def tls_fault(
+    exc: BaseException,
+    retry: RetrySafety = RetrySafety.NEVER,
+    *,
+    expected: TlsExpectation | None = None,
+    peer: ssl.SSLObject | None = None,
+) -> UpstreamFault:
+    """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502.
+
+    `retry`: RetrySafety.SAFE where the handshake failed, as nothing of the request was sent; never for a certificate.
+    `peer`: the connection, as far as it came; what the upstream presented is told in `detail`, as is what OpenSSL said.
+    """
+    who = expected.who if expected is not None else "the upstream"
+    remedy = ""
+    if isinstance(exc, TimeoutError):
+        reason, status, message = Reason.TLS_TIMEOUT, 504, f"the TLS handshake with {who} took too long"
+    elif isinstance(exc, ssl.SSLCertVerificationError):
+        reason, status, retry = Reason.TLS_CERTIFICATE, 502, RetrySafety.NEVER
+        words, remedy = _certificate_words(getattr(exc, "verify_code", 0), _chain(peer))
+        message = f"the certificate of {who} {words}"
+    elif isinstance(exc, ssl.SSLError) and not is_eof(exc):
+        reason, status = Reason.TLS_PROTOCOL, 502
+        said = getattr(exc, "reason", None) or ""
+        words, remedy = _PROTOCOL.get(said, ("", ""))
+        if said == "NO_RENEGOTIATION":
+            words = "wants to renegotiate, which is not allowed"
+        message = f"{who} {words}" if words else f"TLS with {who} failed: {_OTHERWISE}"
+        remedy = remedy.format(min_version=expected.spec.min_version if expected is not None else "1.2")
+    else:
+        reason, status, message = Reason.TLS_PROTOCOL, 502, f"{who} closed the connection during TLS"
+    detail = f"{type(exc).__name__}: {exc}"
+    if peer is not None and reason is Reason.TLS_CERTIFICATE:
+        detail = f"presented: {presented_text(peer)}; {detail}"
+    if expected is not None:
+        detail = f"{detail}; expected: {expected_text(expected)}"
+    return UpstreamFault(reason, message, status=status, remedy=remedy, detail=detail, retry=retry)
+
+
+def is_eof(error: ssl.SSLError) -> bool:
+    """The connection ended without close_notify. CPython 3.11.2 has no class of its own for that with OpenSSL 3."""
+    return isinstance(error, ssl.SSLEOFError) or getattr(error, "reason", None) == "UNEXPECTED_EOF_WHILE_READING"
+
+
+def expected_text(expected: TlsExpectation) -> str:
+    """What the upstream was to present, and what it is shown, for the log."""
+    spec = expected.spec
+    parts = []
+    if not spec.insecure_skip_verify:
+        names = spec.names or (spec.sni or expected.host,)
+        parts.append(f"name {' or '.join(map(_shown, names[:_MAX_NAMES]))}")
+        ca = (spec.ca_source or "the CAs of a policy") if spec.ca_pem else "a CA of the system"
+        parts.append(f"signed by {ca}")
+    if spec.pins:
+        parts.append(f"pinned to {', '.join(spec.pins[:_MAX_NAMES])}")
+    if spec.crl_pem:
+        parts.append("in no revocation list")
+    parts.append(f"TLS {spec.min_version} or later")
+    if spec.client_certificate:
+        parts.append(f"shown the client certificate of {spec.client_source or 'its Gateway'}")
+    else:
+        parts.append("shown no client certificate")
+    return ", ".join(parts)
+
+
+def presented_text(peer: ssl.SSLObject) -> str:
+    """The certificates that the upstream has presented, whether they were verified or not, for the log."""
+    chain = _chain(peer)
+    if not chain:
+        return "no certificate that can be read"
+    (der, leaf), others = chain[0], chain[1:]
+    parts = [_certificate_text(leaf), f"sha256 {hashlib.sha256(der).hexdigest()}"]
+    parts += [f"then {_name(each.get('subject', ()))}" for _, each in others[:_MAX_CHAIN]]
+    if not others:
+        parts.append("no further certificate")
+    elif len(others) > _MAX_CHAIN:
+        parts.append(f"and {len(others) - _MAX_CHAIN} more")
+    return ", ".join(parts)
+
+
+def _certificate_words(code: int, chain: list[tuple[bytes, dict[str, Any]]]) -> tuple[str, str]:
+    words, remedy = _CERTIFICATE.get(code, ("is not acceptable", ""))
+    leaf = chain[0][1] if chain else {}
+    if code in (_NO_ISSUER, _UNVERIFIED_LEAF) and len(chain) == 1:
+        return words, f"{remedy}; {_INTERMEDIATE}"
+    if code == _OTHER_NAME and chain and not leaf.get("subjectAltName"):
+        return _NO_NAMES
+    if code == _EXPIRED and (end := _seconds(leaf, "notAfter")) is not None:
+        if end >= time.time():
+            return "is signed by an authority whose own certificate has expired", "renew the authority's certificate"
+        return f"{words} on {_date(end)}", remedy
+    if code == 9 and (begin := _seconds(leaf, "notBefore")) is not None and begin > time.time():
+        return f"is not valid before {_date(begin)}", remedy
+    return words, remedy
+
+
+def _chain(peer: ssl.SSLObject | None) -> list[tuple[bytes, dict[str, Any]]]:
+    """What was presented: each certificate as DER and as the ssl module describes it, the leaf first.
+
+    The ssl module tells nobody before the handshake is done (`getpeercert`); what it stands on does.
+    """
+    inner: Any = getattr(peer, "_sslobj", None)
+    found: list[tuple[bytes, dict[str, Any]]] = []
+    # Where this Python has no such method, or OpenSSL cannot make text of what came, nothing is told.
+    with suppress(AttributeError, ValueError, ssl.SSLError, TypeError):
+        for certificate in inner.get_unverified_chain() or ():
+            found.append((certificate.public_bytes(_PEM_TO_DER), certificate.get_info()))
+    return found
+
+
+def _certificate_text(info: dict[str, Any]) -> str:
+    names = [f"{_shown(value)}" for kind, value in info.get("subjectAltName", ()) if kind in _KINDS]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    told = (", ".join(names[:_MAX_NAMES]) + more) or "none"
+    begin, end = _seconds(info, "notBefore"), _seconds(info, "notAfter")
+    span = f"valid {_date(begin)} to {_date(end)}" if begin is not None and end is not None else "validity unreadable"
+    return f"subject {_name(info.get('subject', ()))}, names {told}, issuer {_name(info.get('issuer', ()))}, {span}"
+
+
+def _name(name: Iterable[Iterable[tuple[str, str]]]) -> str:
+    """A distinguished name, as `commonName=x/organizationName=y`; "(empty)" for one without a part."""
+    return _shown("/".join(f"{key}={value}" for part in name for key, value in part)) or "(empty)"
+
+
+def _shown(value: object) -> str:
+    text = str(value).encode("ascii", "backslashreplace").decode()
+    text = "".join(each if each.isprintable() and each not in ';,"' else "?" for each in text)
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
+
+
+def _seconds(info: dict[str, Any], key: str) -> float | None:
+    try:
+        return float(ssl.cert_time_to_seconds(info[key]))
+    except (KeyError, ValueError, OverflowError):
+        return None
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
