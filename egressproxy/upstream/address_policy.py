@@ -24,8 +24,10 @@ from egressproxy.ir.policy import AddressAllowance, AddressesIR
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.metadata import METADATA
+from egressproxy.upstream.closed_names import names_closed_by
 from egressproxy.upstream.closed_ranges import Closing, closed_by
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
+from egressproxy.upstream.resolved import Resolved
 
 __all__ = ["AddressPolicy", "classify", "is_metadata"]
 
@@ -133,16 +135,29 @@ class AddressPolicy:
     Each rule holds for all `aliases` of an address: an IPv6 address that carries an IPv4 address needs an allowance for
     both. A cloud metadata address or an own listener is dialled only where an allowance names exactly that address (a
     /32 or /128), since a wide range is written for other reasons. Nothing opens the admin address, nor a range that a
-    policy closes (`closed_ranges`). Of several addresses, those that are not allowed are left out.
+    policy closes (`closed_ranges`). Of several addresses, those that are not allowed are left out. A name that leads
+    through a denied one (`closed_names`) has none that is.
     """
 
-    __slots__ = ("_allow", "_closed", "_known", "_known_addresses", "_own", "_reported", "_rule", "reports")
+    __slots__ = (
+        "_allow",
+        "_closed",
+        "_closed_names",
+        "_known",
+        "_known_addresses",
+        "_own",
+        "_reported",
+        "_reported_names",
+        "_rule",
+        "reports",
+    )
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
         self._closed, self._reported = closed_by(spec)
-        #: Whether mode Report lets denied ranges pass; otherwise `would_deny` need not be called.
-        self.reports = any(denial.reports for denial in spec.deny)
+        self._closed_names, self._reported_names = names_closed_by(spec)
+        #: Whether mode Report lets denied ranges or names pass; otherwise `would_deny` need not be called.
+        self.reports = any(each.reports for each in spec.deny) or any(each.reports for each in spec.denied_names)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._own = own
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
@@ -152,8 +167,12 @@ class AddressPolicy:
         """The addresses that may be dialled for this host (a name in lower case, or an address as text) and port, in
         their order.
 
-        Raises Denied(Reason.ADDRESS_DENIED) if none is left; the message never holds an address that DNS gave.
+        Raises Denied(Reason.ADDRESS_DENIED) if none is left, or if they are `Resolved` through a denied name; the
+        message never holds an address or a name that DNS gave.
         """
+        closing = self._closing_on_the_way(addresses, port)
+        if closing is not None:
+            raise self._denied_on_the_way(host, port, closing)
         key = (host, tuple(addresses), port)
         known = self._known.get(key)
         if known is not None:
@@ -215,13 +234,18 @@ class AddressPolicy:
         host = str(address)
         return any(each in METADATA and not self._is_named(host, each) for each in aliases(address))
 
-    def would_deny(self, addresses: Sequence[IPAddress], port: int) -> bool:
-        """Whether mode Enforce would deny all of these addresses."""
+    def would_deny(self, addresses: Sequence[IPAddress], port: int, resolved: Sequence[IPAddress] = ()) -> bool:
+        """Whether mode Enforce would deny all of these addresses, or the names on the way to what was `resolved`."""
+        if isinstance(resolved, Resolved) and self._reported_names.closing(resolved.through, port) is not None:
+            return True
         return all(self._reported.explicit_deny(address, port) is not None for address in addresses)
 
-    def verdict(self, host: str, address: IPAddress, port: int) -> tuple[bool, str]:
-        """Whether `check` allows this address, and a sentence why; for explanations."""
+    def verdict(self, host: str, address: IPAddress, port: int, through: tuple[str, ...] = ()) -> tuple[bool, str]:
+        """Whether `check` allows this address, to which these names led, and a sentence why; for explanations."""
         kind = classify(address) or "public"
+        on_the_way = self._closed_names.closing(through, port)
+        if on_the_way is not None:
+            return False, f"{kind}: {on_the_way.detail}"
         closing = self._closed.closing(address, port)
         if closing is not None:
             return False, f"{kind}: {closing.detail}"
@@ -266,6 +290,22 @@ class AddressPolicy:
         if self._own.has_admin(address, port):
             return True
         return self._own.has_listener(address, port) and not all(self._is_named(host, a) for a in aliases(address))
+
+    def _closing_on_the_way(self, addresses: Sequence[IPAddress], port: int) -> Closing | None:
+        """Why a name that led to these addresses is closed, or None."""
+        through = addresses.through if isinstance(addresses, Resolved) else ()
+        return self._closed_names.closing(through, port) if through else None
+
+    def _denied_on_the_way(self, host: str, port: int, closing: Closing) -> Denied:
+        denied = Denied(
+            Reason.ADDRESS_DENIED,
+            f"{Authority(host, port)} resolves to what policy does not allow ({closing.kind})",
+            rule=f"EgressPolicy {closing.policy}",
+            remedy=closing.remedy,
+            detail=closing.detail,
+        )
+        denied.policy, denied.entry = closing.policy, closing.entry
+        return denied
 
     def _denied(self, host: str, addresses: Sequence[IPAddress], port: int) -> Denied:
         closings = [self._closed.closing(a, port) for a in addresses]

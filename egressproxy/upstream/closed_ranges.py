@@ -29,7 +29,7 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 class Closing:
     """Why an address is closed. `kind` names no address, and may be shown to a client; `detail` is for the log.
 
-    `entry` is the denied range, by which denials are counted; "-" for an address outside `only`.
+    `entry` is the denied range or name, by which denials are counted; "-" for an address outside `only`.
     """
 
     policy: str

@@ -14,13 +14,15 @@ import asyncio
 import math
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from ipaddress import ip_address
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+import dns.flags
 import dns.message
 import dns.name
 import dns.rcode
@@ -39,7 +41,14 @@ from egressproxy.upstream.dns_reply import (
     read,
 )
 
-__all__ = ["DnsAnswer", "DnsFailure", "Server", "ask", "give_up", "parse_server"]
+if TYPE_CHECKING:
+    from egressproxy.upstream.dns_https import DnsHttps
+
+__all__ = ["DnsAnswer", "DnsClient", "DnsFailure", "OnQuery", "Server", "give_up", "parse_server"]
+
+#: Is told of each query: the server's label, how it ended (the code of the answer in lower case, "error", or
+#: "unanswered" where another was faster or the time was over), and seconds.
+OnQuery = Callable[[str, str, float], None]
 
 #: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
 HEDGE_S = 1.0
@@ -49,12 +58,16 @@ _UDP_PAYLOAD = 1232
 #: section 9.2).
 MAX_FORGED = 64
 _MAX_DATAGRAM = 65535
-_PORTS = {"udp": 53, "tcp": 53, "tls": 853}
+_PORTS = {"udp": 53, "tcp": 53, "tls": 853, "https": 443}
+#: Queries over TLS and HTTPS are filled up to a multiple of this (RFC 8467 section 4.1).
+_PAD = 128
 _LEAST_ATTEMPTS = 3
 
 
 class DnsFailure(Exception):
-    """No usable answer. `reason` is DNS_SERVFAIL, DNS_TIMEOUT or DNS_ERROR; the text is for the log."""
+    """No usable answer. `reason` is DNS_SERVFAIL, DNS_TIMEOUT, DNS_NOT_AUTHENTIC or DNS_ERROR; the text is for the
+    log.
+    """
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -63,26 +76,39 @@ class DnsFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`transport` is udp, tcp or tls; `name` is what a tls server's certificate has to be for."""
+    """`transport` is udp, tcp, tls or https; `name` is what the certificate of a tls or https server has to be for.
+    `path` is that of an https server's URL.
+    """
 
     host: str
     port: int
     transport: str
     name: str
+    path: str = ""
+
+    @property
+    def label(self) -> str:
+        """As metrics name it, and as it can be written in a manifest."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.transport}://{host}:{self.port}"
 
     def __str__(self) -> str:
         return f"{self.transport}://{self.host} port {self.port}"
 
 
 def parse_server(text: str, transport: str = "udp") -> Server:
-    """Read `ip`, `ip:port`, `[ip6]:port` or `tls://ip[:port][#name]`; `transport` holds where no scheme is written.
+    """Read `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]` or `https://ip[:port][/path][#name]`; `transport`
+    holds where no scheme is written, and /dns-query where no path is.
 
     Raises ValueError that says what is wrong.
     """
-    rest, name = text, ""
+    rest, name, path = text, "", ""
     if "://" in rest:
         transport, _, rest = rest.partition("://")
         rest, _, name = rest.partition("#")
+    if transport == "https":
+        rest, slash, path = rest.partition("/")
+        path = slash + path or "/dns-query"
     if transport not in _PORTS:
         raise ValueError(f"DNS server {text!r}: transport {transport!r} is not one of {', '.join(_PORTS)}")
     host, colon, port = rest, "", ""
@@ -99,50 +125,129 @@ def parse_server(text: str, transport: str = "udp") -> Server:
         raise ValueError(f"DNS server {text!r}: has to be an address, with or without port") from None
     if colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"DNS server {text!r}: the port has to be a number from 1 to 65535")
-    return Server(host, int(port or _PORTS[transport]), transport, name or host)
+    return Server(host, int(port or _PORTS[transport]), transport, name or host, path)
 
 
-async def ask(
-    servers: Sequence[Server], name: dns.name.Name, kind: dns.rdatatype.RdataType, timeout_s: float
-) -> DnsAnswer:
-    """The addresses of a name in one family (`kind` A or AAAA), from the first server that answers.
+class DnsClient:
+    """Asks servers one question at a time. It keeps connections to https servers, and nothing of what they answer."""
 
-    Raises DnsFailure: DNS_TIMEOUT after `timeout_s` seconds of silence, else what the servers failed with.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    queue = list(servers) * max(1, math.ceil(_LEAST_ATTEMPTS / max(1, len(servers))))
-    hedge_s = min(HEDGE_S, timeout_s / (len(queue) + 1))
-    broken: set[Server] = set()  # answered with a failure: not asked again
-    running: dict[asyncio.Task[DnsAnswer], Server] = {}
-    failure = DnsFailure(Reason.DNS_ERROR, "no DNS server is configured")
-    try:
-        while True:
-            while queue and queue[0] in broken:
-                queue.pop(0)
-            left = deadline - loop.time()
-            if left <= 0:
-                raise failure if broken else DnsFailure(Reason.DNS_TIMEOUT, f"no answer within {timeout_s} s")
-            if queue:
-                server = queue.pop(0)
-                running[loop.create_task(_ask_one(server, name, kind))] = server
-            elif not running:
-                raise failure
-            done, _ = await asyncio.wait(
-                running, timeout=min(left, hedge_s) if queue else left, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                server = running.pop(task)
-                error = task.exception()
-                if error is None:
-                    return task.result()
-                broken.add(server)
-                if not isinstance(error, DnsFailure):
-                    error = DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
-                if failure.reason is not Reason.DNS_SERVFAIL:  # which says more than that another cannot be reached
-                    failure = error
-    finally:
-        give_up(running)
+    __slots__ = ("_https", "_on_query")
+
+    def __init__(self, on_query: OnQuery = lambda server, result, seconds: None) -> None:
+        self._on_query = on_query
+        self._https: dict[Server, DnsHttps] = {}
+
+    async def ask(
+        self,
+        servers: Sequence[Server],
+        name: dns.name.Name,
+        kind: dns.rdatatype.RdataType,
+        timeout_s: float,
+        *,
+        must_be_authentic: bool = False,
+    ) -> DnsAnswer:
+        """The addresses of a name in one family (`kind` A or AAAA), or the names of an address (PTR, `name` in
+        in-addr.arpa or ip6.arpa), from the first server that answers. `must_be_authentic`: from the first whose
+        answer has the AD bit, by which a server says that DNSSEC has authenticated it (RFC 4035 section 3.2.3).
+
+        Raises DnsFailure: DNS_TIMEOUT after `timeout_s` seconds of silence, else what the servers failed with.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        queue = list(servers) * max(1, math.ceil(_LEAST_ATTEMPTS / max(1, len(servers))))
+        hedge_s = min(HEDGE_S, timeout_s / (len(queue) + 1))
+        broken: set[Server] = set()  # answered with a failure: not asked again
+        running: dict[asyncio.Task[DnsAnswer], Server] = {}
+        failure = DnsFailure(Reason.DNS_ERROR, "no DNS server is configured")
+        try:
+            while True:
+                while queue and queue[0] in broken:
+                    queue.pop(0)
+                left = deadline - loop.time()
+                if left <= 0:
+                    raise failure if broken else DnsFailure(Reason.DNS_TIMEOUT, f"no answer within {timeout_s} s")
+                if queue:
+                    server = queue.pop(0)
+                    running[loop.create_task(self._ask_one(server, name, kind, must_be_authentic))] = server
+                elif not running:
+                    raise failure
+                done, _ = await asyncio.wait(
+                    running, timeout=min(left, hedge_s) if queue else left, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    server = running.pop(task)
+                    error = task.exception()
+                    if error is None:
+                        return task.result()
+                    broken.add(server)
+                    if not isinstance(error, DnsFailure):
+                        error = DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
+                    if failure.reason is not Reason.DNS_SERVFAIL:  # which says more than that another cannot be reached
+                        failure = error
+        finally:
+            give_up(running)
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        for connection in self._https.values():
+            connection.close()
+
+    async def _ask_one(
+        self, server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType, must_be_authentic: bool
+    ) -> DnsAnswer:
+        began, result = time.monotonic(), "error"
+        try:
+            code, answer = await self._answer_of(server, name, kind, must_be_authentic)
+            result = dns.rcode.to_text(dns.rcode.Rcode(code)).lower()
+        except asyncio.CancelledError:
+            result = "unanswered"
+            raise
+        finally:
+            self._on_query(server.label, result, time.monotonic() - began)
+        if code == dns.rcode.SERVFAIL:
+            raise DnsFailure(Reason.DNS_SERVFAIL, f"{server} answered SERVFAIL")
+        if code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+            raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {result.upper()}")
+        if must_be_authentic and not answer.is_authentic:
+            raise DnsFailure(Reason.DNS_NOT_AUTHENTIC, f"{server} answered without the AD bit")
+        return answer
+
+    async def _answer_of(
+        self, server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType, asks_authentic: bool
+    ) -> tuple[int, DnsAnswer]:
+        """The code and the answer of this server. Raises DnsFailure, OSError, HttpsFailure."""
+        pad = _PAD if server.transport in ("tls", "https") else 0
+        query = dns.message.make_query(name, kind, use_edns=0, payload=_UDP_PAYLOAD, pad=pad)
+        if asks_authentic:
+            query.flags |= dns.flags.AD  # "say it": RFC 6840 section 5.7
+        if server.transport == "https":
+            query.id = 0  # RFC 8484 section 4.1: equal questions are equal to caches
+        question = DnsQuestion(query.to_wire(), cast(bytes, name.to_wire()).lower(), int(kind))
+        wire, age_s = None, 0
+        if server.transport == "https":
+            wire, age_s = await self._over_https(server, question)
+        elif server.transport == "udp":
+            wire = await _over_udp(server, question)
+        if wire is None or (is_truncated(wire) and server.transport != "https"):
+            wire = await _over_stream(server, question)
+        try:
+            code, answer = read(wire, question)
+        except BadReply as error:
+            raise DnsFailure(Reason.DNS_ERROR, f"{server}: the answer is refused: {error}") from None
+        return code, replace(answer, ttl_s=max(0.0, answer.ttl_s - age_s)) if age_s else answer
+
+    async def _over_https(self, server: Server, question: DnsQuestion) -> tuple[bytes, int]:
+        """The answer, and its age in seconds (RFC 8484 section 5.1)."""
+        known = self._https.get(server)
+        if known is None:
+            from egressproxy.upstream.dns_https import DnsHttps  # only who has such a server pays for HTTP/2
+
+            made = DnsHttps(server.host, server.port, server.name, server.path, _tls_context("h2"))
+            known = self._https[server] = made
+        wire, age_s = await known.ask(question.wire)
+        if not is_reply(wire, question) or is_truncated(wire):
+            raise DnsFailure(Reason.DNS_ERROR, f"{server} answered another question, or not all of it")
+        return wire, age_s
 
 
 def give_up(tasks: Iterable[asyncio.Task[DnsAnswer]]) -> None:
@@ -150,25 +255,6 @@ def give_up(tasks: Iterable[asyncio.Task[DnsAnswer]]) -> None:
     for task in tasks:
         if not task.cancel() and not task.cancelled():
             task.exception()
-
-
-async def _ask_one(server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> DnsAnswer:
-    query = dns.message.make_query(name, kind, use_edns=0, payload=_UDP_PAYLOAD)
-    question = DnsQuestion(query.to_wire(), cast(bytes, name.to_wire()).lower(), int(kind))
-    wire = None
-    if server.transport == "udp":
-        wire = await _over_udp(server, question)
-    if wire is None or is_truncated(wire):
-        wire = await _over_stream(server, question)
-    try:
-        code, answer = read(wire, question)
-    except BadReply as error:
-        raise DnsFailure(Reason.DNS_ERROR, f"{server}: the answer is refused: {error}") from None
-    if code == dns.rcode.SERVFAIL:
-        raise DnsFailure(Reason.DNS_SERVFAIL, f"{server} answered SERVFAIL")
-    if code not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
-        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered {dns.rcode.to_text(dns.rcode.Rcode(code))}")
-    return answer
 
 
 async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
@@ -189,7 +275,7 @@ async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
 
 async def _over_stream(server: Server, question: DnsQuestion) -> bytes:
     """Over TCP or TLS: a length of two bytes before each message (RFC 7766 section 8, RFC 7858)."""
-    context = _tls_context() if server.transport == "tls" else None
+    context = _tls_context("dot") if server.transport == "tls" else None
     reader, writer = await asyncio.open_connection(
         server.host, server.port, ssl=context, server_hostname=server.name if context else None, limit=MAX_REPLY_BYTES
     )
@@ -209,6 +295,6 @@ async def _over_stream(server: Server, question: DnsQuestion) -> bytes:
     return wire
 
 
-@lru_cache(maxsize=1)
-def _tls_context() -> ssl.SSLContext:
-    return client_context(BackendTlsIR(), ("dot",))
+@lru_cache(maxsize=2)
+def _tls_context(alpn: str) -> ssl.SSLContext:
+    return client_context(BackendTlsIR(), (alpn,))

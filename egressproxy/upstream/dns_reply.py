@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address
 
 from egressproxy.model.authority import IPAddress
 
 __all__ = ["MAX_REPLY_BYTES", "BadReply", "DnsAnswer", "DnsQuestion", "is_reply", "is_truncated", "read"]
 
-_A, _CNAME, _SOA, _OPT = 1, 5, 6, 41
+_A, _CNAME, _SOA, _PTR, _OPT = 1, 5, 6, 12, 41
 _IN = 1
+_AD = 0x20  # in the second byte of the flags
 _FORMERR, _SERVFAIL, _NXDOMAIN, _NOTIMP, _REFUSED = range(1, 6)
 
 #: The longest answer that is read: a thousand addresses and their names.
@@ -33,7 +34,7 @@ MAX_RECORDS = 1024
 MAX_STEPS = 16 * 1024
 #: A name may lead through so many CNAME records.
 MAX_LINKS = 16
-#: More addresses of one name are not used.
+#: More addresses of one name, or names of one address, are not used.
 MAX_ADDRESSES = 32
 _MAX_NAME = 255
 
@@ -47,8 +48,10 @@ class BadReply(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DnsAnswer:
-    """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came.
-    `unheard`, of an answer for both families: the version of IP of which nothing was heard, or 0.
+    """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came. To a
+    question of type PTR the answer is `names`, as in `through`. `is_authentic`: the server has set the AD bit.
+    `unheard`, of an answer for both families: the version of IP of which nothing was heard, or 0. `through`: the names
+    that CNAME records led through, in lower case, without trailing dot; each byte of a label is a character.
 
     For a negative answer `ttl_s` follows RFC 2308 section 5, and is 0 where the server gave no SOA record.
     """
@@ -57,11 +60,14 @@ class DnsAnswer:
     ttl_s: float
     is_nxdomain: bool = False
     unheard: int = 0
+    through: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    is_authentic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DnsQuestion:
-    """A query that was sent: its bytes, its `name` in wire form and lower case, and the type of the addresses."""
+    """A query that was sent: its bytes, its `name` in wire form and lower case, and its type (A, AAAA or PTR)."""
 
     wire: bytes
     name: bytes
@@ -100,9 +106,10 @@ def read(wire: bytes, question: DnsQuestion) -> tuple[int, DnsAnswer]:
     if len(wire) > MAX_REPLY_BYTES:
         raise BadReply(f"{len(wire)} octets: more than {MAX_REPLY_BYTES} are not read")
     try:
-        return _Reading(wire, question).reply()
+        code, answer = _Reading(wire, question).reply()
     except (IndexError, struct.error):
         raise BadReply("it ends within a record") from None
+    return code, replace(answer, is_authentic=True) if wire[3] & _AD else answer
 
 
 class _Reading:
@@ -133,10 +140,14 @@ class _Reading:
             owner, kind, ttl_s, data, end = self._record()
             if kind == wanted:
                 addresses, least_s = found.get(owner) or ({}, ttl_s)
-                if end - data != (4 if kind == _A else 16):
-                    raise BadReply("an address of the wrong length")
+                if kind == _PTR:
+                    value, _ = self._name(data)
+                else:
+                    value = self._wire[data:end]
+                    if len(value) != (4 if kind == _A else 16):
+                        raise BadReply("an address of the wrong length")
                 if len(addresses) < MAX_ADDRESSES:
-                    addresses[self._wire[data:end]] = None
+                    addresses[value] = None
                 found[owner] = addresses, min(least_s, ttl_s)
             elif kind == _CNAME:
                 links.setdefault(owner, (data, ttl_s))
@@ -162,14 +173,19 @@ class _Reading:
         negative_s: float,
     ) -> DnsAnswer:
         name, ttl_s = self._question.name, math.inf
+        through: list[str] = []
         for _ in range(MAX_LINKS + 1):
             known = found.get(name)
             if known is not None:
-                return DnsAnswer(tuple(map(_address, known[0])), min(ttl_s, known[1]))
+                least_s = min(ttl_s, known[1])
+                if self._question.kind == _PTR:
+                    return DnsAnswer((), least_s, names=tuple(map(_text, known[0])))
+                return DnsAnswer(tuple(map(_address, known[0])), least_s, through=tuple(through))
             link = links.get(name)
             if link is None:
                 return DnsAnswer((), negative_s)
             name, _ = self._name(link[0])
+            through.append(_text(name))
             ttl_s = min(ttl_s, link[1])
         raise BadReply(f"more than {MAX_LINKS} CNAME records, or a loop")
 
@@ -227,6 +243,17 @@ class _Reading:
         for place, first in targets:
             self._known[place] = b"".join(parts[first:]).lower()
         return b"".join(parts).lower(), end
+
+
+def _text(name: bytes) -> str:
+    """A name in wire form as text: labels with dots between them."""
+    labels: list[str] = []
+    at = 0
+    while name[at]:
+        end = at + 1 + name[at]
+        labels.append(name[at + 1 : end].decode("latin-1"))
+        at = end
+    return ".".join(labels)
 
 
 def _address(packed: bytes) -> IPAddress:

@@ -1,7 +1,7 @@
 """OwnSockets: where this gateway listens, so that no client reaches the gateway through itself.
 
 `AddressPolicy` compares every address that is dialled for traffic with it: backends of every kind, parents, mirrors,
-authorization servers. The gateway dials TCP only and listens on no Unix socket.
+authorization servers. The gateway dials TCP only, so that a Unix socket of its own is out of its reach.
 """
 
 from __future__ import annotations

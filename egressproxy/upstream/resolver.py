@@ -11,90 +11,67 @@ Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 6761 (localh
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from itertools import chain, zip_longest
+from typing import NamedTuple
 
 import dns.exception
 import dns.name
 import dns.rdatatype
 
-from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.ir.policy import DnsIR, Family
+from egressproxy.errors import Reason
+from egressproxy.ir.policy import DnsIR, Dnssec, Family
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.shares import Shares
-from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure, Server, ask, give_up, parse_server
+from egressproxy.upstream.dns_cache import RESULTS, DnsCache, KnownName, NameFailure
+from egressproxy.upstream.dns_query import DnsAnswer, DnsClient, DnsFailure, OnQuery, Server, give_up, parse_server
 from egressproxy.upstream.lookups import Lookups
+from egressproxy.upstream.name_budget import NameBudget
+from egressproxy.upstream.resolved import Resolved
+from egressproxy.upstream.reverse_names import ReverseNames
 from egressproxy.upstream.system_files import FILE_CHECK_S, Ipv6Route, WatchedFile, parse_hosts, parse_resolv_conf
 from egressproxy.upstream.turns import Lookup, Waiter
 
-__all__ = ["Resolver"]
+__all__ = ["Resolver", "ServerAnswer"]
 
-MAX_NAMES = 10_000  # cached
-MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all that is known of them, about
 MAX_WAITERS = 20_000  # exchanges that wait for an answer
 MAX_WAITERS_OF_CLIENT = 10_000
-MAX_NEGATIVE_TTL_S = 30.0
 FAILURE_TTL_S = 1.0  # how long a failing name is not asked for again
 STALE_AFTER_S = 0.5  # an expired answer is used if a refresh takes longer (RFC 8767 section 5)
 MAX_BACKOFF_S = 10.0  # between refreshes while the servers fail
+PREFETCH_AT = 0.9  # of the life of an answer, as in Unbound: who uses it then has it asked for again
+MAX_PREFETCHES = 100  # lookups in progress beyond which nothing is prefetched
 AAAA_GRACE_S = 0.25  # IPv4 addresses wait so long for the IPv6 ones (RFC 8305 section 3 says 50 ms)
+PREFERRED_GRACE_S = 1.0  # where IPv6 is preferred
+MAX_ASKED_EACH = 64  # questions for one explanation
+_KINDS = ((dns.rdatatype.A, Family.IPV4), (dns.rdatatype.AAAA, Family.IPV6))
+_ONLY = (Family.IPV4, Family.IPV6)
 
 _LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 #: RFC 6761 section 6.4 and RFC 7686 section 2: never asked of a DNS server.
 _NEVER_ASKED = ("invalid", "onion")
-#: What an entry of the cache takes, and each address in it.
-_ENTRY_BYTES, _ADDRESS_BYTES = 600, 100
-_WORDS = {
-    Reason.DNS_NXDOMAIN: ("nxdomain", "does not exist"),
-    Reason.DNS_NO_ADDRESS: ("no_address", "has no address"),
-    Reason.DNS_SERVFAIL: ("servfail", "could not be resolved: the DNS server failed"),
-    Reason.DNS_TIMEOUT: ("timeout", "could not be resolved in time"),
-    Reason.DNS_ERROR: ("error", "could not be resolved"),
-}
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    reason: Reason
-    detail: str = ""
+class ServerAnswer(NamedTuple):
+    """What one server answered to one question, and after how many seconds; `failure` says why there is no answer."""
 
-    def fault(self, host: str) -> UpstreamFault:
-        """The error for this name (503, 504 after a timeout), which is safe to retry.
-
-        A new one each time: an exception that is raised twice collects the tracebacks of both.
-        """
-        status = 504 if self.reason is Reason.DNS_TIMEOUT else 503
-        message = f'the name "{host}" {_WORDS[self.reason][1]}'
-        return UpstreamFault(self.reason, message, status=status, retry=RetrySafety.SAFE, detail=self.detail)
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """What is known of a name: addresses, or why there are none. Times are monotonic seconds."""
-
-    expires: float
-    failure: _Failure | None = None
-    addresses: tuple[IPAddress, ...] = ()
-    stale_until: float = 0.0  # addresses may be used so long if there is no newer answer
-    kept_until: float = 0.0  # where addresses of one family are those of an answer before: how long they may be
-    backoff_s: float = 0.0  # 0: no refresh has failed since it expired
-    retry_at: float = 0.0
-
-    def settle(self, waiter: Waiter, host: str) -> None:
-        """Give the waiter the addresses of this name, or the error."""
-        if self.failure is None:
-            waiter.set_result(self.addresses)
-        else:
-            waiter.set_exception(self.failure.fault(host))
+    server: str
+    name: str
+    kind: str
+    seconds: float
+    answer: DnsAnswer | None
+    failure: str
 
 
 class Resolver:
-    """Resolves by one DnsIR. `stats` is told how each lookup went.
+    """Resolves by one DnsIR. `stats` is told how each lookup went, and `on_query` how each query to a server.
 
     The words: `hit` and `stale` for answers from the cache; `ok`, `nxdomain`, `no_address`, `servfail`, `timeout` and
     `error` for what a question to the servers (or to a hosts file) gave, however many waited for it.
@@ -106,28 +83,36 @@ class Resolver:
         spec: DnsIR,
         stats: Callable[[str], None],
         *,
+        on_query: OnQuery = lambda server, result, seconds: None,
         resolv_conf: str = "/etc/resolv.conf",
         hosts_file: str = "/etc/hosts",
     ) -> None:
         self._spec = spec
         self._stats = stats
+        self._client = DnsClient(on_query)
         self._servers = tuple(parse_server(text, spec.transport) for text in spec.servers)
+        if spec.transport == "https" or any(server.transport == "https" for server in self._servers):
+            import egressproxy.upstream.dns_https  # noqa: F401 (now, since an import stops the loop)
         self._static = {name.lower().removesuffix("."): addresses for name, addresses in spec.hosts}
         self._system = WatchedFile(resolv_conf, partial(parse_resolv_conf, transport=spec.transport))
         self._hosts = WatchedFile(hosts_file, parse_hosts)
         self._route = Ipv6Route()
-        self._cache: dict[str, _Entry] = {}
-        self._cached_bytes = 0
+        self._cache = DnsCache()
+        self._new_names = NameBudget(spec.new_names, spec.new_names_window_s) if spec.new_names else None
         self._timeout_s = spec.timeout_s or DnsIR().timeout_s
+        self._grace_s = PREFERRED_GRACE_S if spec.family is Family.IPV6_PREFERRED else AAAA_GRACE_S
         self._lookups = Lookups(self._run, self._too_late, self._timeout_s)
         self._waiting = Shares(sys.maxsize, sys.maxsize)
+        self.reverse = ReverseNames(self._names_of, spec, self._timeout_s)
 
-    def cached(self, host: str) -> tuple[IPAddress, ...] | None:
+    def cached(self, host: str) -> Resolved | None:
         """The addresses of a name if they are known and fresh, without a future; else None: call `resolve`."""
-        entry = self._cache.get(host)
-        if entry is None or not entry.addresses or entry.expires <= time.monotonic():
+        entry, now = self._cache.get(host), time.monotonic()
+        if entry is None or not entry.addresses or entry.expires <= now:
             return None
         self._stats("hit")
+        if entry.prefetch_at <= now:
+            self._prefetch(host, entry, now)
         return entry.addresses
 
     def fresh_s(self, host: str) -> float:
@@ -146,7 +131,8 @@ class Resolver:
         """A future of the addresses of a name (never empty), in the order in which they should be tried.
 
         `client` is for whom we ask: one client gets no more than its share of lookups and waiters. "" is the gateway.
-        It raises UpstreamFault: DNS_NXDOMAIN, DNS_NO_ADDRESS, DNS_SERVFAIL or DNS_ERROR with 503, DNS_TIMEOUT with 504.
+        It raises UpstreamFault: DNS_NXDOMAIN, DNS_NO_ADDRESS, DNS_SERVFAIL, DNS_NOT_AUTHENTIC or DNS_ERROR with 503,
+        DNS_TIMEOUT with 504; and LimitExceeded (429) for a new name of a client that has had too many.
         Cancelling it does not end the query, nor the other waiters. No task is needed to await it.
         """
         loop = asyncio.get_running_loop()
@@ -155,17 +141,25 @@ class Resolver:
         entry = self._cache.get(host)
         if entry is not None and entry.expires > now:
             self._stats("hit")
+            if entry.prefetch_at <= now:
+                self._prefetch(host, entry, now)
             entry.settle(waiter, host)
             return waiter
         known = self._without_dns(host)
         if known:  # before any bound on questions: nobody is asked
             entry = self._entry(DnsAnswer(self._order(known), FILE_CHECK_S))
             self._stats("ok")
-            self._remember(host, entry)
+            self._cache.put(host, entry)
             entry.settle(waiter, host)
             return waiter
         stale = entry if entry is not None and entry.stale_until > now else None
         lookup = self._lookups.known.get(host)
+        if entry is None and lookup is None and client and self._new_names is not None:
+            exceeded = self._new_names.take(client, host, now)
+            if exceeded is not None:
+                self._stats("error")
+                waiter.set_exception(exceeded)
+                return waiter
         if lookup is None and (stale is None or stale.retry_at <= now):
             lookup = self._lookups.start(host, client, now)
         if stale is not None and (lookup is None or stale.backoff_s or now - lookup.started > STALE_AFTER_S):
@@ -175,7 +169,7 @@ class Resolver:
         if lookup is None or too_many or self._waiting.total >= MAX_WAITERS:
             self._stats("error")
             whose = " of this client" if too_many or self._lookups.turns.has_its_share(client) else ""
-            failure = _Failure(Reason.DNS_ERROR, f"too many names{whose} are being looked up")
+            failure = NameFailure(Reason.DNS_ERROR, f"too many names{whose} are being looked up")
             waiter.set_exception(failure.fault(host))
             return waiter
         self._waiting.add(client)
@@ -189,6 +183,15 @@ class Resolver:
     def close(self) -> None:
         """Stop every query; the waiters get CancelledError."""
         self._lookups.close()
+        self.reverse.close()
+        self._client.close()
+
+    def _prefetch(self, host: str, entry: KnownName, now: float) -> None:
+        """Ask for a name that is in use before what is known of it expires, unless there is much to ask for already."""
+        entry.prefetch_at = math.inf
+        is_busy = self._lookups.turns.asking.total >= MAX_PREFETCHES
+        if not is_busy and host not in self._lookups.known and not self._without_dns(host):
+            self._lookups.start(host, "", now)
 
     # --- lookups -------------------------------------------------------------------------------------------------
     async def _run(self, lookup: Lookup) -> None:
@@ -198,11 +201,14 @@ class Resolver:
             try:
                 found = await self._find(host)
                 entry = self._entry(found, self._cache.get(host))
+                if self._spec.prefetch:
+                    now = time.monotonic()
+                    entry.prefetch_at = now + (entry.expires - now) * PREFETCH_AT
             except DnsFailure as error:
-                entry = self._failed(host, _Failure(error.reason, str(error)))
+                entry = self._failed(host, NameFailure(error.reason, str(error)))
                 error.__traceback__ = None  # frames that hold it: no cycle
             except Exception as error:  # a fault of ours must not leave anyone waiting
-                entry = self._failed(host, _Failure(Reason.DNS_ERROR, f"{type(error).__name__}: {error}"))
+                entry = self._failed(host, NameFailure(Reason.DNS_ERROR, f"{type(error).__name__}: {error}"))
         finally:
             self._lookups.end(lookup)
         for waiter in lookup.waiters:
@@ -212,76 +218,62 @@ class Resolver:
                 entry.settle(waiter, host)
         lookup.waiters.clear()
         lookup.task = None
-        self._remember(host, entry)
+        self._cache.put(host, entry)
 
     def _too_late(self, lookup: Lookup) -> None:
         """Its turn has not come in time."""
         self._stats("error")
-        failure = _Failure(Reason.DNS_ERROR, "too many names are being looked up")
+        failure = NameFailure(Reason.DNS_ERROR, "too many names are being looked up")
         for waiter in lookup.waiters:
             if not waiter.done():
                 waiter.set_exception(failure.fault(lookup.host))
         lookup.waiters.clear()
 
-    def _entry(self, found: DnsAnswer, known: _Entry | None = None) -> _Entry:
+    def _entry(self, found: DnsAnswer, known: KnownName | None = None) -> KnownName:
         """What was found; of a family that gave no answer, what was known, as long as it might be used as stale."""
         now = time.monotonic()
         if found.addresses:
             self._stats("ok")
             ttl_s = min(max(found.ttl_s, self._spec.min_ttl_s), self._spec.max_ttl_s)
             stale_until = now + ttl_s + self._spec.stale_ttl_s
-            entry = _Entry(now + ttl_s, addresses=found.addresses, stale_until=stale_until)
+            entry = KnownName(now + ttl_s, addresses=Resolved(found.addresses, found.through), stale_until=stale_until)
             until = known.kept_until or known.stale_until if known is not None else 0.0
             if found.unheard and known is not None and until > now:
                 kept = [address for address in known.addresses if address.version == found.unheard]
                 if kept:
-                    entry.addresses = self._order([*found.addresses, *kept])
+                    through = dict.fromkeys((*found.through, *known.addresses.through))
+                    entry.addresses = Resolved(self._order([*found.addresses, *kept]), tuple(through))
                     entry.kept_until = until
                     entry.expires = min(entry.expires, until)
             return entry
         reason = Reason.DNS_NXDOMAIN if found.is_nxdomain else Reason.DNS_NO_ADDRESS
-        self._stats(_WORDS[reason][0])
-        ttl_s = max(min(found.ttl_s, MAX_NEGATIVE_TTL_S), self._spec.min_ttl_s)
-        return _Entry(now + ttl_s, _Failure(reason))
+        self._stats(RESULTS[reason][0])
+        ttl_s = max(min(found.ttl_s, self._spec.max_negative_ttl_s), self._spec.min_ttl_s)
+        return KnownName(now + ttl_s, NameFailure(reason))
 
-    def _failed(self, host: str, failure: _Failure) -> _Entry:
+    def _failed(self, host: str, failure: NameFailure) -> KnownName:
         """Keep using what is known, for a while (RFC 8767); else remember the failure for a moment (RFC 9520)."""
         now = time.monotonic()
-        self._stats(_WORDS[failure.reason][0])
+        self._stats(RESULTS[failure.reason][0])
         known = self._cache.get(host)
         if known is None or known.stale_until <= now:
-            return _Entry(now + FAILURE_TTL_S, failure)
+            return KnownName(now + FAILURE_TTL_S, failure)
         known.backoff_s = min(known.backoff_s * 2 or FAILURE_TTL_S, MAX_BACKOFF_S)
         known.retry_at = now + known.backoff_s
         return known
 
-    def _remember(self, host: str, entry: _Entry) -> None:
-        self._forget(host)  # to the end: what was not refreshed for longest goes first
-        self._cache[host] = entry
-        self._cached_bytes += _bytes_of(host, entry)
-        while len(self._cache) > MAX_NAMES or self._cached_bytes > MAX_CACHED_BYTES:
-            self._forget(next(iter(self._cache)))
-
-    def _forget(self, host: str) -> None:
-        entry = self._cache.pop(host, None)
-        if entry is not None:
-            self._cached_bytes -= _bytes_of(host, entry)
-
     def _left(self, client: str, _waiter: Waiter) -> None:
         self._waiting.give_back(client)
 
-    def _use_stale(self, waiter: Waiter, entry: _Entry) -> None:
+    def _use_stale(self, waiter: Waiter, entry: KnownName) -> None:
         if not waiter.done():
             self._stats("stale")
             waiter.set_result(entry.addresses)
 
     # --- one name ------------------------------------------------------------------------------------------------
     async def _find(self, host: str) -> DnsAnswer:
-        servers, names = self._servers, [host]
-        if not servers:
-            system = self._system.read()
-            servers, names = system.servers, system.names(host)
-        if host.rpartition(".")[2] in _NEVER_ASKED:
+        servers, names = self._servers_for(host)
+        if host == OWN_HOST or host.rpartition(".")[2] in _NEVER_ASKED:
             return DnsAnswer((), 0.0, is_nxdomain=True)
         deadline = time.monotonic() + self._timeout_s
         failure: DnsFailure | None = None
@@ -292,10 +284,56 @@ class Resolver:
                 failure = error.with_traceback(None)  # no cycle with this frame
                 continue
             if found.addresses:
-                return found
+                # A name that the search list completed is another than the client's: it counts as one on the way.
+                return found if name == host else replace(found, through=(name, *found.through))
         if failure is not None:
             raise failure
         return found
+
+    async def _names_of(self, pointer: str) -> DnsAnswer:
+        """Ask for the PTR records of this name. Raises DnsFailure."""
+        servers = self._servers or self._system.read().servers
+        return await self._client.ask(servers, _qname(pointer), dns.rdatatype.PTR, self._timeout_s)
+
+    def state(self, host: str) -> tuple[str, float, KnownName | None]:
+        """What the cache says of a name, for explanations: "fresh", "stale", "failed" (there are no addresses) or
+        "unknown"; for how many seconds that holds; and the entry.
+        """
+        entry, now = self._cache.get(host), time.monotonic()
+        if entry is not None and entry.expires > now:
+            return "failed" if entry.failure is not None else "fresh", entry.expires - now, entry
+        if entry is not None and entry.stale_until > now:
+            return "stale", entry.stale_until - now, entry
+        return "unknown", 0.0, None
+
+    async def ask_each_server(self, host: str) -> list[ServerAnswer]:
+        """Ask every server for both families as far as the policy wants them, past the cache; for explanations."""
+        servers, names = self._servers_for(host)
+        questions = [
+            (server, name, kind)
+            for server in servers
+            for name in names
+            for kind, family in _KINDS
+            if self._spec.family not in _ONLY or self._spec.family is family
+        ]
+        return list(await asyncio.gather(*(self._ask_server(*question) for question in questions[:MAX_ASKED_EACH])))
+
+    async def _ask_server(self, server: Server, name: str, kind: dns.rdatatype.RdataType) -> ServerAnswer:
+        began = time.monotonic()
+        answer, failure = None, ""
+        try:
+            answer = await self._client.ask([server], _qname(name), kind, self._timeout_s)
+        except DnsFailure as error:
+            error.__traceback__ = None
+            failure = str(error)
+        return ServerAnswer(server.label, name, kind.name, time.monotonic() - began, answer, failure)
+
+    def _servers_for(self, host: str) -> tuple[Sequence[Server], list[str]]:
+        """The servers that are asked for this name, and the absolute names that they are asked for, in turn."""
+        if self._servers:
+            return self._servers, [host]
+        system = self._system.read()
+        return system.servers, system.names(host)
 
     def why_not_asked(self, host: str) -> str:
         """Why no server is asked for a name, in words; "" where one is."""
@@ -309,15 +347,19 @@ class Resolver:
     def _without_dns(self, host: str) -> Sequence[IPAddress] | None:
         if host == "localhost" or host.endswith(".localhost"):
             return _LOOPBACK
+        if host == OWN_HOST:
+            return None
         return self._static.get(host) or self._hosts.read().get(host)
 
     async def _both_families(self, servers: Sequence[Server], name: dns.name.Name, deadline: float) -> DnsAnswer:
         loop = asyncio.get_running_loop()
         timeout_s = deadline - time.monotonic()
         tasks = {
-            kind: loop.create_task(ask(servers, name, kind, timeout_s))
-            for kind, family in ((dns.rdatatype.A, Family.IPV4), (dns.rdatatype.AAAA, Family.IPV6))
-            if self._spec.family in (Family.ANY, family)
+            kind: loop.create_task(
+                self._client.ask(servers, name, kind, timeout_s, must_be_authentic=self._spec.dnssec is Dnssec.REQUIRE)
+            )
+            for kind, family in _KINDS
+            if self._spec.family not in _ONLY or self._spec.family is family
         }
         try:
             first = tasks.get(dns.rdatatype.A)
@@ -327,7 +369,7 @@ class Resolver:
                 if answer is not None and answer.is_nxdomain:
                     return answer  # the name, not the type, is what does not exist (RFC 8020)
                 has_some = answer is not None and bool(answer.addresses)
-                await asyncio.wait(tasks.values(), timeout=AAAA_GRACE_S if has_some else None)
+                await asyncio.wait(tasks.values(), timeout=self._grace_s if has_some else None)
             else:
                 await asyncio.wait(tasks.values())
             found = self._merge([task for task in tasks.values() if task.done()])
@@ -342,7 +384,9 @@ class Resolver:
         answers = [task.result() for task in tasks if task.exception() is None]
         found = [a for answer in answers for a in answer.addresses]
         if found:
-            return DnsAnswer(self._order(found), min(answer.ttl_s for answer in answers if answer.addresses))
+            used = [answer for answer in answers if answer.addresses]
+            through = tuple(dict.fromkeys(name for answer in used for name in answer.through))
+            return DnsAnswer(self._order(found), min(answer.ttl_s for answer in used), through=through)
         for answer in answers:
             if answer.is_nxdomain:
                 return answer
@@ -351,21 +395,21 @@ class Resolver:
         return DnsAnswer((), min(answer.ttl_s for answer in answers))
 
     def _order(self, addresses: Sequence[IPAddress]) -> tuple[IPAddress, ...]:
-        """Families alternate, IPv6 first where this machine has a route for it (RFC 8305 section 4)."""
-        v4 = [a for a in addresses if a.version == 4 and self._spec.family is not Family.IPV6]
-        v6 = [a for a in addresses if a.version == 6 and self._spec.family is not Family.IPV4]
-        if not self._route.exists():
+        """The preferred family first; else they alternate, IPv6 first where this machine has a route for it (RFC 8305
+        section 4).
+        """
+        family = self._spec.family
+        v4 = [a for a in addresses if a.version == 4 and family is not Family.IPV6]
+        v6 = [a for a in addresses if a.version == 6 and family is not Family.IPV4]
+        if family is Family.IPV6_PREFERRED:
+            return (*v6, *v4)
+        if family is Family.IPV4_PREFERRED or not self._route.exists():
             return (*v4, *v6)
         return tuple(a for a in chain.from_iterable(zip_longest(v6, v4)) if a is not None)
 
     def __repr__(self) -> str:
         asked = len(self._lookups.known)
         return f"Resolver({len(self._cache)} names, {asked} being asked for, {self._waiting.total} waiting)"
-
-
-def _bytes_of(host: str, entry: _Entry) -> int:
-    """The memory that an entry takes, about; the same for as long as it is there."""
-    return _ENTRY_BYTES + len(host) + _ADDRESS_BYTES * len(entry.addresses)
 
 
 def _qname(host: str) -> dns.name.Name:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
+from typing import Any
 
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.shares import FairQueue, Shares
@@ -45,7 +46,7 @@ class Lookup:
         self.started = started
         self.late: asyncio.TimerHandle | None = None  # while it waits for its turn
         self.task: asyncio.Task[None] | None = None
-        self.waiters: list[Waiter] = []
+        self.waiters: list[asyncio.Future[Any]] = []
 
     def __repr__(self) -> str:
         return f"Lookup({self.host}, {'waits' if self.late is not None else 'under way'}, {len(self.waiters)} waiters)"

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from dnslib import AAAA, CNAME, QTYPE, RCODE, RR, SOA, A, DNSRecord
+from dnslib import AAAA, CNAME, PTR, QTYPE, RCODE, RR, SOA, A, DNSRecord
 
 
 @dataclass
 class Rule:
-    """How a name is answered. `records` are addresses and, ending in a dot, CNAME targets, followed in the zone."""
+    """How a name is answered. `records` are addresses and, ending in a dot, CNAME targets, followed in the zone; under
+    a name in in-addr.arpa or ip6.arpa, names without that dot.
+    """
 
     records: tuple[str, ...] = ()
     ttl: int = 30
@@ -28,6 +30,7 @@ class Rule:
     raw: bytes | None = None  # everything after the id
     extra: tuple[tuple[str, str], ...] = ()  # records of other names
     only: str = ""  # "A" or "AAAA": the rule holds for this type, the other gets nothing at all
+    authentic: bool = False  # the AD bit
     gate: asyncio.Event | None = field(default=None, repr=False)
 
 
@@ -40,6 +43,7 @@ class DnsServer(asyncio.DatagramProtocol):
     def __init__(self, zone: dict[str, Rule]) -> None:
         self.zone = zone
         self.queries: Counter[tuple[str, str, str]] = Counter()
+        self.asked_authentic: set[str] = set()  # names of queries with the AD bit
         self.seen = asyncio.Event()
         self.port = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,6 +100,8 @@ class DnsServer(asyncio.DatagramProtocol):
         name, kind = str(query.q.qname).rstrip(".").lower(), QTYPE[query.q.qtype]
         self.queries[name, kind, transport] += 1
         self.seen.set()
+        if query.header.ad:
+            self.asked_authentic.add(name)
         rule = self.zone.get(name) or self.zone.get("*") or Rule(rcode="NXDOMAIN", soa=5)
         if rule.only and kind != rule.only:
             rule = Rule(silent=True)
@@ -107,6 +113,7 @@ class DnsServer(asyncio.DatagramProtocol):
         if rule.raw is not None:
             return [data[:2] + rule.raw]
         reply = query.reply()
+        reply.header.ad = rule.authentic
         reply.header.rcode = getattr(RCODE, rule.rcode)
         if rule.truncated and transport == "udp":
             reply.header.tc = 1
@@ -131,6 +138,8 @@ class DnsServer(asyncio.DatagramProtocol):
                 target = record.rstrip(".")
                 if target in self.zone and depth < 40:
                     self._add(reply, target, kind, self.zone[target], depth + 1)
+            elif kind == "PTR":
+                reply.add_answer(RR(name, QTYPE.PTR, rdata=PTR(record), ttl=rule.ttl))
             elif (":" in record) == (kind == "AAAA"):
                 data = AAAA(list(ip_address(record).packed)) if kind == "AAAA" else A(record)
                 reply.add_answer(RR(name, getattr(QTYPE, kind), rdata=data, ttl=rule.ttl))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from tests.support.dns import DnsServer, Rule
@@ -33,6 +33,10 @@ class NameServer:
     def asked(self, name: str) -> int:
         """How many queries there were for this name, of any type and transport."""
         return sum(count for (asked, _, _), count in self._server.queries.items() if asked == name)
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Call something in the server's loop: for the `gate` of a rule."""
+        self._loop.call_soon_threadsafe(callback)
 
     def start(self) -> NameServer:
         self._thread.start()

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.ir.policy import AddressAllowance, AddressBound, AddressDenial, AddressesIR
+from egressproxy.ir.policy import AddressAllowance, AddressBound, AddressDenial, AddressesIR, NameDenial
 from egressproxy.model.aliases import aliases
 from egressproxy.model.metadata import METADATA
 from egressproxy.upstream import address_policy
 from egressproxy.upstream.address_policy import AddressPolicy, classify, is_metadata
 from egressproxy.upstream.own_sockets import OwnSockets
+from egressproxy.upstream.resolved import Resolved
 
 PUBLIC = [
     "93.184.216.34",
@@ -507,3 +508,29 @@ def test_metadata_that_is_denied_as_well_is_not_told_how_to_open():
     with pytest.raises(Denied) as caught:
         closing(denied("169.254.0.0/16")).check("169.254.169.254", [ip_address("169.254.169.254")], 80)
     assert caught.value.remedy.startswith("leave it closed")
+
+
+# --- names on the way --------------------------------------------------------------------------------------------
+LED = Resolved([ip_address("93.184.216.34")], ("cdn.example", "x.evil.example"))
+
+
+def test_a_name_that_leads_through_a_denied_one_has_no_address_that_may_be_dialled():
+    policy = AddressPolicy(AddressesIR(denied_names=(NameDenial(("*.evil.example",), (443,), "agents/closing"),)))
+    assert policy.check("a.test", tuple(LED), 443) == tuple(LED)  # which would be remembered
+    assert policy.check("a.test", LED, 80) == tuple(LED)
+    with pytest.raises(Denied) as caught:
+        policy.check("a.test", LED, 443)
+    error = caught.value
+    assert (error.reason, error.policy, error.entry) == (Reason.ADDRESS_DENIED, "agents/closing", "*.evil.example")
+    assert "x.evil.example" in error.detail
+    assert "evil.example" not in error.message
+    assert policy.verdict("a.test", LED[0], 443, LED.through)[0] is False
+    assert policy.verdict("a.test", LED[0], 80, LED.through)[0] is True
+
+
+def test_in_report_mode_a_denied_name_on_the_way_closes_nothing_and_is_told():
+    policy = AddressPolicy(AddressesIR(denied_names=(NameDenial(("cdn.example",), reports=True),)))
+    left = policy.check("a.test", LED, 443)
+    assert policy.reports
+    assert policy.would_deny(left, 443, LED)
+    assert not policy.would_deny(left, 443, left)

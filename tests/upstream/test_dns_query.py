@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsFailure, Server, ask, parse_server
+from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsClient, DnsFailure, Server, parse_server
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S
@@ -32,7 +32,7 @@ def at(*servers: DnsServer, transport: str = "udp") -> list[Server]:
 
 
 async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = WAIT_S) -> DnsAnswer:
-    return await ask(servers, dns.name.from_text(name), dns.rdatatype.from_text(kind), timeout_s)
+    return await DnsClient().ask(servers, dns.name.from_text(name), dns.rdatatype.from_text(kind), timeout_s)
 
 
 async def failure(servers: list[Server], **options: Any) -> Reason:
@@ -52,6 +52,8 @@ async def failure(servers: list[Server], **options: Any) -> Reason:
         ("tls://10.0.0.1", Server("10.0.0.1", 853, "tls", "10.0.0.1")),
         ("tls://10.0.0.1:8853#dns.test", Server("10.0.0.1", 8853, "tls", "dns.test")),
         ("tls://[::1]:8853", Server("::1", 8853, "tls", "::1")),
+        ("https://10.0.0.1", Server("10.0.0.1", 443, "https", "10.0.0.1", "/dns-query")),
+        ("https://[::1]:8443/q/x?a=b#dns.test", Server("::1", 8443, "https", "dns.test", "/q/x?a=b")),
     ],
 )
 def test_servers_are_read(text: str, expected: Server):
@@ -61,7 +63,7 @@ def test_servers_are_read(text: str, expected: Server):
 @pytest.mark.parametrize(
     "text",
     ["", "dns.test", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:x", "10.0.0.1:70000", "[::1", "[::1]53", "[::1]:", "127.1",
-     "https://10.0.0.1", "tls://dns.test"],
+     "https://dns.test/q", "quic://10.0.0.1", "tls://dns.test"],
 )  # fmt: skip
 def test_other_servers_are_refused_with_their_text(text: str):
     with pytest.raises(ValueError, match="DNS server"):
@@ -74,7 +76,8 @@ def test_the_transport_of_the_policy_decides_the_port():
 
 async def test_addresses_come_with_the_least_ttl_of_their_chain(server: DnsServer):
     server.zone.update({"a.test": Rule(("b.test.",), ttl=7), "b.test": Rule(("192.0.2.1", "192.0.2.2"), ttl=60)})
-    assert await query(at(server)) == DnsAnswer((ip_address("192.0.2.1"), ip_address("192.0.2.2")), 7)
+    addresses = ip_address("192.0.2.1"), ip_address("192.0.2.2")
+    assert await query(at(server)) == DnsAnswer(addresses, 7, through=("b.test",))
 
 
 async def test_records_of_other_names_are_ignored(server: DnsServer):
@@ -264,7 +267,9 @@ async def test_a_tls_server_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_pat
     pki, stub = Pki(), DnsServer({"a.test": Rule(("192.0.2.1",))})
     listener = await asyncio.start_server(stub._serve_tcp, "127.0.0.1", 0, ssl=server_context(pki.listener("dns.test")))
     port = listener.sockets[0].getsockname()[1]
-    monkeypatch.setattr(dns_query, "_tls_context", lambda: client_context(BackendTlsIR(ca_pem=pki.ca_pem), ("dot",)))
+    monkeypatch.setattr(
+        dns_query, "_tls_context", lambda _alpn: client_context(BackendTlsIR(ca_pem=pki.ca_pem), ("dot",))
+    )
     assert (await query([parse_server(f"tls://127.0.0.1:{port}#dns.test")])).addresses
     assert await failure([parse_server(f"tls://127.0.0.1:{port}#other.test")]) is Reason.DNS_ERROR
     assert await failure([parse_server(f"tls://127.0.0.1:{port}")]) is Reason.DNS_ERROR

@@ -12,7 +12,7 @@ import dns.rdatatype
 import pytest
 
 from egressproxy.net.loop import new_loop
-from egressproxy.upstream.dns_query import Server, ask
+from egressproxy.upstream.dns_query import DnsClient, Server
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
@@ -24,7 +24,7 @@ def test_a_question_given_up_leaves_no_descriptor(turns: int):
 
         async def give_up() -> int:
             before = len(os.listdir("/proc/self/fd"))
-            asking = [asyncio.create_task(ask([server], name, dns.rdatatype.A, 5.0)) for _ in range(20)]
+            asking = [asyncio.create_task(DnsClient().ask([server], name, dns.rdatatype.A, 5.0)) for _ in range(20)]
             for _ in range(turns):
                 await asyncio.sleep(0)
             for task in asking:

@@ -91,10 +91,37 @@ def test_a_chain_may_come_in_any_order_and_in_any_case():
         record(b"\x01b\x04Evil\x04test\0", CNAME, b"\x01c\x04EVIL\x04test\0", 5),
         record(b"\x01A\x04evil\x04test\0", CNAME, b"\x01B\x04evil\x04test\0", 50),
     ])  # fmt: skip
-    assert read(wire, ASKED)[1] == DnsAnswer((ip_address("192.0.2.1"),), 5)
+    through = ("b.evil.test", "c.evil.test")
+    assert read(wire, ASKED)[1] == DnsAnswer((ip_address("192.0.2.1"),), 5, through=through)
 
 
 SOA_DATA = b"\0\0" + struct.pack("!IIIII", 1, 2, 3, 4, 17)
+
+
+def test_the_names_of_a_chain_are_told_in_their_order():
+    first, second = b"\x01B\x04test\x00", b"\x03x.y\x04test\x00"
+    wire = message([record(second, A, b"\xc0\0\2\1"), record(TO_NAME, CNAME, first), record(first, CNAME, second)])
+    assert read(wire, ASKED)[1].through == ("b.test", "x.y.test")
+
+
+def test_the_bit_of_authentic_data_is_read():
+    wire = bytearray(message([record(TO_NAME, A, b"\xc0\0\2\1")]))
+    assert not read(bytes(wire), ASKED)[1].is_authentic
+    wire[3] |= 0x20
+    assert read(bytes(wire), ASKED)[1].is_authentic
+
+
+def test_the_names_of_an_address_are_read():
+    asked = DnsQuestion(b"", NAME.to_wire(), 12)
+    target = b"\x04lb-7\x07EXAMPLE\x00"
+    answers = [
+        record(TO_NAME, CNAME, b"\x01c\x00", 50),
+        record(b"\x01c\x00", 12, target),
+        record(TO_NAME, A, b"\xc0\0\2\1"),
+    ]
+    head = struct.pack("!HHHHHH", 7, 0x8180, 1, len(answers), 0, 0)
+    wire = head + asked.section + b"".join(answers)
+    assert read(wire, asked)[1] == DnsAnswer((), 50, names=("lb-7.example",))
 
 
 @pytest.mark.parametrize(("ttl", "expected"), [(60, 17.0), (9, 9.0), (0x80000001, 0.0)])
@@ -297,14 +324,17 @@ def as_dnspython_reads_it(wire: bytes) -> DnsAnswer | None:
     if reply.rcode() is dns.rcode.NXDOMAIN:
         return DnsAnswer((), negative_s, is_nxdomain=True)
     name, ttl = NAME, math.inf
+    through: list[str] = []
     for _ in range(MAX_LINKS + 1):
         found = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, dns.rdatatype.A)
         if found is not None:
-            return DnsAnswer(tuple(ip_address(cast(Any, one).address) for one in found), min(ttl, found.ttl))
+            addresses = tuple(ip_address(cast(Any, one).address) for one in found)
+            return DnsAnswer(addresses, min(ttl, found.ttl), through=tuple(through))
         link = reply.get_rrset(reply.answer, name, dns.rdataclass.IN, dns.rdatatype.CNAME)
         if link is None:
             return DnsAnswer((), negative_s)
         name, ttl = cast(Any, link[0]).target, min(ttl, link.ttl)
+        through.append(name.to_text(omit_final_dot=True).lower())
     return None
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.ir.policy import DnsIR, Family
+from egressproxy.errors import LimitExceeded, Reason, RetrySafety, UpstreamFault
+from egressproxy.ir.policy import DnsIR, Dnssec, Family
 from egressproxy.net.loop import new_loop
+from egressproxy.upstream import dns_cache, system_files, turns
 from egressproxy.upstream import resolver as resolver_module
-from egressproxy.upstream import system_files, turns
+from egressproxy.upstream.resolved import Resolved
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S
@@ -398,7 +399,7 @@ async def test_without_any_server_it_says_so(bench: Bench):
 
 
 async def test_the_cache_is_bounded_and_forgets_what_was_not_refreshed(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(resolver_module, "MAX_NAMES", 3)
+    monkeypatch.setattr(dns_cache, "MAX_NAMES", 3)
     bench.server.zone["*"] = Rule(("192.0.2.1",), ttl=100)
     for n in range(5):
         await bench.addresses(f"{n}.test")
@@ -406,7 +407,7 @@ async def test_the_cache_is_bounded_and_forgets_what_was_not_refreshed(bench: Be
 
 
 async def test_the_cache_is_bounded_by_what_it_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(resolver_module, "MAX_CACHED_BYTES", 12_000)
+    monkeypatch.setattr(dns_cache, "MAX_CACHED_BYTES", 12_000)
     many = tuple(f"192.0.2.{n}" for n in range(32))
     bench.server.zone["*"] = Rule(many, ttl=100)
     for n in range(5):
@@ -606,3 +607,148 @@ def test_it_works_on_uvloop(tmp_path: Path):
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(asyncio.wait_for(main(), WAIT_S))
+
+
+# --- names on the way --------------------------------------------------------------------------------------------
+async def test_the_names_on_the_way_to_the_addresses_are_told(bench: Bench):
+    bench.server.zone.update({
+        "a.test": Rule(("b.test.",)), "b.test": Rule(("c.test.",)), "c.test": Rule(("192.0.2.1", "2001:db8::1")),
+    })  # fmt: skip
+    found = await bench.resolver.resolve("a.test")
+    cached = bench.resolver.cached("a.test")
+    assert isinstance(found, Resolved)
+    assert isinstance(cached, Resolved)
+    assert found.through == cached.through == ("b.test", "c.test")
+    assert (await bench.resolver.resolve("c.test")).through == ()  # type: ignore[attr-defined]
+
+
+async def test_a_name_that_the_search_list_completed_is_told_as_well(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    (bench.folder / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch inner.test\n")
+    monkeypatch.setitem(resolver_module.parse_server.__globals__["_PORTS"], "udp", bench.server.port)
+    bench.make(servers=())
+    bench.server.zone["db.inner.test"] = Rule(("192.0.2.1",))
+    found = await bench.resolver.resolve("db")
+    assert isinstance(found, Resolved)
+    assert found.through == ("db.inner.test",)
+
+
+# --- what a policy asks for ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        (Family.IPV4_PREFERRED, ["192.0.2.1", "192.0.2.2", "2001:db8::1"]),
+        (Family.IPV6_PREFERRED, ["2001:db8::1", "192.0.2.1", "192.0.2.2"]),
+    ],
+)
+@pytest.mark.parametrize("has_route", [False, True])
+async def test_a_preferred_family_comes_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, family: Family, expected: list[str], has_route: bool
+):
+    monkeypatch.setattr(resolver_module.Ipv6Route, "exists", lambda _self: has_route)
+    bench.server.zone["a.test"] = Rule(("192.0.2.1", "192.0.2.2", "2001:db8::1"))
+    bench.server.zone["v4.test"] = Rule(("192.0.2.1",))
+    bench.make(family=family, hosts=(("h.test", (ip_address("192.0.2.1"), ip_address("2001:db8::1"))),))
+    assert await bench.addresses() == expected
+    assert await bench.addresses("v4.test") == ["192.0.2.1"]
+    assert await bench.addresses("h.test") == [each for each in expected if each != "192.0.2.2"]
+
+
+async def test_only_answers_that_are_authentic_count(bench: Bench):
+    bench.make(dnssec=Dnssec.REQUIRE, stale_ttl_s=0)
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",))
+    assert (await bench.fault()).reason is Reason.DNS_NOT_AUTHENTIC
+    assert bench.counted == {"not_authentic": 1}
+    bench.clock.ahead += 2
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), authentic=True)
+    assert await bench.addresses() == ["192.0.2.1"]
+    bench.server.zone["none.test"] = Rule(rcode="NXDOMAIN")
+    assert (await bench.fault("none.test")).reason is Reason.DNS_NOT_AUTHENTIC
+    bench.server.zone["b.test"] = Rule(("192.0.2.1",), authentic=True, only="A")
+    assert await bench.addresses("b.test") == ["192.0.2.1"]
+    assert bench.server.asked_authentic == {"a.test", "none.test", "b.test"}
+    bench.make()
+    assert await bench.addresses("a.test") == ["192.0.2.1"]
+    bench.server.zone["c.test"] = Rule(("192.0.2.1",))
+    await bench.addresses("c.test")
+    assert "c.test" not in bench.server.asked_authentic
+
+
+async def test_how_long_a_negative_answer_lives_is_bounded(bench: Bench):
+    bench.server.zone["a.test"] = Rule(rcode="NXDOMAIN", soa=3000)
+    for bound, then in ((30.0, 29), (300.0, 299), (0.0, 0.5)):
+        bench.make(max_negative_ttl_s=bound)
+        asked = bench.server.count("a.test")
+        await bench.fault()
+        bench.clock.ahead += then
+        await bench.fault()
+        assert bench.server.count("a.test") == asked + 1
+        bench.clock.ahead += 2
+        await bench.fault()
+        assert bench.server.count("a.test") == asked + 2
+
+
+async def test_a_name_in_use_is_asked_for_before_its_answer_ends_and_nobody_waits(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=100)
+    await bench.addresses()
+    bench.clock.ahead += 89
+    assert bench.resolver.cached("a.test")
+    assert bench.server.count("a.test") == 1
+    bench.clock.ahead += 2
+    bench.server.zone["a.test"] = Rule(("192.0.2.2",), ttl=100)
+    for _ in range(5):
+        assert bench.resolver.resolve("a.test").result() == (ip_address("192.0.2.1"),)
+    await until(lambda: bench.resolver.cached("a.test") == (ip_address("192.0.2.2"),))
+    assert bench.server.count("a.test") == 2
+    bench.clock.ahead += 95
+    bench.make(prefetch=False)
+    await bench.addresses()
+    bench.clock.ahead += 95
+    assert bench.resolver.cached("a.test")
+    assert not bench.resolver._lookups.known
+
+
+async def test_a_prefetch_that_fails_leaves_the_answer_and_is_not_repeated(bench: Bench):
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=100)
+    await bench.addresses()
+    bench.server.zone["a.test"] = Rule(rcode="SERVFAIL")
+    bench.clock.ahead += 95
+    assert bench.resolver.cached("a.test")
+    await until(lambda: not bench.resolver._lookups.known)
+    assert bench.resolver.cached("a.test")
+    assert not bench.resolver._lookups.known
+    bench.clock.ahead += 10
+    assert await bench.addresses() == ["192.0.2.1"]  # stale
+
+
+async def test_nothing_is_prefetched_that_no_server_is_asked_for_nor_under_load(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    bench.make(hosts=(("h.test", (ip_address("192.0.2.1"),)),))
+    await bench.addresses("h.test")
+    bench.clock.ahead += 4.9
+    assert bench.resolver.cached("h.test")
+    bench.server.zone["a.test"] = Rule(("192.0.2.1",), ttl=100)
+    await bench.addresses()
+    monkeypatch.setattr(resolver_module, "MAX_PREFETCHES", 0)
+    bench.clock.ahead += 95
+    assert bench.resolver.cached("a.test")
+    assert not bench.resolver._lookups.known
+    assert bench.server.count("h.test") == 0
+
+
+async def test_new_names_of_a_client_are_bounded_and_known_ones_cost_nothing(bench: Bench):
+    bench.server.zone["*"] = Rule(("192.0.2.1",), ttl=5)
+    resolver = bench.make(new_names=2, new_names_window_s=60.0)
+    for name in ("a.x.test", "b.x.test", "a.x.test"):
+        await resolver.resolve(name, "client")
+    with pytest.raises(LimitExceeded) as caught:
+        await resolver.resolve("c.x.test", "client")
+    assert caught.value.reason is Reason.NEW_NAMES
+    assert bench.server.count("c.x.test") == 0
+    bench.clock.ahead += 7
+    await resolver.resolve("a.x.test", "client")  # it has expired, and is known
+    await resolver.resolve("c.x.test", "other")
+    await resolver.resolve("c.x.test", "client")
+    await resolver.resolve("d.x.test")  # the gateway itself
+    await resolver.resolve("d.y.test", "client")
+    assert bench.counted["error"] == 1

@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 from egressproxy.config.resources.policy import Dns
 
 __all__ = ["dns_blockers", "dns_notes", "plain_servers"]
 
+_HTTPS = "https://"
+
 
 def plain_servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
-    """Transport and servers in the form of DnsIR; those over HTTPS are left out."""
+    """Transport and servers in the form of DnsIR; those over HTTPS without an address are left out."""
     transport = "tcp" if any(server.startswith("tcp://") for server in dns.servers) else dns.transport
-    servers = [server for server in dns.servers if not server.startswith("https://")]
-    return transport, tuple(server.removeprefix("udp://").removeprefix("tcp://") for server in servers)
+    servers = (_with_address(server, dns) for server in dns.servers)
+    return transport, tuple(
+        server.removeprefix("udp://").removeprefix("tcp://") for server in servers if server is not None
+    )
 
 
 def dns_notes(dns: Dns, section: str) -> Iterator[str]:
     """Fields of a `dns` or `resolver` section that have no effect, as sentences for status."""
-    if dns.reverse_check == "Report":
-        yield f"{section}.reverseCheck is not supported yet and does nothing."
-    if any(server.startswith("https://") for server in dns.servers):
-        yield f"{section}.servers over HTTPS are not supported yet and left out."
+    for server in dns.servers:
+        if _with_address(server, dns) is None:
+            yield f"{section}.servers: {server} does nothing: {_REMEDY}."
 
 
 def dns_blockers(dns: Dns, owner: str) -> Iterator[str]:
     """What the section asks for that is not enforced: a place where it holds is closed. `owner` says whose it is."""
-    over_https = [server for server in dns.servers if server.startswith("https://")]
-    if dns.transport == "https" or (over_https and len(over_https) == len(dns.servers)):
-        yield f"dns of {owner}: DNS over HTTPS is not supported yet"
-    if dns.reverse_check == "Enforce":
-        yield f"dns.reverseCheck of {owner} is not enforced yet"
+    if dns.servers and all(_with_address(server, dns) is None for server in dns.servers):
+        yield f"dns of {owner}: no server in dns.servers has an address: {_REMEDY}"
+
+
+_REMEDY = (
+    "no server can be asked for its name, so write the address and the name (https://192.0.2.1/dns-query#dns.example), "
+    "or the address of the name in dns.hosts"
+)
+
+
+def _with_address(server: str, dns: Dns) -> str | None:
+    """The server as DnsIR wants it: over HTTPS by its address, with its name behind a #. None: it has no address."""
+    if not server.startswith(_HTTPS):
+        return server
+    rest, _, name = server.removeprefix(_HTTPS).partition("#")
+    authority, slash, path = rest.partition("/")
+    host, colon, port = authority, "", ""
+    if authority.startswith("["):
+        host, _, port = authority[1:].partition("]")
+    elif ":" in authority:
+        host, colon, port = authority.partition(":")
+    try:
+        ip_address(host)
+    except ValueError:
+        known = dns.hosts.get(host.lower().removesuffix("."))
+        if not known:
+            return None
+        address = f"[{known[0]}]" if known[0].version == 6 else str(known[0])
+        return f"{_HTTPS}{address}{colon}{port}{slash}{path}#{name or host.lower().removesuffix('.')}"
+    return server

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from egressproxy.errors import Denied, UpstreamFault
+from egressproxy.errors import Denied, GatewayError
 from egressproxy.model.authority import IPAddress
 from egressproxy.net.timers import NEVER, Wheel
 from egressproxy.upstream.address_policy import AddressPolicy
@@ -100,7 +100,7 @@ class FollowedName:
         """Wait for an answer. Without one all connections are retired, and the next dial fails with the reason."""
         try:
             addresses = self._allowed(policy, await self.resolver.resolve(self.host, client))
-        except UpstreamFault as error:
+        except GatewayError as error:
             error.__traceback__ = None  # frames that hold it: no cycle
             self._has_none()
         else:

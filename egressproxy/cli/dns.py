@@ -1,0 +1,150 @@
+"""`egressproxy dns`: where a name leads, by which servers, and which addresses would be dialled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from egressproxy.cli.asking import ADMIN, ask
+from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
+from egressproxy.cli.problems import compiled_or_exit
+from egressproxy.cli.styled_lines import print_lines
+from egressproxy.cli.usage import ConfigByOption
+
+__all__ = ["command"]
+
+Line = tuple[str, str, str]
+_WIDTH = 12
+
+
+@click.command("dns", cls=ConfigByOption)
+@click.argument("name")
+@click.option("--port", type=click.IntRange(1, 65535), default=443, show_default=True, help="Rules may be for ports.")
+@click.option("--gateway", metavar="NS/NAME", default="", help="As the forward proxy of this Gateway resolves it.")
+@click.option("--policy", metavar="NS/NAME", default="", help="Where this EgressPolicy holds.")
+@click.option("--backend", metavar="NS/NAME", default="", help="As this Backend resolves its hostname.")
+@click.option(
+    "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
+)
+@click.option("--group", "groups", multiple=True, metavar="NAME", help="A group of the client; may be given again.")
+@click.option(
+    "--claim", "claims", multiple=True, metavar="NAME=VALUE", help="A claim of the client's token; may be given again."
+)
+@config_option("Look up with this configuration instead of a running process; may be given again.")
+@admin_option(
+    f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None
+)
+@bind_option("As in `run`, with --config.")
+@output_option
+def command(
+    name: str, port: int, gateway: str, policy: str, backend: str, identity: str, groups: tuple[str, ...],
+    claims: tuple[str, ...], config: tuple[Path, ...],
+    admin: tuple[str, int] | None, bind: tuple[str, ...], output: str,
+) -> None:  # fmt: skip
+    """Look up a name as the gateway does: what each DNS server answers and how fast, what the running process keeps of
+    it, the names on the way (CNAME), and each address with the verdict of the address rules.
+
+    Each forward proxy that may ask for the name, and each backend of this name, is a place of its own; those with equal
+    rules are shown once. No server is asked for a name that policy denies.
+
+    \b
+    Examples:
+      egressproxy dns api.example.com
+      egressproxy dns api.example.com --backend agents/api
+      egressproxy dns db.internal.example --port 5432 --config policies/ -o json
+
+    Exit status: 0 some address may be dialled everywhere, 1 not everywhere, 2 wrong usage.
+    """
+    if config and admin is not None:
+        raise click.UsageError("give --config or --admin, not both")
+    pairs = [("name", name), ("port", str(port)), ("gateway", gateway), ("policy", policy), ("backend", backend)]
+    pairs += [("as", identity), *(("group", group) for group in groups), *(("claim", claim) for claim in claims)]
+    found = _of_files(config, bind, pairs) if config else ask(admin or ADMIN, "/dns", pairs)
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+    else:
+        print_lines(
+            (((f"{label:<{_WIDTH}}", "bold"), (text, style)) for label, text, style in _lines(found)), sys.stdout
+        )
+    sys.exit(0 if all(place["verdict"] != "refuse" for place in found["places"]) else 1)
+
+
+def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """What a process with this configuration would find. Exits with 2 if it cannot be served."""
+    import asyncio
+
+    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
+    from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
+    from egressproxy.gateway.explain.offline import offline
+
+    async def answer() -> dict[str, Any]:
+        return await look_up(offline(spec), question)
+
+    try:
+        question = NameQuestion.of(pairs)
+        spec = compiled_or_exit(config, bind)
+        return asyncio.run(answer())
+    except HypotheticalRequestError as error:
+        raise click.UsageError(str(error)) from None
+    except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
+        click.echo(f"egressproxy: this configuration cannot be served: {error}", err=True)
+        sys.exit(2)
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[Line]:
+    """Label, text and style of each line."""
+    for number, place in enumerate(found["places"]):
+        if number:
+            yield "", "", ""
+        yield from _place(found, place)
+
+
+def _place(found: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[Line]:
+    style = {"dial": "bold green", "refuse": "bold red"}.get(place["verdict"], "")
+    yield place["verdict"], f"{found['name']} port {found['port']}", style
+    for label in place["for"]:
+        yield "  for", label, ""
+    error = place.get("error")
+    if error is not None:
+        yield "  why", f"{error['status']} {error['reason']}: {error['message']}", "red"
+        if error.get("detail"):
+            yield "", error["detail"], ""
+        if error.get("remedy"):
+            yield "  to do", error["remedy"], ""
+    yield "  dns", place["dns"], ""
+    if "cache" in place:
+        yield "  kept", _kept(place["cache"]), ""
+    for each in place.get("answers", ()):
+        yield "  answer", *_answer(each)
+    if place.get("cnames"):
+        yield "  through", ", ".join(place["cnames"]), ""
+    for each in place.get("addresses", ()):
+        style = "" if each["verdict"] == "dial" else "red"
+        yield "  address", f"{each['verdict']:<7}{each['address']}: {each['why']}", style
+        if "reverse" in each:
+            yield "", f"names of {each['address']}: {each['reverse']}", style
+
+
+def _kept(cache: Mapping[str, Any]) -> str:
+    if cache["state"] == "unknown":
+        return "nothing"
+    what = cache.get("reason") or ", ".join(cache["addresses"])
+    return f"{cache['state']}, for {cache['forSeconds']:g} s more: {what}"
+
+
+def _answer(each: Mapping[str, Any]) -> tuple[str, str]:
+    asked = f"{each['server']} {each['name']} {each['type']}, {each['milliseconds']:g} ms"
+    if "failure" in each:
+        return f"{asked}: {each['failure']}", "red"
+    if each["result"] == "nxdomain":
+        said = "the name does not exist"
+    else:
+        said = ", ".join(each["addresses"]) or "none"
+    through = f" through {', '.join(each['cnames'])}" if each["cnames"] else ""
+    bit = ", authentic" if each["authentic"] else ""
+    return f"{asked}: {said}{through} (TTL {each['ttlSeconds']} s{bit})", ""

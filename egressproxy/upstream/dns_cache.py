@@ -1,0 +1,106 @@
+"""DnsCache: what is known of names, bounded in number and in memory; and the errors for clients. Pure.
+
+Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 9520 (failures).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.upstream.resolved import Resolved
+from egressproxy.upstream.turns import Waiter
+
+__all__ = ["MAX_CACHED_BYTES", "MAX_NAMES", "RESULTS", "DnsCache", "KnownName", "NameFailure"]
+
+MAX_NAMES = 10_000
+MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all that is known of them, about
+
+#: What an entry takes, and each address or name in it.
+_ENTRY_BYTES, _ADDRESS_BYTES = 600, 100
+_NOTHING = Resolved()
+#: By reason: the result that metrics count, and what the client is told.
+RESULTS = {
+    Reason.DNS_NXDOMAIN: ("nxdomain", "does not exist"),
+    Reason.DNS_NO_ADDRESS: ("no_address", "has no address"),
+    Reason.DNS_SERVFAIL: ("servfail", "could not be resolved: the DNS server failed"),
+    Reason.DNS_TIMEOUT: ("timeout", "could not be resolved in time"),
+    Reason.DNS_ERROR: ("error", "could not be resolved"),
+    Reason.DNS_NOT_AUTHENTIC: ("not_authentic", "has no answer that DNSSEC authenticates, which dns.dnssec demands"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NameFailure:
+    """Why there are no addresses; `detail` is for the log."""
+
+    reason: Reason
+    detail: str = ""
+
+    def fault(self, host: str) -> UpstreamFault:
+        """The error for this name (503, 504 after a timeout), which is safe to retry.
+
+        A new one each time: an exception that is raised twice collects the tracebacks of both.
+        """
+        status = 504 if self.reason is Reason.DNS_TIMEOUT else 503
+        message = f'the name "{host}" {RESULTS[self.reason][1]}'
+        return UpstreamFault(self.reason, message, status=status, retry=RetrySafety.SAFE, detail=self.detail)
+
+
+@dataclass(slots=True, eq=False)
+class KnownName:
+    """What is known of a name: addresses, or why there are none. Times are monotonic seconds."""
+
+    expires: float
+    failure: NameFailure | None = None
+    addresses: Resolved = _NOTHING
+    stale_until: float = 0.0  # addresses may be used so long if there is no newer answer
+    kept_until: float = 0.0  # where addresses of one family are those of an answer before: how long they may be
+    backoff_s: float = 0.0  # 0: no refresh has failed since it expired
+    retry_at: float = 0.0
+    prefetch_at: float = math.inf  # when its next use has it asked for again, beforehand
+
+    def settle(self, waiter: Waiter, host: str) -> None:
+        """Give the waiter the addresses of this name, or the error."""
+        if self.failure is None:
+            waiter.set_result(self.addresses)
+        else:
+            waiter.set_exception(self.failure.fault(host))
+
+
+class DnsCache:
+    """The entries by name. What was not refreshed for longest goes first."""
+
+    __slots__ = ("_bytes", "_entries", "get")
+
+    def __init__(self) -> None:
+        self._entries: dict[str, KnownName] = {}
+        self._bytes = 0
+        self.get = self._entries.get
+
+    def put(self, host: str, entry: KnownName) -> None:
+        """Keep what is known of this name, in place of what was known before."""
+        self._forget(host)
+        self._entries[host] = entry
+        self._bytes += _bytes_of(host, entry)
+        while len(self._entries) > MAX_NAMES or self._bytes > MAX_CACHED_BYTES:
+            self._forget(next(iter(self._entries)))
+
+    def _forget(self, host: str) -> None:
+        entry = self._entries.pop(host, None)
+        if entry is not None:
+            self._bytes -= _bytes_of(host, entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"DnsCache({len(self._entries)} names)"
+
+
+def _bytes_of(host: str, entry: KnownName) -> int:
+    """The memory that an entry takes, about; the same for as long as it is there."""
+    through = entry.addresses.through
+    parts = len(entry.addresses) + len(through)
+    return _ENTRY_BYTES + len(host) + sum(map(len, through)) + _ADDRESS_BYTES * parts

@@ -1,0 +1,123 @@
+"""ReverseNames: the names of addresses (PTR), with a cache; and whether one of them agrees with what led there.
+
+An address agrees with a name if one of its PTR records is this name, a name below it, or (of a name that CNAME records
+lead on) the same of a name on the way: `lb-7.example.com` agrees with `example.com`. Who owns an address can write any
+name into its PTR records: a check finds answers that lead to somebody who has not prepared for it, as after a hijacked
+zone or a poisoned cache, and is no proof of who answers. That is what TLS is for.
+
+Sources: RFC 1035 section 3.5 (in-addr.arpa), RFC 3596 section 2.5 (ip6.arpa), RFC 1912 section 2.1 (PTR and A agree).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from egressproxy.errors import Reason
+from egressproxy.ir.policy import DnsIR
+from egressproxy.model.authority import IPAddress
+from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure
+from egressproxy.upstream.lookups import Lookups
+from egressproxy.upstream.turns import Lookup
+
+__all__ = ["MAX_CHECKED", "AddressNames", "ReverseNames", "agrees"]
+
+#: Addresses of one answer whose names are asked for; where the check is enforced no further one is dialled.
+MAX_CHECKED = 8
+#: Addresses whose names are kept, and names of each.
+MAX_KNOWN = 4096
+MAX_NAMES = 8
+MAX_NEGATIVE_TTL_S = 30.0
+FAILURE_TTL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AddressNames:
+    """The names of an address; none where `reason` says why nothing is known (`detail` for the log)."""
+
+    names: tuple[str, ...] = ()
+    reason: Reason = Reason.OK
+    detail: str = ""
+
+
+_TOO_MANY = AddressNames((), Reason.DNS_ERROR, "too many names are being looked up")
+
+
+class ReverseNames:
+    """Asks for names of addresses. `ask` puts one question to the servers, for the PTR records of a name; it raises
+    DnsFailure.
+    """
+
+    __slots__ = ("_ask", "_known", "_lookups", "_max_ttl_s", "_min_ttl_s")
+
+    def __init__(self, ask: Callable[[str], Awaitable[DnsAnswer]], spec: DnsIR, timeout_s: float) -> None:
+        self._ask = ask
+        self._min_ttl_s, self._max_ttl_s = spec.min_ttl_s, spec.max_ttl_s
+        self._known: dict[str, tuple[float, AddressNames]] = {}  # by `reverse_pointer`, with the end of their life
+        self._lookups = Lookups(self._run, self._too_late, timeout_s)
+
+    def resolve(self, address: IPAddress, client: str = "") -> asyncio.Future[AddressNames]:
+        """A future of the names of this address, which raises nothing. `client`: for whom we ask, as in `Resolver`."""
+        waiter: asyncio.Future[AddressNames] = asyncio.get_running_loop().create_future()
+        now, key = time.monotonic(), address.reverse_pointer
+        known = self._known.get(key)
+        if known is not None and known[0] > now:
+            waiter.set_result(known[1])
+            return waiter
+        lookup = self._lookups.known.get(key) or self._lookups.start(key, client, now)
+        if lookup is None:
+            waiter.set_result(_TOO_MANY)
+            return waiter
+        lookup.waiters.append(waiter)
+        self._lookups.turns.join(lookup, client)
+        return waiter
+
+    def close(self) -> None:
+        """Stop every query; the waiters get CancelledError."""
+        self._lookups.close()
+
+    async def _run(self, lookup: Lookup) -> None:
+        try:
+            try:
+                answer = await self._ask(lookup.host)
+                names = AddressNames(answer.names[:MAX_NAMES])
+                ttl_s = answer.ttl_s if names.names else min(answer.ttl_s, MAX_NEGATIVE_TTL_S)
+                ttl_s = min(max(ttl_s, self._min_ttl_s), self._max_ttl_s)
+            except DnsFailure as error:
+                names, ttl_s = AddressNames((), error.reason, str(error)), FAILURE_TTL_S
+                error.__traceback__ = None  # frames that hold it: no cycle
+            except Exception as error:  # a fault of ours must not leave anyone waiting
+                names = AddressNames((), Reason.DNS_ERROR, f"{type(error).__name__}: {error}")
+                ttl_s = FAILURE_TTL_S
+        finally:
+            self._lookups.end(lookup)
+        self._known.pop(lookup.host, None)
+        self._known[lookup.host] = time.monotonic() + ttl_s, names
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._tell(lookup, names)
+        lookup.task = None
+
+    def _too_late(self, lookup: Lookup) -> None:
+        self._tell(lookup, _TOO_MANY)
+
+    @staticmethod
+    def _tell(lookup: Lookup, names: AddressNames) -> None:
+        for waiter in lookup.waiters:
+            if not waiter.done():
+                waiter.set_result(names)
+        lookup.waiters.clear()
+
+    def __repr__(self) -> str:
+        return f"ReverseNames({len(self._known)} addresses)"
+
+
+def agrees(names: Iterable[str], host: str, through: Sequence[str] = ()) -> bool:
+    """Whether one of these names of an address is the host that led there, or one on the way; or is below one of them.
+
+    All in lower case, without trailing dot.
+    """
+    wanted = (host, *through)
+    return any(name == each or name.endswith(f".{each}") for name in names for each in wanted)

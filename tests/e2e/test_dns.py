@@ -1,0 +1,204 @@
+"""What the owner of a name may not do by its DNS: the real process, a real name server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_dns_changes import origins
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
+from tests.support import manifests as m
+from tests.support.dns import Rule
+from tests.support.name_server import NameServer
+from tests.support.net import free_port
+from tests.support.process import GatewayProcess
+
+DENY = [{"hostnames": ["evil.test", "*.bad.test"]}]
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[NameServer]:
+    with NameServer({}) as server:
+        server.zone |= {
+            "good.test": Rule(("127.0.0.1",)),
+            "led.test": Rule(("evil.test.",)),
+            "far.test": Rule(("led.test.",)),
+            "below.test": Rule(("x.bad.test.",)),
+            "cdn.test": Rule(("good.test.",)),
+            "evil.test": Rule(("127.0.0.1",)),
+            "x.bad.test": Rule(("127.0.0.1",)),
+        }
+        yield server
+
+
+def objects(port: int, reverse: int, names: NameServer, backend: int, **sections: object) -> list[m.Manifest]:
+    section = {"allow": [{"hostnames": ["*.test"]}], "deny": DENY}
+    return [
+        m.gateway(m.forward_listener(port), m.http_listener(reverse)),
+        m.policy(dns=names.address, cidrs=ALLOW_LOOPBACK, destinations=section, **sections),
+        m.backend("led", "led.test", backend),
+        m.http_route("route", m.prefix_rule("/", "led"), section="http"),
+    ]
+
+
+def test_a_name_that_leads_to_a_denied_one_is_denied_on_every_way(tmp_path: Path, names: NameServer):
+    port, reverse = free_port(), free_port()
+    with Origin() as origin, GatewayProcess(tmp_path, objects(port, reverse, names, origin.port)) as gateway:
+        for host in ("led.test", "far.test", "below.test"):
+            tunnel = f"CONNECT {host}:{origin.port} HTTP/1.1\r\nHost: {host}:{origin.port}\r\n\r\n".encode()
+            for request in (get(host, origin.port), tunnel):
+                with client(port) as sock:
+                    status, body = ask(sock, request)
+                assert (status, b"resolved_denied" in body) == (403, True), (host, request)
+                assert b"evil" not in body
+                assert b"bad.test" not in body
+        with client(reverse) as sock:
+            assert ask(sock, get("x", reverse, absolute=False))[0] == 403
+        assert origin.accepted == 0
+        with client(port) as sock:
+            assert ask(sock, get("cdn.test", origin.port))[0] == 200
+        record = gateway.wait_for_record(authority=f"far.test:{origin.port}")
+        assert "evil.test" in record["detail"]
+
+
+def test_mode_report_lets_it_pass_and_notes_it(tmp_path: Path, names: NameServer):
+    port, reverse = free_port(), free_port()
+    with (
+        Origin() as origin,
+        GatewayProcess(tmp_path, objects(port, reverse, names, origin.port, mode="Report")) as gateway,
+        client(port) as sock,
+    ):
+        assert ask(sock, get("far.test", origin.port))[0] == 200
+        record = gateway.wait_for_record(status=200)
+        assert "resolved_denied" in record["would_deny"]
+
+
+# --- reverseCheck ------------------------------------------------------------------------------------------------
+PLACES = {
+    "same.test": "127.0.0.2",
+    "below.test": "127.0.0.3",
+    "differs.test": "127.0.0.4",
+    "none.test": "127.0.0.5",
+    "broken.test": "127.0.0.6",
+    "literal": "127.0.0.4",
+    "hosts.test": "127.0.0.4",
+}
+
+
+@pytest.fixture(scope="module")
+def reversing() -> Iterator[NameServer]:
+    with NameServer({}) as server:
+        for name, address in PLACES.items():
+            server.zone[name] = Rule((address,))
+        server.zone |= {
+            "both.test": Rule(("127.0.0.4", "127.0.0.2")),
+            "cdn.test": Rule(("below.test.",)),
+            "2.0.0.127.in-addr.arpa": Rule(("other.test", "same.test", "both.test")),
+            "3.0.0.127.in-addr.arpa": Rule(("lb-7.below.test",)),
+            "4.0.0.127.in-addr.arpa": Rule(("elsewhere.test",)),
+            "6.0.0.127.in-addr.arpa": Rule(rcode="SERVFAIL"),
+        }
+        yield server
+
+
+def reverse_checked(port: int, names: NameServer, check: str) -> list[m.Manifest]:
+    dns = {"servers": [names.address], "reverseCheck": check, "hosts": {"hosts.test": ["127.0.0.4"]}}
+    allow = {"allow": [{"hostnames": ["*.test"]}, {"cidrs": ["127.0.0.0/8"]}]}
+    policy = m.policy(cidrs=ALLOW_LOOPBACK, destinations=allow)
+    policy["spec"]["dns"] = dns
+    return [m.gateway(m.forward_listener(port)), policy]
+
+
+def test_an_address_whose_names_do_not_agree_is_not_dialled(tmp_path: Path, reversing: NameServer):
+    port = free_port()
+    with (
+        origins() as (origin, accepted),
+        GatewayProcess(tmp_path, reverse_checked(port, reversing, "Enforce")) as gateway,
+    ):
+
+        def outcome(host: str) -> tuple[int, bytes]:
+            with client(port) as sock:
+                return ask(sock, get(host, origin))
+
+        for host in ("same.test", "below.test", "cdn.test", "hosts.test", "127.0.0.4"):
+            assert outcome(host)[0] == 200, host
+        assert outcome("both.test") == (200, b"127.0.0.2")
+        for host in ("differs.test", "none.test"):
+            status, body = outcome(host)
+            assert (status, b"reverse_dns_denied" in body) == (403, True), host
+            assert b"elsewhere" not in body
+        status, body = outcome("broken.test")
+        assert (status, b"dns_servfail" in body) == (503, True)
+        assert set(accepted) == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
+        tunnel = f"CONNECT differs.test:{origin} HTTP/1.1\r\nHost: differs.test:{origin}\r\n\r\n".encode()
+        with client(port) as sock:
+            assert ask(sock, tunnel)[0] == 403
+        record = gateway.wait_for_record(authority=f"differs.test:{origin}")
+        assert record["reason"] == "reverse_dns_denied"
+        assert record["detail"] == "127.0.0.4: its names are elsewhere.test"
+        _, text = gateway.admin(f"/explain?method=GET&url=http://differs.test:{origin}/")
+        (address,) = json.loads(text)["backends"][0]["addresses"]
+        assert (address["verdict"], address["reverse"]) == ("refuse", "differs: its names are elsewhere.test")
+        _, text = gateway.admin("/dns?name=same.test")
+        (place,) = json.loads(text)["places"]
+        assert (place["verdict"], place["cache"]["state"]) == ("dial", "fresh")
+        assert place["cache"]["addresses"] == ["127.0.0.2"]
+        assert place["addresses"][0]["reverse"] == "agrees: other.test, same.test, both.test"
+        (place,) = json.loads(gateway.admin("/dns?name=broken.test")[1])["places"]
+        assert place["error"]["reason"] == "dns_servfail"
+        assert gateway.admin("/dns")[0] == gateway.admin("/explain?name=a.test")[0] == 400
+        assert gateway.admin("/dns?name=127.0.0.1")[0] == 400
+        server = f"udp://{reversing.address}"
+        assert gateway.metric("egress_dns_queries_total", server=server, result="noerror") >= 8
+        assert gateway.metric("egress_dns_queries_total", server=server, result="servfail") >= 1
+        assert gateway.metric("egress_dns_query_duration_seconds_count", server=server) >= 9
+        assert gateway.metric("egress_dns_reverse_checks_total", result="differs") >= 3
+
+
+def test_mode_report_of_the_check_dials_at_once_and_counts(tmp_path: Path, reversing: NameServer):
+    port = free_port()
+    gate = asyncio.Event()
+    reversing.zone["4.0.0.127.in-addr.arpa"].gate = gate
+    try:
+        with (
+            origins() as (origin, _),
+            GatewayProcess(tmp_path, reverse_checked(port, reversing, "Report")) as gateway,
+            client(port) as sock,
+        ):
+            assert ask(sock, get("differs.test", origin)) == (200, b"127.0.0.4")
+            reversing.call(gate.set)
+            gateway.wait_for_metric("egress_dns_reverse_checks_total", 1)
+            with client(port) as other:  # the names are known by now
+                assert ask(other, get("hosts.test", origin))[0] == 200
+                tunnel = f"CONNECT differs.test:{origin} HTTP/1.1\r\nHost: differs.test:{origin}\r\n\r\n".encode()
+                assert ask(other, tunnel)[0] == 200
+            record = gateway.wait_for_record(kind="tunnel")
+            assert record["would_deny"] == ["reverse_dns_denied"]
+    finally:
+        reversing.zone["4.0.0.127.in-addr.arpa"].gate = None
+
+
+# --- new names -----------------------------------------------------------------------------------------------------
+def test_a_client_that_asks_for_many_new_names_is_refused_and_told_of_in_an_event(tmp_path: Path):
+    port = free_port()
+    with NameServer({"*": ["127.0.0.1"]}) as names, Origin() as origin:
+        policy = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK)
+        policy["spec"]["dns"] = {"servers": [names.address], "newNames": {"limit": 3, "window": "1h"}}
+        with GatewayProcess(tmp_path, [m.gateway(m.forward_listener(port)), policy]) as gateway:
+
+            def outcome(host: str) -> tuple[int, bytes]:
+                with client(port) as sock:
+                    return ask(sock, get(host, origin.port))
+
+            assert [outcome(f"n{number}.a.test")[0] for number in range(3)] == [200] * 3
+            status, body = outcome("c2VjcmV0.a.test")
+            assert (status, b"dns_new_names" in body) == (429, True)
+            assert names.asked("c2VjcmV0.a.test") == 0
+            assert outcome("n1.a.test")[0] == 200
+            assert outcome("n1.b.test")[0] == 200
+            gateway.wait_for_diagnostics("DnsNewNames on Gateway agents/gw")
+            assert "c2VjcmV0" not in gateway.admin("/api/v1/events")[1]
