@@ -29,4 +29,4 @@ def workload(uris: Sequence[str], trust_domains: Collection[str]) -> CallerIdent
     found = _WORKLOAD.fullmatch(uris[0]) if len(uris) == 1 else None
     if found is None or found["domain"] not in trust_domains:
         return ANONYMOUS
-    return CallerIdentity(found["namespace"], found["account"])
+    return CallerIdentity(found["namespace"], found["account"], name=found[0], source="certificate")

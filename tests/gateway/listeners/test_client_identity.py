@@ -162,4 +162,4 @@ def test_what_is_read_of_the_section_is_not_reported():
     assert "identity" not in of_policy(made, "Accepted")[2]
     refs = "[{group: '', kind: ConfigMap, name: ca}]"
     made = compiled(FORWARD, policy(f"identity: {{certificate: {{caCertificateRefs: {refs}}}}}"))
-    assert "identity is not supported yet" in of_policy(made, "Accepted")[2]
+    assert "identity.certificate.caCertificateRefs is not supported yet" in of_policy(made, "Accepted")[2]

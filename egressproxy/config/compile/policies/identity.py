@@ -1,0 +1,164 @@
+"""EgressPolicy `identity`: whose tokens, passwords and addresses are believed on a listener.
+
+Each of `token`, `basic` and `address` is that of the most specific policy which has it. What cannot be read closes the
+place: clients would not be told apart. Sources: RFC 7517 (key sets), Kubernetes v1 Pod (podIPs, hostNetwork).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_network
+from typing import Any
+
+from egressproxy.config.compile.references import References, UnresolvedRef
+from egressproxy.config.resources.core import Pod
+from egressproxy.config.resources.policy import EgressPolicy, TokenIssuer
+from egressproxy.identity.key_uris import read_key_uri
+from egressproxy.identity.passwords import hash_problem
+from egressproxy.ir.identity import AddressClientIR, IdentityIR, TokenIssuerIR
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["SECTIONS", "read_identity", "said_required", "said_section"]
+
+#: The parts of `identity` that are read here.
+SECTIONS = ("certificate", "token", "basic", "address", "proxy_protocol")
+#: The entry of a Secret that has a line for each user, as htpasswd writes it.
+_HTPASSWD = ".htpasswd"
+MAX_USERS = 10_000
+
+
+def read_identity(
+    chosen: Mapping[str, EgressPolicy], required: bool | None, references: References, blockers: dict[str, None]
+) -> IdentityIR | None:
+    """What the policies say that were `chosen` for each of the SECTIONS; None where they say nothing.
+
+    Why something cannot be read is added to `blockers`.
+    """
+    if not chosen and not required:
+        return None
+    issuers: list[TokenIssuerIR] = []
+    users: tuple[tuple[str, SecretBytes], ...] = ()
+    token, address, senders = (_written(chosen, section) for section in ("token", "address", "proxy_protocol"))
+    policy = chosen.get("token")
+    try:
+        if token is not None and policy is not None:
+            issuers = [_issuer(policy, each, references) for each in token.issuers]
+        policy = chosen.get("basic")
+        if policy is not None:
+            users = _users(policy, references)
+    except UnresolvedRef as unresolved:
+        blockers[f"identity of {policy}: {unresolved.with_hint}"] = None
+        return IdentityIR(is_required=True)
+    addresses: list[AddressClientIR] = []
+    if address is not None:
+        addresses = [
+            AddressClientIR(tuple(client.cidrs), client.namespace, client.service_account) for client in address.clients
+        ]
+        if address.pods:
+            addresses += _pods(references.pods)
+    return IdentityIR(
+        is_required=bool(issuers or users) if required is None else required,
+        issuers=tuple(issuers),
+        token_field=token.header or "" if token is not None else "",
+        users=users,
+        addresses=tuple(addresses),
+        senders=senders.from_ if senders is not None else (),
+    )
+
+
+def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:
+    """The section as the policy has it that was chosen for it; None where none was."""
+    policy = chosen.get(section)
+    return getattr(policy.spec.identity, section) if policy is not None else None
+
+
+def said_section(section: str, policy: EgressPolicy) -> EgressPolicy | None:
+    """The policy, if it has this section of `identity`."""
+    return policy if getattr(policy.spec.identity, section, None) is not None else None
+
+
+def said_required(policy: EgressPolicy) -> bool | None:
+    """What it says itself of `identity.required`."""
+    return policy.spec.identity.required if policy.spec.identity is not None else None
+
+
+def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References) -> TokenIssuerIR:
+    """Raises UnresolvedRef."""
+    # Here, since few configurations have tokens; `preparations` of the loader knows it.
+    from egressproxy.identity.key_sets import UnusableKeySet, read_key_set
+
+    keys, place, path, ca_pem = "", ("", 0), "", ""
+    if written.jwks_ref is not None:
+        try:
+            keys = read_key_set(references.data(policy, written.jwks_ref, "jwks.json")).text
+        except UnusableKeySet as problem:
+            name = references.names(policy, (written.jwks_ref,))
+            raise UnresolvedRef("InvalidKeySet", f"{name}: {problem}") from None
+    elif written.jwks_uri is not None:
+        place, path = read_key_uri(written.jwks_uri)
+        ca_pem = "".join(references.ca_bundle(policy, ref) for ref in written.ca_certificate_refs)
+    mapped = written.claim_mappings
+    return TokenIssuerIR(
+        written.issuer,
+        written.audiences,
+        keys,
+        place,
+        path,
+        ca_pem,
+        written.service_accounts,
+        mapped.namespace or "",
+        mapped.service_account or "",
+        mapped.groups,
+    )
+
+
+def _users(policy: EgressPolicy, references: References) -> tuple[tuple[str, SecretBytes], ...]:
+    """User names and hashes of a Secret: an entry for each, or lines of `.htpasswd`. Raises UnresolvedRef."""
+    assert policy.spec.identity is not None
+    assert policy.spec.identity.basic is not None
+    ref = policy.spec.identity.basic.secret_ref
+    name = references.names(policy, (ref,))
+    found: dict[str, SecretBytes] = {}
+    for key in references.secret_keys(policy, ref):
+        value = references.data(policy, ref, key)
+        lines = value.splitlines() if key == _HTPASSWD else [key.encode() + b":" + value.strip()]
+        for line in filter(None, map(bytes.strip, lines)):
+            user, _, hashed = line.partition(b":")
+            shown = user.decode("utf-8", "replace")
+            if shown in found:
+                raise UnresolvedRef("InvalidCredentials", f"{name} has the user {shown} twice")
+            if shown == "-" or "/" in shown:  # nobody's name, and how limits name service accounts
+                raise UnresolvedRef(
+                    "InvalidCredentials", f"{name} has the user {shown}: choose another name, without /"
+                )
+            if problem := hash_problem(hashed):
+                if key != _HTPASSWD and not hash_problem(hashed.split(b"\n")[0].strip().partition(b":")[2]):
+                    problem = f"it has lines of a password file: give the file the key {_HTPASSWD}"
+                raise UnresolvedRef("InvalidCredentials", f"{name}, user {shown}: {problem}")
+            found[shown] = SecretBytes(hashed)
+    if not found:
+        raise UnresolvedRef("InvalidCredentials", f"{name} has no user")
+    if len(found) > MAX_USERS:
+        raise UnresolvedRef("InvalidCredentials", f"{name} has more than {MAX_USERS} users")
+    return tuple(sorted(found.items()))
+
+
+def _pods(pods: Iterable[Pod]) -> list[AddressClientIR]:
+    """Who has the addresses of Pods. One that several have who are not the same says nothing, as that of the host."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for pod in pods:
+        status = pod.status
+        if status is None or pod.spec.host_network or status.phase in ("Succeeded", "Failed"):
+            continue
+        who = pod.namespace, pod.spec.service_account_name
+        for address in {*(each.ip for each in status.pod_ips), status.pod_ip} - {None}:
+            found.setdefault(str(address), set()).add(who)
+    made = []
+    for address, who_have in sorted(found.items()):
+        try:
+            network = ip_network(address)
+        except ValueError:
+            continue
+        if len(who_have) == 1:
+            made.append(AddressClientIR((network,), *who_have.pop()))
+    return made

@@ -1,0 +1,355 @@
+"""Authenticator: who the client of an exchange is, on one listener. Asked when the listener is known, before any route
+is looked up.
+
+What the request itself shows (a token, a password, the signature of another gateway) goes before what its connection
+shows (a certificate, an address). A credential that is shown and wrong is refused, whatever else is known; so are two
+at once. The credential is taken out of the request: nothing behind this place sees it.
+
+Sources: RFC 9110 sections 11.6.2 and 11.7.2 (whose credential is in which field), RFC 6750 section 2.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from hashlib import blake2b
+from math import inf
+from time import time
+from typing import Any, Final, Protocol, TypeVar
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.gateway.identity.challenges import Challenges
+from egressproxy.gateway.identity.checks import Checks
+from egressproxy.gateway.identity.key_source import REFRESH_S, KeySource
+from egressproxy.identity.addresses import AddressTable
+from egressproxy.identity.credentials import CredentialRefused, Shown, UnknownKey, read_credentials, shown_token
+from egressproxy.ir.identity import IdentityIR
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.fields import every_spelling, finder
+from egressproxy.model.message import NOTHING_SAID, RequestHead
+from egressproxy.model.shares import client_of
+
+__all__ = ["Asker", "Authenticator", "Identified", "Verdict", "copy_identity"]
+
+T = TypeVar("T")
+
+#: Credentials of which is remembered whose they are; and wrong passwords, which cost as much as right ones.
+MAX_KNOWN: Final = 4096
+MAX_WRONG: Final = 8192
+#: For how long a password that was right is believed without another check, and a wrong one refused, in seconds.
+PASSWORD_S: Final = 300.0
+WRONG_S: Final = 10.0
+#: In front of what the field of tokens shows, so that it counts as another credential than the same bytes in
+#: Authorization. No value of a field has this byte.
+_OF_FIELD: Final = b"\0"
+
+
+class Verdict:
+    """Who a client is, and what that was concluded from: `shown`, under the rules and keys `by`, until `until` (seconds
+    since 1970). Who shows it in a request behind `fresh_until` has it checked again; in a tunnel `until` holds.
+    """
+
+    __slots__ = ("by", "fresh_until", "identity", "shown", "until")
+
+    def __init__(
+        self, by: object, shown: bytes, identity: CallerIdentity, until: float, fresh_until: float = inf
+    ) -> None:
+        self.by = by
+        self.shown = shown
+        self.identity = identity
+        self.until = until
+        self.fresh_until = min(until, fresh_until)
+
+    def __repr__(self) -> str:
+        return f"Verdict({self.identity.name})"
+
+
+class Identified(Protocol):
+    """A connection, or a stream of one, and who its client is."""
+
+    identity: CallerIdentity  # by its certificate, or in a tunnel by what has opened it
+    identity_until: float
+    verdict: Verdict | None  # the latest of its connection
+
+
+def copy_identity(made: Identified, known: Identified) -> None:
+    """Of what is `made` the client is that of what is `known`."""
+    made.identity = known.identity
+    made.identity_until = known.identity_until
+    made.verdict = known.verdict
+
+
+class _Tunnel(Protocol):
+    """`has_client`: who its client is was said when it was opened."""
+
+    @property
+    def has_client(self) -> bool: ...
+
+
+class Asker(Identified, Protocol):
+    """What an Authenticator needs of a client (`gateway/exchange/client`)."""
+
+    @property
+    def tunnel(self) -> _Tunnel | None:
+        """That its requests come in."""
+
+    def remember(self, verdict: Verdict) -> None:
+        """Keep it for the next request."""
+
+
+#: Checks a credential, in a thread: whose it is, and until when it holds (seconds since 1970). Takes the time
+#: of now; raises CredentialRefused.
+Verify = Callable[[Shown, float], tuple[CallerIdentity, float]]
+Found = tuple[CallerIdentity, float] | CredentialRefused
+
+
+class Authenticator:
+    """One for each listener, or several of equal rules."""
+
+    __slots__ = (
+        "_addresses",
+        "_authorization",
+        "_challenges",
+        "_checks",
+        "_epoch",
+        "_key",
+        "_known",
+        "_reads_proxy_authorization",
+        "_sources",
+        "_token_field",
+        "_verify",
+        "_wrong",
+        "spec",
+    )
+
+    def __init__(
+        self,
+        spec: IdentityIR,
+        checks: Checks,
+        verify: Verify | None,
+        *,
+        is_forward: bool,
+        sources: Mapping[str, KeySource] | None = None,
+    ) -> None:
+        """`verify` None: no credentials are taken. `sources` of keys that are fetched, by issuer."""
+        self.spec = spec
+        self._sources = sources or {}
+        for source in self._sources.values():
+            source.on_withdrawal = self._forget_verdicts
+        self._checks = checks
+        self._verify = verify
+        self._addresses = AddressTable(spec.addresses) if spec.addresses else None
+        takes_tokens, takes_passwords = bool(spec.issuers), bool(spec.users)
+        self._challenges = Challenges(
+            is_forward=is_forward,
+            takes_tokens=takes_tokens,
+            takes_passwords=takes_passwords,
+            token_field=spec.token_field,
+        )
+        usual = takes_passwords or (takes_tokens and not spec.token_field)
+        self._reads_proxy_authorization = is_forward and usual
+        self._authorization = _Field("authorization") if usual and not is_forward else None
+        self._token_field = _Field(spec.token_field) if takes_tokens and spec.token_field else None
+        self._epoch = object()
+        self._key = secrets.token_bytes(32)
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()  # by a keyed hash of what was shown
+        #: Of wrong passwords what is told, what is logged, and until when. No errors: they lead to what was shown.
+        self._wrong: OrderedDict[bytes, tuple[str, str, float]] = OrderedDict()
+
+    def admit(self, x: Exchange, client: Asker, head: RequestHead) -> Coroutine[Any, Any, None] | None:
+        """Write into `x` who its client is. Await what is returned, if anything: then a credential is being checked.
+
+        Raises Unauthenticated (407 or 401), Denied (403) for a certificate that has expired since it was shown,
+        LimitExceeded (503).
+        """
+        shown = b""
+        if self._reads_proxy_authorization:
+            shown = head.hop.proxy_authorization
+            head.hop = NOTHING_SAID
+        elif self._authorization is not None:
+            shown = self._taken(self._authorization, head)
+        if self._token_field is not None and (client.tunnel is None or self._token_field.name != "authorization"):
+            token = self._taken(self._token_field, head)
+            if token and shown:
+                raise self._challenges.refused("two credentials at once: show one", "")
+            shown = _OF_FIELD + token if token else shown
+        verdict = client.verdict
+        if client.tunnel is not None and client.tunnel.has_client:
+            self._admit_inside(client, verdict)
+        elif (
+            verdict is not None
+            and verdict.by is self._epoch
+            and verdict.shown == shown
+            and time() < verdict.fresh_until
+        ):
+            self._tell(x, verdict.identity)
+            if not shown:
+                self._demand(x)
+        elif shown:
+            return self._admit_shown(x, client, shown)
+        else:
+            self._admit_connection(x, client)
+        return None
+
+    def admit_stream(self, x: Exchange, identity: CallerIdentity, until: float) -> None:
+        """The same of a connection that is no HTTP: what its certificate says (until when), or its address.
+
+        Raises Unauthenticated, Denied.
+        """
+        x.identity = self._of_connection(x.client, identity, until)
+        self._demand(x)
+
+    def _admit_inside(self, client: Asker, verdict: Verdict | None) -> None:
+        """Of a request in a tunnel the client is that of the CONNECT, under the rules of that moment."""
+        if verdict is None or verdict.by is not self._epoch:
+            message = "who may ask here has changed since the tunnel was opened: open another"
+        elif time() >= verdict.until:
+            message = "what was shown for this tunnel has expired: open another"
+        else:
+            return
+        raise Denied(Reason.CREDENTIALS_REFUSED, message, close=True)
+
+    def _admit_connection(self, x: Exchange, client: Asker) -> None:
+        """Nothing is shown with the request."""
+        identity = self._of_connection(x.client, client.identity, client.identity_until)
+        self._tell(x, identity)
+        self._demand(x)
+        client.remember(Verdict(self._epoch, b"", identity, client.identity_until))
+
+    def _of_connection(self, peer: str, identity: CallerIdentity, until: float) -> CallerIdentity:
+        """Who the certificate says that the client is, else its address. Raises Denied."""
+        if identity.source == "-":
+            return (self._addresses.find(peer) if self._addresses is not None else None) or ANONYMOUS
+        if time() >= until:
+            raise _expired()
+        return identity
+
+    def _admit_shown(self, x: Exchange, client: Asker, shown: bytes) -> Coroutine[Any, Any, None] | None:
+        """A credential is shown that this connection has not shown just now."""
+        digest = blake2b(shown, digest_size=32, key=self._key).digest()
+        now = time()
+        known = self._known.get(digest)
+        if known is not None and known.by is self._epoch and now < known.fresh_until:
+            self._known.move_to_end(digest)
+            self._accept(x, client, shown, known)
+            return None
+        wrong = self._wrong.get(digest)
+        if wrong is not None and now < wrong[2]:
+            raise self._challenges.refused(*wrong[:2])
+        try:
+            if shown.startswith(_OF_FIELD):
+                credential = shown_token(shown[len(_OF_FIELD) :])
+            else:
+                takes_tokens = bool(self.spec.issuers) and self._token_field is None
+                credential = read_credentials(shown, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
+        except CredentialRefused as refused:
+            raise self._challenges.refused(refused.message, refused.detail) from None
+        return self._check(x, client, shown, credential, digest)
+
+    async def _check(self, x: Exchange, client: Asker, shown: bytes, credential: Shown, digest: bytes) -> None:
+        found, epoch = await self._verified(x, credential, digest)
+        if isinstance(found, CredentialRefused):
+            if credential.user is not None:
+                _keep(self._wrong, digest, (found.message, found.detail, time() + WRONG_S), MAX_WRONG)
+            raise self._challenges.refused(found.message, found.detail)
+        identity, until = found
+        fresh_s = PASSWORD_S if credential.user is not None else REFRESH_S if self._sources else inf
+        verdict = Verdict(epoch, b"", identity, until, time() + fresh_s)
+        _keep(self._known, digest, verdict, MAX_KNOWN)
+        self._accept(x, client, shown, verdict)
+
+    async def _verified(self, x: Exchange, credential: Shown, digest: bytes) -> tuple[Found, object]:
+        """Whose it is, and until when it may be believed, or why it is refused; and under which rules and keys."""
+        assert self._verify is not None
+        epoch, fetches = self._epoch, {}
+        for issuer, source in self._sources.items():
+            source.touch()
+            fetches[issuer] = source.fetches
+        found = await self._checks.run(client_of(x), digest, partial(_outcome, self._verify, credential, time()))
+        if not isinstance(found, UnknownKey) or found.issuer not in fetches:
+            return found, epoch
+        if await self._sources[found.issuer].renewed(fetches[found.issuer]):
+            epoch = self._epoch
+            check = partial(_outcome, self._verify, credential, time())
+            found = await self._checks.run(client_of(x), digest, check)
+        return found, epoch
+
+    def _forget_verdicts(self) -> None:
+        """A key holds no more: whatever was concluded from it does not, either."""
+        self._epoch = object()
+        self._known.clear()
+
+    def _accept(self, x: Exchange, client: Asker, shown: bytes, verdict: Verdict) -> None:
+        if client.identity.source != "-" and time() >= client.identity_until:
+            raise _expired()
+        self._tell(x, verdict.identity)
+        until = min(verdict.until, client.identity_until)
+        client.remember(Verdict(verdict.by, shown, verdict.identity, until, verdict.fresh_until))
+
+    def _taken(self, field: _Field, head: RequestHead) -> bytes:
+        """The value of this field, which the request does not have any more, in no spelling. Raises Unauthenticated
+        where it stands there twice.
+        """
+        values = field.finder.findall(head.fields.block)
+        head.fields.cut(field.every_spelling)
+        if not values:
+            return b""
+        if len(values) > 1:
+            raise self._challenges.refused(f"the field {field.name} stands more than once", "")
+        return bytes(values[0])
+
+    def _tell(self, x: Exchange, identity: CallerIdentity) -> None:
+        """The client of another gateway is who that has signed; one that it does not know is known as that gateway."""
+        signed = x.identity
+        if signed.source != "gateway":
+            x.identity = identity
+        elif not _is_known(signed) and _is_known(identity):
+            x.identity = identity._replace(origin_client=signed.origin_client, origin_gateway=signed.origin_gateway)
+
+    def _demand(self, x: Exchange) -> None:
+        """Raises Unauthenticated for a client that is not known, where it has to be."""
+        if self.spec.is_required and not _is_known(x.identity):
+            raise self._challenges.missing()
+
+    def __repr__(self) -> str:
+        return f"Authenticator({len(self._known)} known credentials)"
+
+
+class _Field:
+    """A field that carries a credential."""
+
+    __slots__ = ("every_spelling", "finder", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name.lower()
+        self.finder = finder(name.lower().encode())
+        self.every_spelling = every_spelling((name,))
+
+
+def _outcome(verify: Verify, credential: Shown, now: float) -> Found:
+    """What `verify` returns, or the error that it raises, without the frames that lead to it: they would lead to who
+    waits for it, and keep each other.
+    """
+    try:
+        return verify(credential, now)
+    except CredentialRefused as refused:
+        refused.__traceback__ = refused.__context__ = refused.__cause__ = None
+        return refused
+
+
+def _is_known(identity: CallerIdentity) -> bool:
+    return identity.name != "-" or identity.namespace != "-"
+
+
+def _expired() -> Denied:
+    message = "the client certificate of this connection has expired"
+    return Denied(Reason.CLIENT_CERTIFICATE, message, close=True)
+
+
+def _keep(kept: OrderedDict[bytes, T], key: bytes, value: T, most: int) -> None:
+    """Keep a value, in place of the one that was used least of late where there are too many."""
+    kept[key] = value
+    if len(kept) > most:
+        kept.popitem(last=False)

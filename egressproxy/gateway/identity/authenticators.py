@@ -1,0 +1,117 @@
+"""Authenticators: those of one snapshot. One whose rules are equal in the next is kept, with what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from egressproxy.filters.calls import FilterCall
+from egressproxy.gateway.identity.authenticator import Authenticator
+from egressproxy.gateway.identity.checks import Checks
+from egressproxy.gateway.identity.key_source import KeySource
+from egressproxy.identity.credentials import Shown
+from egressproxy.ir.identity import IdentityIR
+from egressproxy.ir.policy import Callee
+from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.steps import Cooperative
+
+if TYPE_CHECKING:  # for annotations: what verifies is imported where it is needed
+    from egressproxy.identity.key_sets import KeySet
+    from egressproxy.identity.passwords import PasswordVerifier
+    from egressproxy.identity.tokens import TokenVerifier
+
+__all__ = ["Authenticators", "KeyUrl"]
+
+
+class KeyUrl(NamedTuple):
+    """Where the keys of an issuer are fetched from: `callee` says how it is reached."""
+
+    issuer: str
+    path: str
+    callee: Callee
+
+
+class Authenticators:
+    """By their rules. `known` are those in service."""
+
+    __slots__ = ("_known", "_made", "checks")
+
+    def __init__(self, known: Authenticators | None = None) -> None:
+        self.checks: Checks = known.checks if known is not None else Checks()
+        self._known = known._made if known is not None else {}
+        self._made: dict[_Key, Authenticator] = {}
+
+    def of(
+        self,
+        spec: IdentityIR | None,
+        urls: tuple[KeyUrl, ...],
+        call: Callable[[str, Callee], FilterCall],
+        *,
+        is_forward: bool,
+    ) -> Cooperative[Authenticator | None]:
+        """The one for a listener with these rules; None where it has none. `urls` are those of its issuers, `call`
+        makes a call of a backend, in this name. Raises UnusableKeySet.
+        """
+        if spec is None:
+            return None
+        key = spec, urls, is_forward
+        calls = [call("identity", url.callee) for url in urls]  # what is not asked for is retired
+        found = self._made.get(key) or self._known.get(key)
+        if found is None:
+            verifier = _Verifier(spec)
+            if spec.takes_credentials:
+                yield verifier.prepare  # keys are read, and what reads them is imported
+            sources = {url.issuer: verifier.source(url, each) for url, each in zip(urls, calls, strict=True)}
+            verify = verifier.verify if spec.takes_credentials else None
+            found = Authenticator(spec, self.checks, verify, is_forward=is_forward, sources=sources)
+        self._made[key] = found
+        return found
+
+    def forget_known(self) -> None:
+        """Those in service before are no longer looked for."""
+        self._known = {}
+
+    def __repr__(self) -> str:
+        return f"Authenticators({len(self._made)})"
+
+
+_Key = tuple[IdentityIR, tuple[KeyUrl, ...], bool]
+
+
+class _Verifier:
+    """Checks tokens and passwords under these rules, in a thread."""
+
+    def __init__(self, spec: IdentityIR) -> None:
+        self._spec = spec
+        self._keys: dict[str, KeySet] = {}
+        self._of_token: TokenVerifier | None = None
+        self._of_password: PasswordVerifier | None = None
+
+    def prepare(self) -> None:
+        """Read keys and hashes. Raises UnusableKeySet."""
+        spec = self._spec
+        if spec.issuers:
+            from egressproxy.identity.key_sets import read_key_set  # here: few listeners take tokens
+            from egressproxy.identity.tokens import TokenVerifier
+
+            self._of_token = TokenVerifier(spec.issuers, spec.claims)
+            self._keys |= {each.issuer: read_key_set(each.key_set) for each in spec.issuers if each.key_set}
+        if spec.users:
+            from egressproxy.identity.passwords import PasswordVerifier
+
+            self._of_password = PasswordVerifier(dict(spec.users))
+
+    def source(self, url: KeyUrl, call: FilterCall) -> KeySource:
+        """What fetches the keys of an issuer."""
+        from egressproxy.identity.key_sets import read_key_set
+
+        return KeySource(url.issuer, call, url.path, self._keys, read_key_set)
+
+    def verify(self, shown: Shown, now: float) -> tuple[CallerIdentity, float]:
+        """Whose it is, and until when it holds. Raises CredentialRefused."""
+        if shown.user is None:
+            assert self._of_token is not None
+            return self._of_token.verify(shown.secret, self._keys, now)
+        assert self._of_password is not None
+        return self._of_password.verify(shown.user, shown.secret), inf

@@ -1,0 +1,110 @@
+"""KeySource: the keys of an issuer that are fetched from its URL (`jwksURI`), over the gateway's own calls: the address
+is checked, and TLS verified.
+
+Fetched when a token is there to be verified, so that nothing runs while nobody asks: again after REFRESH_S, meanwhile
+those from before hold, up to MAX_AGE_S where the issuer does not answer; at once for a key that is not known, but never
+more often than every PAUSE_S. Sources: RFC 7517 section 5, OpenID Connect Core section 10.1.1 (rotation).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from egressproxy.filters.calls import CallFailed, FilterCall
+
+if TYPE_CHECKING:  # for annotations: it brings what verifies tokens, which few workers need
+    from egressproxy.identity.key_sets import KeySet
+
+__all__ = ["REFRESH_S", "KeySource"]
+
+log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 300.0
+MAX_AGE_S: Final = 24 * 3600.0
+PAUSE_S: Final = 10.0
+TIMEOUT_S: Final = 5.0
+
+
+class KeySource:
+    """Of one issuer. `keys` has what was fetched, under its name; others may read it at any time."""
+
+    __slots__ = (
+        "_call", "_fetched_at", "_issuer", "_keys", "_not_before", "_path", "_read", "_task", "fetches",
+        "on_withdrawal",
+    )  # fmt: skip
+
+    def __init__(
+        self, issuer: str, call: FilterCall, path: str, keys: dict[str, KeySet], read: Callable[[bytes], KeySet]
+    ) -> None:
+        self._issuer = issuer
+        self._call = call
+        self._path = path.encode()
+        self._keys = keys
+        self._read = read
+        self._task: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self._fetched_at = -inf
+        self.fetches = 0  # that have ended, well or not
+        #: Called when a key holds no more.
+        self.on_withdrawal: Callable[[], None] = lambda: None
+
+    def touch(self) -> None:
+        """A token is to be verified: see to it that the keys are no older than they may be."""
+        age = monotonic() - self._fetched_at
+        if age >= MAX_AGE_S and self._keys.pop(self._issuer, None) is not None:
+            log.error("the keys of %s are too old to be believed: its tokens are refused", self._issuer)
+            self.on_withdrawal()
+        if age >= REFRESH_S:
+            self._begin()
+
+    async def renewed(self, since: int) -> bool:
+        """Fetch the keys, or wait for those that are being fetched, unless more than `since` fetches have ended. False:
+        they were fetched a moment ago.
+        """
+        if self.fetches > since:
+            return True
+        task = self._begin()
+        if task is None:
+            return False
+        await asyncio.shield(task)  # who waits may leave: others wait, too
+        return True
+
+    def _begin(self) -> asyncio.Task[None] | None:
+        if self._task is not None and not self._task.done():
+            return self._task
+        if monotonic() < self._not_before:
+            return None
+        self._not_before = monotonic() + PAUSE_S
+        self._task = asyncio.get_running_loop().create_task(self._fetch())
+        return self._task
+
+    async def _fetch(self) -> None:
+        try:
+            await self._take_keys()
+        finally:
+            self.fetches += 1
+
+    async def _take_keys(self) -> None:
+        try:
+            answer = await self._call.request(
+                b"GET", self._path, [(b"accept", b"application/json")], timeout_s=TIMEOUT_S
+            )
+            if answer.status != 200:
+                raise ValueError(f"the answer is {answer.status}")
+            found = self._read(answer.body)
+        except (CallFailed, ValueError) as error:  # of a key set that cannot be used, too
+            log.warning("the keys of %s cannot be fetched: %s", self._issuer, error)
+            return
+        before = self._keys.get(self._issuer)
+        self._keys[self._issuer] = found
+        self._fetched_at = monotonic()
+        if before is not None and not before.fingerprints <= found.fingerprints:
+            self.on_withdrawal()
+
+    def __repr__(self) -> str:
+        return f"KeySource({self._issuer})"

@@ -1,0 +1,145 @@
+"""Key sets: the public keys of an issuer of tokens, as JSON (JWKS), and with which algorithm each may sign.
+
+The algorithm follows from the key, never from the token alone: so no token is verified with a public key as if that
+were a shared secret (CVE-2016-10555). Sources: RFC 7517 (JWK), RFC 7518 sections 3 and 6, RFC 8037 (Ed25519), RFC 8725.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+from jwt.exceptions import InvalidKeyError
+from jwt.utils import base64url_decode
+
+__all__ = ["MAX_KEY_SET_BYTES", "KeySet", "UnusableKeySet", "read_key_set"]
+
+MAX_KEY_SET_BYTES: Final = 256 * 1024
+MAX_KEYS: Final = 64
+#: Of keys without a `kid`, or for tokens without one: how many are tried.
+MAX_TRIED: Final = 4
+MIN_RSA_BITS: Final = 2048
+#: Above these a check of a signature takes milliseconds.
+MAX_RSA_BITS: Final = 8192
+MAX_RSA_EXPONENT: Final = 2**32
+
+_RSA: Final = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"))
+_OF_CURVE: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+_ALGORITHMS: Final = _RSA | frozenset(_OF_CURVE.values()) | {"EdDSA"}
+
+
+class UnusableKeySet(ValueError):
+    """A key set cannot be used; the text says why, and never repeats a key."""
+
+
+class KeySet:
+    """The keys of one issuer. `text` is what they were read from, `fingerprints` tell each from all others."""
+
+    __slots__ = ("_by_kid", "_unnamed", "fingerprints", "text")
+
+    def __init__(
+        self,
+        text: str,
+        by_kid: Mapping[str, tuple[Any, frozenset[str]]],
+        unnamed: list[Any],
+        fingerprints: frozenset[str],
+    ) -> None:
+        self.text = text
+        self.fingerprints = fingerprints
+        self._by_kid = by_kid
+        self._unnamed: list[tuple[Any, frozenset[str]]] = unnamed
+
+    def candidates(self, kid: str | None, algorithm: str) -> list[Any]:
+        """The keys that may have signed a token with this `kid` (None: it says none) with this algorithm."""
+        if kid is not None and kid in self._by_kid:
+            found = [self._by_kid[kid]]
+        elif kid is not None:
+            found = self._unnamed
+        else:
+            found = [*self._by_kid.values(), *self._unnamed]
+        return [key for key, algorithms in found if algorithm in algorithms][:MAX_TRIED]
+
+    def __len__(self) -> int:
+        return len(self._by_kid) + len(self._unnamed)
+
+    def __repr__(self) -> str:
+        return f"KeySet({len(self)} keys)"
+
+
+def read_key_set(text: bytes | str) -> KeySet:
+    """The keys of a JWKS. Those for encryption and of kinds that are unknown here are left out. Raises UnusableKeySet
+    where it is malformed, has none that can be used, or one that must not be in it: a shared secret or a private key.
+    """
+    if len(text) > MAX_KEY_SET_BYTES:
+        raise UnusableKeySet(f"the key set is longer than {MAX_KEY_SET_BYTES} bytes")
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            raise UnusableKeySet("the key set is no JSON") from None
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnusableKeySet("the key set is no JSON") from None
+    entries = said.get("keys") if isinstance(said, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise UnusableKeySet('the key set has no list "keys" (RFC 7517 section 5)')
+    if len(entries) > MAX_KEYS:
+        raise UnusableKeySet(f"the key set has more than {MAX_KEYS} keys")
+    by_kid: dict[str, tuple[Any, frozenset[str]]] = {}
+    unnamed = []
+    for number, entry in enumerate(entries):
+        found = _read_key(entry, f"keys[{number}]")
+        if found is None:
+            continue
+        kid = entry.get("kid")
+        if kid is None:
+            unnamed.append(found)
+        elif not isinstance(kid, str):
+            raise UnusableKeySet(f"keys[{number}]: kid is no text")
+        elif kid in by_kid:
+            raise UnusableKeySet(f"keys[{number}]: another key has the same kid")
+        else:
+            by_kid[kid] = found
+    if not by_kid and not unnamed:
+        raise UnusableKeySet("the key set has no key for signatures (kty RSA, EC or OKP with use sig)")
+    return KeySet(text, by_kid, unnamed, frozenset(json.dumps(entry, sort_keys=True) for entry in entries))
+
+
+def _read_key(entry: dict[str, Any], where: str) -> tuple[Any, frozenset[str]] | None:
+    kind = entry.get("kty")
+    if kind == "oct":
+        raise UnusableKeySet(f"{where} is a shared secret (kty oct): who can verify with it can sign with it, too")
+    if "d" in entry:
+        raise UnusableKeySet(f"{where} is a private key: publish the public one alone")
+    if entry.get("use", "sig") != "sig" or kind not in ("RSA", "EC", "OKP"):
+        return None
+    try:
+        if kind == "RSA":
+            key, algorithms = _rsa(entry, where)
+        elif kind == "EC":
+            key = ECAlgorithm.from_jwk(entry)
+            algorithms = frozenset((_OF_CURVE[entry["crv"]],)) if entry.get("crv") in _OF_CURVE else frozenset()
+        else:
+            key = OKPAlgorithm.from_jwk(entry)
+            algorithms = frozenset(("EdDSA",)) if entry.get("crv") == "Ed25519" else frozenset()
+    except UnusableKeySet:
+        raise
+    except (InvalidKeyError, ValueError, TypeError, KeyError, AttributeError):
+        raise UnusableKeySet(f"{where} is malformed") from None
+    written = entry.get("alg")
+    if written is not None:
+        algorithms &= {written if isinstance(written, str) else ""}
+    return (key, algorithms) if algorithms else None
+
+
+def _rsa(entry: dict[str, Any], where: str) -> tuple[Any, frozenset[str]]:
+    modulus, exponent = (int.from_bytes(base64url_decode(entry[name]), "big") for name in ("n", "e"))
+    bits = modulus.bit_length()
+    if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
+        raise UnusableKeySet(f"{where} has {bits} bits: an RSA key has {MIN_RSA_BITS} to {MAX_RSA_BITS}")
+    if exponent > MAX_RSA_EXPONENT:
+        raise UnusableKeySet(f"{where} has a public exponent above 2**32")
+    return RSAAlgorithm.from_jwk(entry), _RSA

@@ -1,0 +1,76 @@
+"""How a listener learns who its clients are: EgressPolicy `identity`, of the policy that wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+
+from egressproxy.model.secret import SecretBytes
+
+__all__ = ["AddressClientIR", "CertificateClientIR", "IdentityIR", "TokenIssuerIR"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIssuerIR:
+    """Tokens of this issuer are believed, where they are for one of the audiences and one of its keys has signed them.
+
+    `key_set` is JSON (RFC 7517); "" where the keys are fetched: from `key_path` of `key_host` (name, port) by TLS, of
+    which one of the CAs in `ca_pem` has signed the certificate ("": one of the system's). `service_accounts`: they are
+    those of Kubernetes, whose subject is a service account; else the claims of these names say namespace and service
+    account ("": none does).
+    """
+
+    issuer: str
+    audiences: tuple[str, ...]
+    key_set: str = ""
+    key_host: tuple[str, int] = ("", 0)
+    key_path: str = ""
+    ca_pem: str = ""
+    service_accounts: bool = False
+    namespace_claim: str = ""
+    service_account_claim: str = ""
+    groups_claim: str = "groups"
+
+
+@dataclass(frozen=True, slots=True)
+class AddressClientIR:
+    """Who has these source addresses."""
+
+    networks: tuple[IPv4Network | IPv6Network, ...]
+    namespace: str
+    service_account: str
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateClientIR:
+    """Who shows a certificate with this `value`: of its whole subject (`kind` "subject", as RFC 4514 writes it), or of
+    a subject alternative name ("DNS", "URI", "email", as Python's ssl calls them).
+    """
+
+    kind: str
+    value: str
+    namespace: str
+    service_account: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityIR:
+    """Where the identity of a client comes from. `is_required`: whoever is not known is refused.
+
+    `token_field` is the field that carries the token, "" for the usual one. `users` are user names and hashes of
+    passwords. `claims` are the names of those that policies ask for. `senders` say in a PROXY header whose a connection
+    is.
+    """
+
+    is_required: bool = False
+    issuers: tuple[TokenIssuerIR, ...] = ()
+    token_field: str = ""
+    users: tuple[tuple[str, SecretBytes], ...] = ()
+    addresses: tuple[AddressClientIR, ...] = ()
+    claims: tuple[str, ...] = ()
+    senders: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    @property
+    def takes_credentials(self) -> bool:
+        """Whether clients may show a token or a password."""
+        return bool(self.issuers or self.users)
