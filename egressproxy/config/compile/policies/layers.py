@@ -28,6 +28,7 @@ class Layer:
 
     `place` is how status names the target.
     `resolver` is the DNS section of a Backend object, which goes before the policies of the same layer.
+    `withheld` are policies that do not hold for these clients, since they have other `subjects`; for messages.
     """
 
     level: Level
@@ -35,6 +36,7 @@ class Layer:
     section: str
     policies: tuple[EgressPolicy, ...]
     resolver: Dns | None = None
+    withheld: tuple[EgressPolicy, ...] = ()
 
     @property
     def scope(self) -> str:

@@ -2,19 +2,24 @@
 
 A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers, one for each
 target: Gateway, listener, Backend, route, rule. `policy_merge` combines them.
+
+A policy with `subjects` is in the layers for clients that fit them: see `for_clients`.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import only_parents
 from egressproxy.config.compile.backends.kinds import object_key
 from egressproxy.config.compile.backends.published_forms import port_forms
+from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Key, Status, age_of
@@ -22,15 +27,17 @@ from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden
 from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.policies.retries import retry_problem
+from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
 from egressproxy.config.compile.policies.without_effect import without_effect
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
+from egressproxy.config.resources.gateway import Gateway
 from egressproxy.config.resources.limits import Limits
 from egressproxy.config.resources.object_references import PolicyTargetReference
-from egressproxy.config.resources.policy import Dns, EgressPolicy, Identity
+from egressproxy.config.resources.policy import Dns, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
 
@@ -60,8 +67,14 @@ class PolicyAttachments:
             for ref in policy.spec.target_refs:
                 key = object_key(resources, ref, policy.namespace)
                 self._by_target[key, ref.section_name or ""].append(policy)
-        #: By target and section, for the places that exist: their layer, or none.
+        #: By target and section, for the places that exist: their layer for clients that fit no subjects, or none.
         self._layers: dict[tuple[Key, str], tuple[Layer, ...]] = {}
+        #: By target and section: the policies with subjects, if there are any.
+        self._with_subjects: dict[tuple[Key, str], dict[Key, EgressPolicy]] = {}
+        self._of_clients: dict[tuple[Key, str, tuple[Key, ...]], tuple[Layer, ...]] = {}
+        self._holding = NOBODY
+        self._met: dict[tuple[Key, str], None] = {}
+        self._noted: dict[Key, dict[str, None]] = {}
         #: Rules whose filters name policies, and by policy these rules.
         self._of_rules: dict[tuple[Key, str, tuple[EgressPolicy, ...]], tuple[Layer, ...]] = {}
         self._named_by: dict[Key, dict[tuple[Key, str], None]] = {}
@@ -71,10 +84,68 @@ class PolicyAttachments:
         """The layer of one target: one, or none where nothing holds there. Marks the target as one that exists."""
         place = (target, section)
         if place not in self._layers:
-            policies = tuple(self._by_target.get(place, ()))
+            policies = self._by_target.get(place, ())
+            theirs = {policy.key: policy for policy in policies if policy.spec.subjects}
+            if theirs:
+                self._with_subjects[place] = theirs
+            common, withheld = tuple(each for each in policies if not each.spec.subjects), tuple(theirs.values())
             holds = policies or resolver is not None
-            self._layers[place] = (Layer(level, target, section, policies, resolver),) if holds else ()
+            self._layers[place] = (Layer(level, target, section, common, resolver, withheld),) if holds else ()
+        if place in self._with_subjects:
+            self._met[place] = None
+            if self._holding:
+                return self._layer_of_clients(place)
         return self._layers[place]
+
+    def _layer_of_clients(self, place: tuple[Key, str]) -> tuple[Layer, ...]:
+        """The layer for the clients of now: one object for all clients for whom the same policies hold there."""
+        theirs = self._with_subjects[place]
+        holding = tuple(sorted(key for key in self._holding if key in theirs))
+        if not holding:
+            return self._layers[place]
+        known = (*place, holding)
+        if known not in self._of_clients:
+            (layer,) = self._layers[place]
+            policies = sorted((*layer.policies, *(theirs[key] for key in holding)), key=age_of)
+            self._of_clients[known] = (replace(layer, policies=tuple(policies), withheld=()),)
+        return self._of_clients[known]
+
+    @contextmanager
+    def for_clients(self, holding: frozenset[Key], met: dict[tuple[Key, str], None]) -> Iterator[None]:
+        """Until the end of the block, layers are those for the clients for whom these policies with subjects hold, and
+        no other ones. `met` gets the places that are asked for and have policies with subjects.
+        """
+        before = self._holding, self._met
+        self._holding, self._met = holding, met
+        try:
+            yield
+        finally:
+            self._holding, self._met = before
+
+    def note_bound(self, policy: EgressPolicy, listener: str, at_most: int | None) -> None:
+        """Have status say what is not served of the policy's subjects on a listener: see `ClientSets.at_most`."""
+        if at_most is None or not any(map(has_conditions, policy.spec.subjects)):
+            return
+        why = f"groups and claims combine to more than {MAX_COMBINED} variants of listener {listener}"
+        if at_most:
+            entries = "one entry" if at_most == 1 else f"{at_most} entries"
+            note = f"{why}: a client that more than {entries} of subjects with groups or claims fit is refused (403)."
+        else:
+            note = f"{why}: who fits subjects with groups or claims is refused (403)."
+        self.note(policy.key, note)
+
+    def note(self, policy: Key, sentence: str) -> None:
+        """Have the policy's status say this of all its targets."""
+        self._noted.setdefault(policy, {})[sentence] = None
+
+    def is_touched(self, met: Iterable[tuple[Key, str]], holding: frozenset[Key]) -> bool:
+        """Whether one of these policies with subjects stands at one of these places."""
+        return any(not holding.isdisjoint(self._with_subjects[place]) for place in met)
+
+    def with_subjects(self, met: Iterable[tuple[Key, str]]) -> tuple[EgressPolicy, ...]:
+        """The policies with subjects at these places, oldest first."""
+        found = {key: policy for place in met for key, policy in self._with_subjects[place].items()}
+        return tuple(sorted(found.values(), key=age_of))
 
     def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> tuple[Layer, ...]:
         """The layer of a rule whose filters name these policies, and of the policies that name the rule.
@@ -82,12 +153,18 @@ class PolicyAttachments:
         `section` is the name of the rule, "" where it has none, and `index` its place.
         """
         own = [policy for layer in self.layer(Level.RULE, route, section) if section for policy in layer.policies]
-        place = (route, section or f"rules[{index}]", named)
+        name = section or f"rules[{index}]"
+        for policy in named:
+            self._named_by.setdefault(policy.key, {})[route, name] = None
+        theirs = {policy.key: policy for policy in named if policy.spec.subjects}
+        if theirs:
+            self._with_subjects.setdefault((route, f"{name}, named"), theirs)
+            self._met[route, f"{name}, named"] = None
+        held = (policy for policy in named if not policy.spec.subjects or policy.key in self._holding)
+        policies = tuple(sorted(dict.fromkeys((*own, *held)), key=age_of))
+        place = (route, name, policies)
         if place not in self._of_rules:
-            policies = tuple(sorted(dict.fromkeys((*own, *named)), key=age_of))
-            self._of_rules[place] = (Layer(Level.RULE, route, place[1], policies),)
-            for policy in named:
-                self._named_by.setdefault(policy.key, {})[route, place[1]] = None
+            self._of_rules[place] = (Layer(Level.RULE, route, name, policies),) if policies else ()
         return self._of_rules[place]
 
     def merge(self, layers: tuple[Layer, ...], *, is_routed: bool) -> Merged:
@@ -137,8 +214,8 @@ class PolicyAttachments:
             closed = self._merger.blockers(policy, level)
             if closed:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
-            elif policy.spec.subjects:
-                conditions.set("Accepted", False, "UnsupportedValue", "it holds otherwise than it is written.")
+            for note in self._noted.get(policy.key, ()):
+                conditions.add_note("Accepted", note)
             useless = without_effect(policy, target, self._resources, self._references)
             for note in chain(_notes(policy, ref.kind), self._notes_here(policy, target), useless):
                 conditions.add_note("Accepted", note)
@@ -147,6 +224,15 @@ class PolicyAttachments:
                 if sentences:
                     conditions.set(kind, True, kind, "; ".join(sentences))
             faults[policy.key].set_conditions(conditions)
+            if policy.spec.intercept is not None:
+                ca = self._merger.signing_ca(policy)
+                if isinstance(ca, UnresolvedRef):
+                    message = f"spec.intercept.caCertificateRef: {ca.with_hint}; the names that it lists are denied"
+                    conditions.fail("ResolvedRefs", ca.reason, message)
+                elif outside := outside_constraints(ca, policy.spec.intercept.hostnames):
+                    shown = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
+                    note = f"intercept.hostnames: no client believes the CA for {shown}, by its name constraints"
+                    conditions.add_note("Accepted", f"{note}; take these names out, or make a CA that may sign them.")
             if parent is not None:
                 message = f"spec.parent: {parent.with_hint}; what is to go through it is refused (500)"
                 conditions.fail("ResolvedRefs", parent.reason, message)
@@ -155,6 +241,11 @@ class PolicyAttachments:
     def _notes_here(self, policy: EgressPolicy, target: Key) -> Iterator[str]:
         """What of the policy has nothing to be applied to at this target."""
         spec, found = policy.spec, self._resources.get(*target)
+        if spec.subjects and isinstance(found, Gateway) and target not in self._knowing_clients:
+            yield (
+                f"subjects fit nobody: no policy of {found} says who its clients are (identity); with serve-filters "
+                "Envoy says it."
+            )
         destination_type = getattr(getattr(getattr(found, "spec", None), "destination", None), "type", "")
         if spec.parent is not None and isinstance(found, Backend) and found.spec.parent is not None:
             yield f"parent does nothing here: {found} has its own."
@@ -180,6 +271,12 @@ class PolicyAttachments:
                 f"{', '.join(names)} {do} nothing here: {target[1]} {target[2]}/{target[3]} is only a parent, and is "
                 "reached as the policies say of what goes through it; write this in a policy of the Gateway."
             )
+
+    @cached_property
+    def _knowing_clients(self) -> set[Key]:
+        """The Gateways that have a policy with `identity`, on themselves or on a listener."""
+        found = ((key, policies) for (key, _), policies in self._by_target.items())
+        return {key for key, policies in found if any(each.spec.identity is not None for each in policies)}
 
     @cached_property
     def _parents(self) -> set[Key]:
@@ -225,26 +322,16 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
     """Fields that are accepted and not done as written, each with what happens instead."""
     spec = policy.spec
     if spec.subjects:
-        names = [f"{one.namespace}/{one.service_account or '*'}" for one in spec.subjects]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield from _notes_of_subjects(spec)
+    if spec.intercept is not None and target_kind not in ("Gateway", "ListenerSet"):
+        yield "intercept is for Gateways: the names that it lists are denied here; write it in a policy of a Gateway."
+    if spec.identity is not None and spec.identity.certificate and spec.identity.certificate.ca_certificate_refs:
         yield (
-            f"subjects are not supported yet: no client is known to be {shown}, so what this policy allows or sets "
-            "holds for nobody, and what it denies or limits for everybody; to have it hold for everybody, remove "
-            "subjects."
+            "identity.certificate.caCertificateRefs is not supported yet: write the CAs in spec.tls.frontend of the "
+            "Gateway."
         )
-    if spec.intercept is not None:
-        yield "intercept is not supported yet: the names that it lists are denied."
-    if spec.identity is not None and not _is_served(spec.identity):
-        yield (
-            "identity is not supported yet, but for certificate.crlRefs, certificate.trustDomains and gateways: every "
-            "other client is unknown."
-        )
-    if (
-        spec.identity is not None
-        and spec.identity.gateways is not None
-        and target_kind not in ("Gateway", "ListenerSet")
-    ):
-        yield "identity.gateways does nothing here: write it in a policy of a Gateway."
+    if spec.identity is not None and target_kind not in ("Gateway", "ListenerSet"):
+        yield "identity does nothing here: write it in a policy of a Gateway."
     if spec.dns is not None:
         yield from dns_notes(spec.dns, "dns")
     if spec.limits is not None:
@@ -265,12 +352,20 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
             yield f"traffic.hedging {where}, and does nothing here{why}."
 
 
-def _is_served(identity: Identity) -> bool:
-    """Whether all of the section is read, and says something."""
-    if identity.certificate is None:
-        return identity.model_fields_set == {"gateways"}
-    said = identity.certificate.model_fields_set
-    return identity.model_fields_set <= {"gateways", "certificate"} and set() < said <= {"crl_refs", "trust_domains"}
+def _notes_of_subjects(spec: EgressPolicySpec) -> Iterator[str]:
+    """What comes before it is known who the client is."""
+    fields, limits, traffic = Limits.model_fields, spec.limits, spec.traffic
+    names = [f"limits.{fields[each].alias or each}" for each in CONNECTION_LIMITS if limits and getattr(limits, each)]
+    if traffic is not None and traffic.timeouts.request_headers is not None:
+        names.append("traffic.timeouts.requestHeaders")
+    if traffic is not None and traffic.http2.extended_connect is not None:
+        names.append("traffic.http2.extendedConnect")
+    if names:
+        do, they = ("do", "they are") if len(names) > 1 else ("does", "it is")
+        yield (
+            f"{', '.join(names)} {do} nothing with subjects, since {they} needed before it is known who the client is: "
+            "write it in a policy without subjects."
+        )
 
 
 def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]:

@@ -8,12 +8,11 @@
 
 What is written and cannot be enforced closes the place (`Merged.blockers`) wherever leaving it out would let more pass:
 
-* `subjects`: clients are not told apart yet. What such a policy denies is denied to every client; what it allows or
-  sets has no effect; its extensions and its parent close the place, since they cannot be applied to some clients only.
-* `identity.token`, `identity.basic`: the place is closed, since clients would not be checked. So it is with
-  `dns.reverseCheck: Enforce`, with DNS over HTTPS without another server, and with `destinations.allow` on a route or
+* `identity` on a route or Backend, or for some clients only (`subjects`): the place is closed, since clients would not
+  be checked. So it is with DNS servers of which none has an address, and with `destinations.allow` on a route or
   Backend.
-* `intercept`: the names that it lists are denied, since their tunnels would not be inspected.
+* `intercept` on a route or Backend, or whose CA cannot be read: the names that it lists are denied, since their tunnels
+  would not be inspected.
 """
 
 from __future__ import annotations
@@ -21,13 +20,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any
+
+from pydantic.alias_generators import to_camel
 
 from egressproxy.config.compile.backends.parent_credentials import checked_key
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
 from egressproxy.config.compile.interface import Key
+from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, said_required, said_section
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.resilience import (
     circuit_breaker,
@@ -48,7 +51,9 @@ from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
 from egressproxy.config.resources.values import Duration
-from egressproxy.ir.policy import ConnectionsIR, DnsIR, Mode, PolicyIR, Priority, TimeoutsIR
+from egressproxy.ir.gateway import CertificateIR
+from egressproxy.ir.identity import IdentityIR
+from egressproxy.ir.policy import ConnectionsIR, DnsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.secret import SecretBytes
 
@@ -110,10 +115,13 @@ class Overridden:
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_references", "overridden")
+    __slots__ = ("_identities", "_references", "_signing", "overridden")
 
     def __init__(self, references: References) -> None:
         self._references = references
+        self._signing: dict[Key, CertificateIR | UnresolvedRef] = {}
+        #: By the policies that say it.
+        self._identities: dict[object, tuple[IdentityIR | None, dict[str, None]]] = {}
         #: By policy, target and section.
         self.overridden: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
 
@@ -130,9 +138,11 @@ class Merger:
         if modes[Level.LISTENER] is not Mode.REPORT:
             reported.discard(Level.GATEWAY)  # what holds on a listener is lifted by no route there
         bound = {level for level, own in modes.items() if mode is not own is Mode.ENFORCE}
+        opened = self._intercepts(ordered)
+        identity = self._identity(ordered, blockers)
         spec = PolicyIR(
             mode=mode,
-            destinations=merge_destinations(ordered, is_routed, mode, reported, bound),
+            destinations=merge_destinations(ordered, is_routed, mode, reported, bound, opened),
             addresses=merge_addresses(ordered, reported),
             dns=self._dns(ordered, blockers),
             timeouts=self._timeouts(ordered),
@@ -141,6 +151,8 @@ class Merger:
                 self._traffic_winner(ordered, "http2.extendedConnect", attrgetter("http2.extended_connect"))
             ),
             gateway_keys=self._gateway_keys(ordered, blockers),
+            intercepts=tuple(opened.values()) if not is_routed else (),
+            identity=None if is_routed else identity,
             limits=merge_limits(ordered),
             retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
             hedging=policy_hedging(self._traffic_winner(ordered, "hedging", attrgetter("hedging"))),
@@ -163,7 +175,21 @@ class Merger:
 
     def blockers(self, policy: EgressPolicy, level: Level) -> list[str]:
         """Why a place at this level cannot be served under this policy; empty if all of it is enforced."""
-        return [*_blockers(policy), *_misplaced(policy, level)]
+        own = {section: policy for section in SECTIONS if said_section(section, policy) is not None}
+        unread = self._read_identity(own, None)[1] if own else ()
+        return [*_blockers(policy), *_misplaced(policy, level), *unread]
+
+    def signing_ca(self, policy: EgressPolicy) -> CertificateIR | UnresolvedRef:
+        """The CA of its `intercept`, read once; or why it cannot be had."""
+        found = self._signing.get(policy.key)
+        if found is None:
+            assert policy.spec.intercept is not None
+            try:
+                found = self._references.signing_ca(policy, policy.spec.intercept.ca_certificate_ref)
+            except UnresolvedRef as unresolved:
+                found = unresolved
+            self._signing[policy.key] = found
+        return found
 
     # --- settings: the more specific one wins ------------------------------------------------------------------------
 
@@ -205,17 +231,49 @@ class Merger:
                 blockers[f"identity.gateways of {policy}: {unresolved.message}"] = None
         return tuple(keys)
 
+    def _intercepts(self, ordered: Sequence[Layer]) -> dict[tuple[Layer, EgressPolicy], InterceptIR]:
+        """The tunnels that policies of the Gateway and the listener have opened, the more specific policy first."""
+        found = {}
+        for layer in ordered:
+            for policy in layer.policies if layer.level <= Level.LISTENER else ():
+                section = policy.spec.intercept
+                if section is None:
+                    continue
+                ca = self.signing_ca(policy)
+                if not isinstance(ca, UnresolvedRef):
+                    found[layer, policy] = InterceptIR(section.hostnames, ca.chain_pem, ca.key_pem, policy.full_name)
+        return found
+
+    def _identity(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> IdentityIR | None:
+        """Each part as the most specific policy writes it that has it."""
+        chosen: dict[str, EgressPolicy] = {}
+        for section in SECTIONS:
+            candidates = _said(ordered, partial(said_section, section))
+            found: EgressPolicy | None = self._winner(f"identity.{to_camel(section)}", candidates)
+            if found is not None:
+                chosen[section] = found
+        required: bool | None = self._winner("identity.required", _said(ordered, said_required))
+        made, problems = self._read_identity(chosen, required)
+        blockers.update(problems)
+        return made
+
+    def _read_identity(
+        self, chosen: dict[str, EgressPolicy], required: bool | None
+    ) -> tuple[IdentityIR | None, dict[str, None]]:
+        """What is read, and why something cannot be; once for the same policies."""
+        key = (*((section, policy.key) for section, policy in chosen.items()), required)
+        if key not in self._identities:
+            problems: dict[str, None] = {}
+            self._identities[key] = read_identity(chosen, required, self._references, problems), problems
+        return self._identities[key]
+
     def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsIR:
         sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
         for layer in ordered:
             if layer.resolver is not None:
                 sections.append((layer, None, layer.resolver))
                 blockers.update(dict.fromkeys(dns_blockers(layer.resolver, layer.place)))
-            sections += [
-                (layer, policy, policy.spec.dns)
-                for policy in layer.policies
-                if policy.spec.dns is not None and not policy.spec.subjects
-            ]
+            sections += [(layer, policy, policy.spec.dns) for policy in layer.policies if policy.spec.dns is not None]
 
         def winner(name: str, attribute: str, default: Any) -> Any:
             """The value of the section that wins, a duration in seconds."""
@@ -237,15 +295,22 @@ class Merger:
         standard = DnsIR()
         min_ttl_s = winner("minTTL", "min_ttl", standard.min_ttl_s)
         max_ttl_s = winner("maxTTL", "max_ttl", max(min_ttl_s, standard.max_ttl_s))
+        new_names = winner("newNames", "new_names", None)
         return DnsIR(
+            new_names=0 if new_names is None else new_names.limit,
+            new_names_window_s=standard.new_names_window_s if new_names is None else new_names.window.seconds,
             servers=servers,
             transport=transport,
             min_ttl_s=min(min_ttl_s, max_ttl_s),
             max_ttl_s=max_ttl_s,
             timeout_s=winner("timeout", "timeout", standard.timeout_s),
             stale_ttl_s=winner("staleTTL", "stale_ttl", standard.stale_ttl_s),
+            max_negative_ttl_s=winner("maxNegativeTTL", "max_negative_ttl", standard.max_negative_ttl_s),
+            prefetch=winner("prefetch", "prefetch", standard.prefetch),
+            dnssec=winner("dnssec", "dnssec", standard.dnssec),
             hosts=tuple(sorted((name, tuple(found)) for name, found in winner("hosts", "hosts", {}).items())),
             family=winner("family", "family", standard.family),
+            reverse_check=winner("reverseCheck", "reverse_check", standard.reverse_check),
         )
 
     def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
@@ -317,12 +382,11 @@ def _blockers(policy: EgressPolicy) -> Iterable[str]:
     spec = policy.spec
     if spec.dns is not None:
         yield from dns_blockers(spec.dns, str(policy))
-    if spec.identity is not None and (spec.identity.token is not None or spec.identity.basic is not None):
-        yield f"identity of {policy}: clients cannot be told by token or password yet"
-    if spec.subjects and spec.parent is not None and not spec.parent.direct:
-        yield f"parent of {policy}: subjects are not told apart yet, and its parent is not for everybody"
-    if spec.subjects and spec.extensions:
-        yield f"extensions of {policy}: subjects are not told apart yet, and its filters are not for everybody"
+    if spec.subjects and spec.identity is not None:
+        yield (
+            f"identity of {policy}: a client has to be known before a policy is found to be for it; write it in a "
+            "policy without subjects"
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -348,11 +412,8 @@ def _namespaces(ref: ParentProxyRef, policy: EgressPolicy) -> dict[str, Any]:
 
 
 def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[_PolicyCandidate]:
-    """What each policy says, most specific first; `read` returns None where it says nothing.
-
-    What is for some clients only (`subjects`) is left out.
-    """
-    policies = ((layer, policy) for layer in ordered for policy in layer.policies if not policy.spec.subjects)
+    """What each policy says, most specific first; `read` returns None where it says nothing."""
+    policies = ((layer, policy) for layer in ordered for policy in layer.policies)
     return [_PolicyCandidate(*each, value) for each in policies if (value := read(each[1])) is not None]
 
 
@@ -362,7 +423,7 @@ def _modes(ordered: Iterable[Layer]) -> list[_PolicyCandidate]:
         _PolicyCandidate(layer, policy, policy.spec.mode)
         for layer in ordered
         for policy in layer.policies
-        if policy.spec.mode is not None and (not policy.spec.subjects or policy.spec.mode is Mode.ENFORCE)
+        if policy.spec.mode is not None
     ]
 
 
@@ -378,8 +439,16 @@ def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
     return found
 
 
+def _tells_clients(policy: EgressPolicy) -> bool:
+    """Whether it asks clients for anything."""
+    identity = policy.spec.identity
+    return identity is not None and bool(identity.token or identity.basic or identity.required)
+
+
 def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
     """What is enforced on a Gateway or listener, and not on a route or Backend."""
+    if level > Level.LISTENER and _tells_clients(policy):
+        yield f"identity of {policy} is not enforced on a route or Backend: put it on the Gateway or a listener"
     section = policy.spec.destinations
     if level > Level.LISTENER and section is not None and section.allow is not None:
         yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"

@@ -20,6 +20,7 @@ from egressproxy.ir.policy import (
     ExtensionIR,
     LimitsIR,
     Mode,
+    NameDenial,
 )
 from egressproxy.model.shares import most_of
 
@@ -43,11 +44,17 @@ _REGION_LOCKS: Final = frozenset(
 
 
 def merge_destinations(
-    ordered: Sequence[Layer], is_routed: bool, mode: Mode, reported: Container[Level], bound: Container[Level]
+    ordered: Sequence[Layer],
+    is_routed: bool,
+    mode: Mode,
+    reported: Container[Level],
+    bound: Container[Level],
+    opened: Container[tuple[Layer, EgressPolicy]] = (),
 ) -> DestinationsIR:
     """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down.
 
-    `reported`: the levels whose denials mode Report lifts. `bound`: those whose allow lists no mode lifts.
+    `reported`: the levels whose denials mode Report lifts. `bound`: those whose allow lists no mode lifts. `opened`:
+    the policies whose `intercept` is served, at their layer; the names that another one lists are denied.
     """
     allow: list[tuple[DestinationRule, ...]] = []
     firm_allow = 0
@@ -63,12 +70,13 @@ def merge_destinations(
                 deny.update(dict.fromkeys(_rule(entry, policy, is_firm=is_firm) for entry in section.deny))
                 if section.allow is not None:
                     says_something = True
-                    holder = group if not policy.spec.subjects else withheld
-                    holder.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
-            if policy.spec.intercept is not None:
+                    group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
+            if policy.spec.intercept is not None and (layer, policy) not in opened:
                 names = policy.spec.intercept.hostnames
-                rule = DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True, is_firm=is_firm)
-                deny[rule] = None
+                deny[DestinationRule(hostnames=names, policy=policy.full_name, intercepts=True, is_firm=is_firm)] = None
+        for policy in layer.withheld:
+            allowed = policy.spec.destinations.allow if policy.spec.destinations is not None else None
+            withheld.update(dict.fromkeys(_rule(entry, policy) for entry in allowed or ()))
         if says_something and not (is_routed and layer.level <= Level.LISTENER):
             allow.append(tuple(group))
             firm_allow += layer.level in bound
@@ -84,20 +92,22 @@ def merge_addresses(ordered: Sequence[Layer], reported: Container[Level]) -> Add
     groups: list[tuple[AddressAllowance, ...]] = []
     deny: dict[AddressDenial, None] = {}
     only: dict[AddressBound, None] = {}
+    names: dict[NameDenial, None] = {}
     name = "-"
     for layer in reversed(ordered):
         for policy in layer.policies:
             deny.update(dict.fromkeys(_denied_ranges(policy, reports=layer.level in reported)))
+            names.update(dict.fromkeys(_denied_names(policy, reports=layer.level in reported)))
             if policy.spec.addresses is not None and policy.spec.addresses.only is not None:
                 ranges = (cidr for entry in policy.spec.addresses.only for cidr in entry.cidrs)
                 only[AddressBound(tuple(dict.fromkeys(ranges)), policy.full_name)] = None
         sections = ((policy, policy.spec.addresses) for policy in layer.policies)
         saying = [(policy, each) for policy, each in sections if each is not None and _speaks_of_allowed(each)]
         if saying:
-            entries = (entry for policy, each in saying if not policy.spec.subjects for entry in each.allow)
+            entries = (entry for _, each in saying for entry in each.allow)
             groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
             name = saying[0][0].full_name if name == "-" else name
-    return AddressesIR(tuple(groups), name, tuple(deny), tuple(only))
+    return AddressesIR(tuple(groups), name, tuple(deny), tuple(only), tuple(names))
 
 
 def _speaks_of_allowed(section: Addresses) -> bool:
@@ -115,10 +125,19 @@ def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDe
         yield AddressDenial(ranges.cidrs, (), policy.full_name)
 
 
+def _denied_names(policy: EgressPolicy, *, reports: bool) -> Iterable[NameDenial]:
+    """What no name may lead to by CNAME records."""
+    destinations = policy.spec.destinations
+    for entry in destinations.deny if destinations is not None else ():
+        if entry.hostnames:
+            yield NameDenial(entry.hostnames, entry.ports, policy.full_name, reports=reports)
+
+
 def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
     """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
     policies = (policy for layer in ordered if layer.level <= Level.LISTENER for policy in layer.policies)
-    sections = [policy.spec.limits for policy in policies if policy.spec.limits is not None]
+    # Connections are counted before it is known who the client is.
+    sections = [each.spec.limits for each in policies if each.spec.limits is not None and not each.spec.subjects]
     written_values = {name: [getattr(one, name) for one in sections] for name in CONNECTION_LIMITS}
     chosen = {name: min(filter(None, values)) for name, values in written_values.items() if any(values)}
     is_lifted = 0 in written_values["connections_per_client"]

@@ -24,7 +24,9 @@ __all__ = ["without_effect"]
 
 _ROUTES: tuple[type[AnyRoute], ...] = (HttpRoute, GrpcRoute, TlsRoute, TcpRoute)
 
-#: What forward-proxy listeners serve without a route: destinations that clients name. A Backend of type Dynamic is it.
+#: Protocols of listeners that serve destinations that clients name.
+_FORWARD = frozenset(protocol.value for protocol in ListenerProtocol if protocol.is_forward)
+#: What these serve without a route: destinations that clients name. A Backend of type Dynamic is it.
 _NAMED_BY_CLIENTS = None
 
 
@@ -75,7 +77,7 @@ def _backends_at(target: Key, resources: ResourceSet, references: References) ->
     """What a policy at this target holds for: the backend, those of the route, or those of all routes of a Gateway."""
     found = resources.get(*target)
     if isinstance(found, Gateway):
-        if any(each.protocol == ListenerProtocol.FORWARD_PROXY.value for each in found.spec.listeners):
+        if any(each.protocol in _FORWARD for each in found.spec.listeners):
             yield _NAMED_BY_CLIENTS
         for kind in _ROUTES:
             for route in resources.of(kind):

@@ -66,9 +66,11 @@ def test_places_without_policies_of_their_own_share_one_value():
             "limits: {concurrency: [{per: Route, limit: 5}], store: {type: Redis, backendRef: {name: r, port: 6379}}}",
             "limits.concurrency",
         ),
-        ("dns: {reverseCheck: Report}", "dns.reverseCheck"),
-        ("identity: {address: {}}", "identity"),
-        ("identity: {certificate: {}}", "identity"),
+        ("dns: {servers: ['https://dns.example/q', 10.0.0.53]}", "dns.servers"),
+        (
+            "identity: {certificate: {caCertificateRefs: [{kind: ConfigMap, name: ca}]}}",
+            "identity.certificate.caCertificateRefs",
+        ),
     ],
 )
 def test_a_field_that_does_nothing_is_named_in_status(sections: str, named: str):
@@ -271,7 +273,14 @@ def test_a_policy_for_a_port_of_a_dynamic_backend_holds_there_and_at_no_other():
             "gw",
             "backendRef and secretRef of limits.store do nothing with type Memory",
         ),
-        ("subjects: [{namespace: a, serviceAccount: b}]\nmode: Open", "Gateway", "gw", "no client is known to be a/b,"),
+        (
+            "subjects: [{namespace: a}]\nlimits: {connections: 1, tunnels: 2}\n"
+            "traffic: {timeouts: {requestHeaders: 1s}, http2: {extendedConnect: true}}",
+            "Gateway",
+            "gw",
+            "limits.connections, limits.tunnels, traffic.timeouts.requestHeaders, traffic.http2.extendedConnect do "
+            "nothing with subjects",
+        ),
     ],
 )
 def test_what_is_not_done_where_it_is_written_is_said_and_warned_of(section: str, kind: str, name: str, said: str):

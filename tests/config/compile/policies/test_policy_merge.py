@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import json
 from ipaddress import ip_address
+from time import time
 
 import pytest
 
 from egressproxy.ir.policy import (
     ConnectionsIR,
+    DnsIR,
+    Dnssec,
     Family,
     Mode,
     PolicyIR,
+    ReverseCheck,
 )
+from egressproxy.protocols.tls.minting import new_ca
+from egressproxy.upstream.dns_query import parse_server
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -22,7 +29,7 @@ from tests.config.compile.kit import (
     policy,
     rule,
 )
-from tests.support.pki import Pki
+from tests.support.pki import Pki, chain
 
 OLDER = 'creationTimestamp: "2024-01-01T00:00:00Z"'
 YOUNGER = 'creationTimestamp: "2025-01-01T00:00:00Z"'
@@ -155,6 +162,24 @@ def test_the_transport_belongs_to_the_servers():
     assert (dns.servers, dns.transport) == (("10.0.0.2",), "udp")
 
 
+def test_what_dns_says_of_answers_is_read():
+    made = on_gateway(
+        policy("""
+dns:
+  maxNegativeTTL: 5s
+  prefetch: false
+  dnssec: Require
+  family: IPv6Preferred
+  reverseCheck: Enforce
+  newNames: {limit: 30, window: 10s}
+""")
+    ).dns
+    assert made == DnsIR(
+        max_negative_ttl_s=5.0, prefetch=False, dnssec=Dnssec.REQUIRE, family=Family.IPV6_PREFERRED,
+        reverse_check=ReverseCheck.ENFORCE, new_names=30, new_names_window_s=10.0,
+    )  # fmt: skip
+
+
 def test_the_resolver_of_a_backend_goes_before_its_policies():
     backend = PLAIN.replace("spec:", "spec:\n  resolver: {servers: [10.0.0.7]}")
     made = compiled(FORWARD, backend, ROUTE, policy("dns: {servers: [10.0.0.1]}", "Backend", "plain"))
@@ -255,13 +280,9 @@ def test_revocation_lists_add_up():
 @pytest.mark.parametrize(
     "sections",
     [
-        "dns: {reverseCheck: Enforce}",
-        "dns: {transport: https}",
         "dns: {servers: ['https://dns.example/q']}",
-        "identity: {token: {issuer: a, jwksRef: {kind: ConfigMap, name: keys}}}",
+        "identity: {token: {issuers: [{issuer: a, audiences: [b], jwksRef: {kind: ConfigMap, name: keys}}]}}",
         "identity: {basic: {secretRef: {name: users}}}",
-        "subjects: [{namespace: a}]\n"
-        "extensions: [{name: h, type: 'egressproxy.io/HeaderPolicy:v1', phase: request-headers}]",
     ],
 )
 def test_what_would_let_more_pass_closes_the_place(sections: str):
@@ -274,7 +295,7 @@ def test_what_would_let_more_pass_closes_the_place(sections: str):
 
 
 def test_a_closed_place_leaves_other_places_open():
-    made = compiled(FORWARD, PLAIN, ROUTE, policy("dns: {reverseCheck: Enforce}", "HTTPRoute", "route"))
+    made = compiled(FORWARD, PLAIN, ROUTE, policy("dns: {servers: ['https://dns.example/q']}", "HTTPRoute", "route"))
     assert rule(made).backends[0].backend is None
     default = listener(made).default_backend
     assert default is not None
@@ -284,45 +305,92 @@ def test_a_closed_place_leaves_other_places_open():
 def test_dns_servers_over_https_are_left_out_where_others_are_there():
     made = compiled(FORWARD, policy("dns: {servers: ['https://dns.example/q', 'udp://10.0.0.1']}"))
     assert listener(made).policy.dns.servers == ("10.0.0.1",)
-    assert "over HTTPS" in of_policy(made, "Accepted")[2]
+    assert "https://dns.example/q does nothing" in of_policy(made, "Accepted")[2]
 
 
-def test_names_to_intercept_are_denied():
-    intercept = "intercept: {hostnames: ['*.a.example'], caCertificateRef: {name: ca}}"
-    made = compiled(FORWARD, policy(f"{intercept}\ndestinations: {{allow: [{{hostnames: ['*.example']}}]}}"))
-    assert [entry.hostnames for entry in listener(made).policy.destinations.deny] == [("*.a.example",)]
-    assert "intercept" in of_policy(made, "Accepted")[2]
+@pytest.mark.parametrize(
+    ("server", "hosts", "expected"),
+    [
+        ("https://192.0.2.1/q#dns.example", "", "https://192.0.2.1/q#dns.example"),
+        ("https://[2001:db8::1]", "", "https://[2001:db8::1]"),
+        ("https://dns.example/q", "hosts: {dns.example: [192.0.2.1]}", "https://192.0.2.1/q#dns.example"),
+        ("https://Dns.example:8443", "hosts: {dns.example: ['2001:db8::1']}", "https://[2001:db8::1]:8443#dns.example"),
+        ("https://dns.example/#a.example", "hosts: {dns.example: [192.0.2.1]}", "https://192.0.2.1/#a.example"),
+    ],
+)
+def test_a_dns_server_over_https_is_asked_at_an_address(server: str, hosts: str, expected: str):
+    made = compiled(FORWARD, policy(f"dns:\n  servers: ['{server}']\n  {hosts}"))
+    assert listener(made).policy.dns.servers == (expected,)
+    assert parse_server(expected).transport == "https"
+    assert of_policy(made, "Accepted")[0] == "True"
 
 
-def test_what_a_policy_allows_some_clients_is_allowed_to_nobody():
-    made = compiled(
-        FORWARD,
-        policy("""
-subjects: [{namespace: agents}]
-mode: Open
-destinations: {allow: [{hostnames: [a.example]}], deny: [{hostnames: [b.example]}]}
-addresses: {allow: [{cidrs: [10.0.0.0/8]}]}
-dns: {servers: [10.0.0.1]}
-traffic: {timeouts: {connect: 1s}}
-"""),
+CA_PEM, CA_KEY = new_ca("tests", time(), 30)
+INTERCEPT = "intercept: {hostnames: ['*.a.example'], caCertificateRef: {name: ca}}"
+
+
+def ca_secret(chain: str = CA_PEM, key: bytes = CA_KEY.reveal()) -> str:
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "ca"},
+            "stringData": {"tls.crt": chain, "tls.key": key.decode()},
+        }
     )
+
+
+def test_tunnels_to_names_are_opened_with_the_ca_of_their_policy():
+    allow = "destinations: {allow: [{hostnames: ['*.example']}]}"
+    made = compiled(FORWARD, policy(f"{INTERCEPT}\n{allow}"), ca_secret())
     spec = listener(made).policy
-    assert spec.mode is Mode.ENFORCE
-    assert spec.destinations.allow == ((),)
-    assert [entry.hostnames for entry in spec.destinations.deny] == [("b.example",)]
-    assert spec.addresses.allow == ((),)
-    assert spec.dns.servers == ()
-    assert spec.timeouts == PolicyIR().timeouts
-    assert of_policy(made, "Accepted")[:2] == ("False", "UnsupportedValue")
-    assert [entry.hostnames for entry in spec.destinations.withheld] == [("a.example",)]
-    assert "subjects" in of_policy(made, "Accepted")[2]
+    assert spec.destinations.deny == ()
+    assert [(each.hostnames, each.policy) for each in spec.intercepts] == [(("*.a.example",), "default/policy")]
+    assert spec.intercepts[0].chain_pem.strip() == CA_PEM.strip()
+    assert of_policy(made, "Accepted")[0] == "True"
 
 
-def test_enforcing_for_some_clients_enforces_for_all():
-    section = policy("subjects: [{namespace: agents}]\nmode: Enforce", policy_name="b")
-    section = section.replace("name: gw}", "name: gw, sectionName: forward}")
-    made = compiled(FORWARD, policy("mode: Open", policy_name="a"), section)
-    assert listener(made).policy.mode is Mode.ENFORCE
+@pytest.mark.parametrize("wrong", ["gone", "a leaf"])
+def test_names_to_intercept_are_denied_where_that_cannot_be_done(wrong: str):
+    leaf = Pki().issue("a.example")
+    secrets = {"gone": [], "a leaf": [ca_secret(chain(leaf), leaf.private_key_pem.bytes())]}
+    made = compiled(FORWARD, policy(f"{INTERCEPT}\ndestinations: {{allow: []}}"), *secrets[wrong])
+    assert [entry.hostnames for entry in listener(made).policy.destinations.deny] == [("*.a.example",)]
+    assert listener(made).policy.intercepts == ()
+    told = of_policy(made, "ResolvedRefs")
+    assert told[0] == "False"
+    assert "the names that it lists are denied" in told[2]
+
+
+@pytest.mark.parametrize(
+    ("permitted", "excluded", "outside"),
+    [
+        ((), (), ""),
+        (("example",), (), ""),
+        (("b.example",), (), "*.a.example"),
+        (("x.a.example",), (), "*.a.example"),
+        ((), ("a.example",), "*.a.example"),
+        ((), ("bank.a.example",), "*.a.example"),
+        ((), ("b.example",), ""),
+    ],
+)
+def test_names_for_which_no_client_believes_the_ca_are_told(
+    permitted: tuple[str, ...], excluded: tuple[str, ...], outside: str
+):
+    ca_pem, key = new_ca("tests", time(), 30, permitted, excluded)
+    made = compiled(FORWARD, policy(INTERCEPT), ca_secret(ca_pem, key.reveal()))
+    accepted = of_policy(made, "Accepted")
+    assert accepted[0] == "True"
+    assert ("name constraints" in accepted[2]) is bool(outside)
+    assert outside in accepted[2]
+    assert listener(made).policy.intercepts
+
+
+def test_interception_is_for_gateways():
+    made = compiled(FORWARD, PLAIN, ROUTE, policy(INTERCEPT, "HTTPRoute", "route"), ca_secret())
+    assert "intercept is for Gateways" in of_policy(made, "Accepted")[2]
+    assert [entry.hostnames for entry in rule(made).policy.destinations.deny] == [("*.a.example",)]
+    assert listener(made).policy.intercepts == ()
 
 
 def test_a_dynamic_backends_policy_is_that_of_its_route():

@@ -10,6 +10,7 @@ from egressproxy.ir.policy import (
     AddressDenial,
     DestinationRule,
     Mode,
+    NameDenial,
     PolicyIR,
     SniCheck,
 )
@@ -243,9 +244,9 @@ def test_a_deny_reports_where_the_mode_of_its_layer_and_that_of_the_place_are_re
     assert [each.policy[-1] for each in spec.addresses.deny if each.reports] == list(reporting)
 
 
-def test_what_a_policy_for_some_clients_closes_is_closed_for_all():
-    spec = on_gateway(
-        policy("subjects: [{namespace: a}]\naddresses: {deny: [{cidrs: [11.0.0.0/8]}], only: [{cidrs: [12.0.0.0/8]}]}")
-    )
-    assert spec.addresses.deny
-    assert spec.addresses.only
+def test_the_hostnames_of_a_deny_hold_for_names_on_the_way_as_well():
+    deny = "destinations: {deny: [{hostnames: [a.example, b.example], ports: [443]}, {cidrs: [10.0.0.0/8]}]}"
+    expected = NameDenial(("a.example", "b.example"), (443,), "default/policy")
+    assert on_gateway(policy(deny)).addresses.denied_names == (expected,)
+    (reported,) = on_gateway(policy(deny + "\nmode: Report")).addresses.denied_names
+    assert reported.reports

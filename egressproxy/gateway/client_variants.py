@@ -1,0 +1,87 @@
+"""ClientVariants: a listener as it is for each client, where policies have `subjects`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Generic, TypeVar
+
+from egressproxy.errors import Denied, Reason
+from egressproxy.ir.gateway import SubjectIR
+from egressproxy.model.exchange import CallerIdentity
+
+__all__ = ["ClientVariants"]
+
+T = TypeVar("T")
+
+#: Identities whose variant is remembered, for each listener.
+MAX_KNOWN: Final = 4096
+
+
+class ClientVariants(Generic[T]):
+    """The variants of one listener: `variants` by the policies that hold for a client, and `others` for everybody else.
+
+    A client fits a subject by what is known of it; one that is not known fits none. `depends_on_more` says whether
+    namespace and service account are not all that subjects ask for.
+    """
+
+    __slots__ = ("_by_place", "_known", "_others", "_variants", "depends_on_more")
+
+    def __init__(
+        self, subjects: Sequence[tuple[str, Sequence[SubjectIR]]], variants: Mapping[frozenset[str], T], others: T
+    ) -> None:
+        self._by_place: dict[tuple[str, str], list[tuple[str, SubjectIR]]] = defaultdict(list)
+        for policy, entries in subjects:
+            for entry in entries:
+                self._by_place[entry.namespace, entry.service_account].append((policy, entry))
+        self._by_place.default_factory = None
+        self._variants = variants
+        self._others = others
+        self._known: dict[CallerIdentity, T] = {}
+        self.depends_on_more = any(_has_conditions(entry) for _, entries in subjects for entry in entries)
+
+    def of(self, identity: CallerIdentity) -> T:
+        """What this client gets. Raises Denied (403) where more holds for it at once than there are variants for."""
+        found = self._known.get(identity)
+        return found if found is not None else self._found(identity)
+
+    def _found(self, identity: CallerIdentity) -> T:
+        policies = frozenset(self._policies(identity))
+        found = self._variants.get(policies) if policies else self._others
+        if found is None:
+            raise Denied(
+                Reason.NO_POLICY,
+                f"the policies that hold for this client together are more than are served: "
+                f"{', '.join(sorted(policies))}",
+                remedy="have fewer groups and claims in the subjects of these policies; their status says how many "
+                "are served at once",
+            )
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[identity] = found
+        return found
+
+    def _policies(self, identity: CallerIdentity) -> Iterator[str]:
+        """Those with a subject that fits this client."""
+        namespace, account = identity.namespace, identity.service_account
+        places = [("", "")]
+        if namespace != "-":
+            places.append((namespace, ""))
+            if account != "-":
+                places.append((namespace, account))
+        for place in places:
+            for policy, entry in self._by_place.get(place, ()):
+                if (not entry.group or entry.group in identity.groups) and (
+                    entry.claim is None or entry.claim in identity.claims
+                ):
+                    yield policy
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._variants.values())
+
+    def __repr__(self) -> str:
+        return f"ClientVariants({len(self._variants)})"
+
+
+def _has_conditions(entry: SubjectIR) -> bool:
+    return bool(entry.group) or entry.claim is not None
