@@ -1,0 +1,169 @@
+"""`egressproxy ca`: the CA that signs the certificates of tunnels that are opened (EgressPolicy `intercept`)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from egressproxy.cli.options import output_option
+
+if TYPE_CHECKING:
+    from egressproxy.cli.ca_folder import CaFolder
+
+__all__ = ["command"]
+
+_folder = click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default="egressproxy-ca")
+_NAME = re.compile(r"(?=.{1,253}$)(?:[a-z0-9_](?:[-a-z0-9_]{0,61}[a-z0-9_])?\.)*[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+#: A CA for laboratories and single machines; one that is to live longer is the operator's own.
+_DAYS = 730
+_MAX_DAYS = 3650
+
+
+def _names(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not _NAME.fullmatch(value):
+            raise click.BadParameter(f"{value!r} is no DNS name in lower case: a name stands for all below it, too")
+    return values
+
+
+@click.group("ca")
+def command() -> None:
+    """Make, show and replace the CA that signs the certificates of tunnels that are opened.
+
+    The folder is one that `run --secret NAMESPACE/NAME=FOLDER` reads, and that a Secret is made of. Whoever has its
+    tls.key can pretend to be any server to the clients that trust its ca.crt.
+
+    \b
+    Examples:
+      egressproxy ca init --permit openai.com --permit anthropic.com
+      egressproxy ca trust
+    """
+
+
+@command.command("init", short_help="Make a new CA.")
+@_folder
+@click.option("--name", metavar="TEXT", default="", help="Its common name, as clients show it.")
+@click.option(
+    "--days", type=click.IntRange(1, _MAX_DAYS), default=_DAYS, show_default=True, help="How long it is valid."
+)
+@click.option(
+    "--permit", multiple=True, metavar="DNSNAME", callback=_names,
+    help="Clients believe it for this name and all below it, and for no other; may be given again.",
+)  # fmt: skip
+@click.option(
+    "--exclude", multiple=True, metavar="DNSNAME", callback=_names,
+    help="Clients never believe it for this name and all below it; may be given again.",
+)  # fmt: skip
+def init(folder: Path, name: str, days: int, permit: tuple[str, ...], exclude: tuple[str, ...]) -> None:
+    """Make a CA (ECDSA P-256) in FOLDER (egressproxy-ca): tls.crt and tls.key for the gateway, ca.crt for clients.
+
+    With --permit a stolen key is of use for these names alone (RFC 5280 section 4.2.1.10).
+
+    \b
+    Examples:
+      egressproxy ca init
+      egressproxy ca init ca --permit api.openai.com --days 90
+
+    Exit status: 0 done, 1 the folder has a CA already or cannot be written.
+    """
+    from egressproxy.cli.ca_folder import CaFolder
+
+    made = _done(folder, lambda: CaFolder.create(folder, name, days, permit, exclude))
+    _tell(made)
+    click.echo(f"\nNext: run --secret NAMESPACE/NAME={folder}, an EgressPolicy with intercept, and `ca trust {folder}`")
+
+
+@command.command("show", short_help="Show a CA, and until when it is valid.")
+@_folder
+@output_option
+def show(folder: Path, output: str) -> None:
+    """Show the CA in FOLDER (egressproxy-ca), nothing of its key.
+
+    \b
+    Examples:
+      egressproxy ca show
+      egressproxy ca show /run/secrets/ca -o json
+
+    Exit status: 0, or 1 where there is none, or it cannot be used.
+    """
+    from egressproxy.cli.ca_folder import CaFolder
+
+    found = _done(folder, lambda: CaFolder.read(folder))
+    if output == "json":
+        click.echo(json.dumps(found.values(), indent=2))
+    else:
+        _tell(found)
+
+
+@command.command("rotate", short_help="Replace a CA by a new one.")
+@_folder
+@click.option("--finish", is_flag=True, help="All clients have the new ca.crt: forget the old CA.")
+@click.option("--leaked", is_flag=True, help="The old key is in other hands: forget the old CA at once.")
+def rotate(folder: Path, *, finish: bool, leaked: bool) -> None:
+    """Replace the CA in FOLDER (egressproxy-ca) by a new one with the same constraints.
+
+    The new one is also signed by the old one, and ca.crt has both: clients that trust the old one go on, until it ends.
+    Give ca.crt to all clients, then `rotate --finish`. A running gateway that reads FOLDER takes each step at once.
+
+    \b
+    Examples:
+      egressproxy ca rotate
+      egressproxy ca rotate --finish
+      egressproxy ca rotate --leaked
+
+    Exit status: 0 done, 1 there is none, or the folder cannot be written.
+    """
+    from egressproxy.cli.ca_folder import CaFolder
+
+    if finish and leaked:
+        raise click.UsageError("--leaked does what --finish does, too: give one of them")
+    found = _done(folder, lambda: CaFolder.read(folder))
+    _tell(_done(folder, found.finish if finish else lambda: found.rotate(keeps_old=not leaked)))
+
+
+@command.command("trust", short_help="Say how clients and systems are made to trust a CA.")
+@_folder
+def trust(folder: Path) -> None:
+    """Print what to do on each system, and for each client, to have the CA in FOLDER (egressproxy-ca) trusted.
+
+    It changes nothing. Prefer what is for one program, or one shell, to what is for a whole machine.
+
+    \b
+    Examples:
+      egressproxy ca trust
+      egressproxy ca trust /run/secrets/ca
+
+    Exit status: 0, or 1 where there is none.
+    """
+    from egressproxy.cli.ca_folder import CaFolder
+    from egressproxy.cli.ca_trust import instructions
+
+    found = _done(folder, lambda: CaFolder.read(folder))
+    click.echo(instructions(found.path.resolve() / "ca.crt", found.values()["sha256"]), nl=False)
+
+
+def _tell(ca: CaFolder) -> None:
+    values = ca.values()
+    width = max(map(len, values))
+    for key, value in values.items():
+        shown = ", ".join(value) or "none" if isinstance(value, list) else value
+        click.echo(f"{key:{width}}  {shown}")
+
+
+def _done(folder: Path, do: Callable[[], CaFolder]) -> CaFolder:
+    """What it gives; where it cannot, the process ends with 1, and why."""
+    from egressproxy.cli.ca_folder import CaProblem
+
+    try:
+        return do()
+    except CaProblem as problem:
+        raise click.ClickException(str(problem)) from None
+    except FileNotFoundError as error:
+        raise click.ClickException(f"{error.filename or folder}: there is no such file: `ca init` makes a CA") from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or folder}: {error.strerror or error}") from None

@@ -1,0 +1,170 @@
+"""CaFolder: the files of a CA. `tls.crt` and `tls.key` are the gateway's, `ca.crt` is what clients trust."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from time import time
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from egressproxy.model.secret import SecretBytes
+from egressproxy.protocols.tls.minting import MintingError, SigningCa, cross_signed, new_ca
+
+__all__ = ["CaFolder", "CaProblem"]
+
+_CERTIFICATE, _KEY, _TRUSTED = "tls.crt", "tls.key", "ca.crt"
+
+
+class CaProblem(ValueError):
+    """What was asked for cannot be done; the message says why."""
+
+
+class CaFolder:
+    """One CA, and those before it that clients still trust. `trusted`: of ca.crt, the CA itself first."""
+
+    def __init__(self, path: Path, chain: Sequence[x509.Certificate], key: SecretBytes, trusted: Sequence[str]) -> None:
+        self.path = path
+        self._certificate = chain[0]
+        self._key = key
+        self._trusted = tuple(trusted)
+
+    @classmethod
+    def create(cls, path: Path, name: str, days: int, permitted: Sequence[str], excluded: Sequence[str]) -> CaFolder:
+        """A new CA. Raises CaProblem where one is there, OSError."""
+        for each in (_CERTIFICATE, _KEY, _TRUSTED):
+            if (path / each).exists():
+                raise CaProblem(f"{path / each} is there already: `ca rotate {path}` replaces a CA")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pem, key = new_ca(name or _new_name(), time(), days, permitted, excluded)
+        made = cls(path, [x509.load_pem_x509_certificate(pem.encode())], key, (pem,))
+        made._write(pem)
+        return made
+
+    @classmethod
+    def read(cls, path: Path) -> CaFolder:
+        """The CA that is there. Raises CaProblem, OSError."""
+        chain_pem = (path / _CERTIFICATE).read_text("ascii", "replace")
+        key = SecretBytes((path / _KEY).read_bytes())
+        try:
+            SigningCa(chain_pem, key)
+            chain = x509.load_pem_x509_certificates(chain_pem.encode())
+            trusted_pem = (path / _TRUSTED).read_bytes() if (path / _TRUSTED).exists() else chain_pem.encode()
+            trusted = [_pem(each) for each in x509.load_pem_x509_certificates(trusted_pem)]
+        except MintingError as error:
+            raise CaProblem(f"{path / _CERTIFICATE}: {error}") from None
+        except ValueError:
+            raise CaProblem(f"{path / _TRUSTED}: this is not a certificate in PEM") from None
+        return cls(path, chain, key, trusted)
+
+    def rotate(self, *, keeps_old: bool) -> CaFolder:
+        """A new CA in place of this one. `keeps_old`: the old one has signed it, and stays trusted.
+
+        Raises CaProblem where that cannot be, OSError.
+        """
+        old = self._root()
+        life = old.not_valid_after_utc - old.not_valid_before_utc
+        permitted, excluded = self._constraints()
+        pem, key = new_ca(_new_name(), time(), max(1, life.days), permitted, excluded)
+        shown = pem
+        if keeps_old:
+            if len(self._trusted) > 1:
+                raise CaProblem("the last rotation is not finished: give ca.crt to all clients, then `rotate --finish`")
+            if old.not_valid_after_utc <= datetime.now(UTC):
+                raise CaProblem("the CA has expired, and nobody believes what it signs: `rotate --leaked` forgets it")
+            try:
+                shown = cross_signed(pem, _pem(old), self._key)
+            except MintingError as error:
+                why = f"the old CA {error}, so that it cannot sign the new one"
+                raise CaProblem(f"{why}: `rotate --leaked` replaces it without, for all clients at once") from None
+        trusted = (pem, _pem(old)) if keeps_old else (pem,)
+        made = CaFolder(self.path, x509.load_pem_x509_certificates(shown.encode()), key, trusted)
+        made._write(shown)
+        return made
+
+    def finish(self) -> CaFolder:
+        """Forget what was before this CA. Raises CaProblem where there is nothing to forget, OSError."""
+        if len(self._trusted) < 2:
+            raise CaProblem("there is no other CA in ca.crt: nothing is to be finished")
+        pem = _pem(self._root())
+        made = CaFolder(self.path, [x509.load_pem_x509_certificate(pem.encode())], self._key, (pem,))
+        made._write(pem)
+        return made
+
+    @property
+    def trusted_pem(self) -> str:
+        """The CA alone, as clients trust it."""
+        return _pem(self._root())
+
+    def values(self) -> dict[str, Any]:
+        """What there is to be told, nothing of the key."""
+        root = self._root()
+        permitted, excluded = self._constraints()
+        return {
+            "folder": str(self.path),
+            "subject": root.subject.rfc4514_string(),
+            "sha256": root.fingerprint(hashes.SHA256()).hex(":").upper(),
+            "notBefore": _date(root.not_valid_before_utc),
+            "notAfter": _date(root.not_valid_after_utc),
+            "permitted": permitted,
+            "excluded": excluded,
+            "alsoTrusted": [
+                x509.load_pem_x509_certificate(pem.encode()).subject.rfc4514_string() for pem in self._trusted[1:]
+            ],
+        }
+
+    def _root(self) -> x509.Certificate:
+        """The CA as clients trust it: by its own signature where ca.crt has that."""
+        key = self._certificate.public_key()
+        found = (x509.load_pem_x509_certificate(pem.encode()) for pem in self._trusted)
+        return next((each for each in found if each.public_key() == key), self._certificate)
+
+    def _constraints(self) -> tuple[list[str], list[str]]:
+        try:
+            found = self._certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+        except x509.ExtensionNotFound:
+            return [], []
+        of_dns = [
+            [each.value for each in subtrees or () if isinstance(each, x509.DNSName)]
+            for subtrees in (found.permitted_subtrees, found.excluded_subtrees)
+        ]
+        return of_dns[0], of_dns[1]
+
+    def _write(self, shown: str) -> None:
+        """The key first, which nobody but us may read; each file is replaced as a whole."""
+        _replace(self.path / _KEY, self._key.reveal(), 0o600)
+        _replace(self.path / _CERTIFICATE, shown.encode(), 0o644)
+        _replace(self.path / _TRUSTED, "".join(self._trusted).encode(), 0o644)
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _new_name() -> str:
+    """No two have one name: clients find a CA by it."""
+    return f"egressproxy CA {datetime.now(UTC):%Y-%m-%d} {secrets.token_hex(2)}"
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _date(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")

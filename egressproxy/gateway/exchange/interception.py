@@ -1,0 +1,314 @@
+"""Interception: a tunnel whose TLS ends with us, since a policy names its host (EgressPolicy `intercept`).
+
+First the server is verified, where all requests have the same; then the client is shown a certificate for
+the host that it asked for, and what it says inside is served like any other request. What is wrong is told inside, in
+HTTP: clients show nothing of a CONNECT that is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+
+from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, Reason
+from egressproxy.gateway.exchange.accounting import Accounting
+from egressproxy.gateway.exchange.admission import default_route, judge, of_client
+from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.identity.authenticator import copy_identity
+from egressproxy.gateway.interception.leaf_cache import LeafCache
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.route import Route
+from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.shares import client_of
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.net.timers import TimerWheel
+from egressproxy.net.tls import TlsStream
+from egressproxy.net.tls_contexts import has_said_hello, server_name
+from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.telemetry.metrics import Metrics
+
+__all__ = ["OpenedTls", "intercept"]
+
+#: What OpenSSL calls the alerts of clients that do not believe a certificate (RFC 8446 section 6.2): who does not know
+#: the CA, and who pins another key, say one of these, as their library has it.
+_DISTRUST = frozenset(
+    {
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+        "TLSV1_ALERT_ACCESS_DENIED",
+        "TLSV1_ALERT_DECRYPT_ERROR",
+        "TLSV1_BAD_CERTIFICATE_STATUS_RESPONSE",
+    }
+)
+
+
+async def intercept(
+    accounting: Accounting, x: Exchange, client: Client, authority: Authority, leaves: LeafCache
+) -> None:
+    """Verify the server, answer 200 unless that was said already, and end the client's TLS. The client's connection is
+    served on from there, in requests of their own; this exchange is over with the handshake, whatever becomes of it.
+
+    Raises GatewayError before that.
+    """
+    fault = await verified(x, client, authority)
+    context = leaves.known(authority.host) or await leaves.context(authority.host, client_of(x))
+    if not x.status:
+        client.accept_tunnel()
+        x.status = 200
+    tunnel = OpenedTunnel(authority, b"https", fault)
+    results = accounting.metrics.interceptions.results
+    try:
+        if await end_tls(context, accounting, x, client, tunnel):
+            results["ok"] += 1
+        else:
+            results["unused"] += 1
+            x.detail = "the client left without a word inside: it may not trust the CA, or pin a key"
+    except GatewayError as error:  # the client has its alert, and reads nothing else
+        if isinstance(error, Denied):
+            error.rule = f"EgressPolicy {leaves.policy}"
+            results[error.reason.value] += 1
+        accounting.blame(x, client.resources, error)
+    finally:
+        client.continued()
+
+
+async def verified(x: Exchange, client: Client, authority: Authority) -> GatewayError | None:
+    """Connect to the server, and keep the connection for what the client asks. Returns why that cannot be.
+
+    Where it depends on the request who serves it, or policy denies the destination, nothing is connected to: each
+    request says it. So does one that may go again, where retries are configured.
+    """
+    scheme, x.scheme = x.scheme, b"https"
+    held, may_go_again = HeldResources(), False
+    try:
+        route = route_of_all(of_client(x, client.listener), authority)
+        if route is None or len(route.choices) > 1:
+            return None
+        may_go_again = route.retries is not None
+        backend = route.choose()
+        connector = backend.connector
+        assert connector is not None  # `choose` gives none without
+        target = connector.target(x)
+        if not target.is_secure:
+            return None
+        via, way = connector.way(x, target)
+        if via.network.wheel.now < way.name.fresh_until or via.refresh_name(x, way):
+            held.upstream = way.pool.take()
+        if held.upstream is not None:
+            held.hold(via, way, held.upstream)
+        elif connector.ways is None:
+            held.hold(via, way, await via.acquire(x, way, backend.chain.connect))
+        else:
+            held.hold(*await connector.acquire_by_any_way(x, target, backend.chain.connect))
+        assert held.upstream is not None
+        held.release(reusable=not held.upstream.is_last)
+    except ClientGone:
+        raise
+    except Denied as denied:
+        # By its name: each request is denied by itself. By its address: that is seen once, and told of each.
+        return None if denied.reason is not Reason.ADDRESS_DENIED else as_fault(denied)
+    except GatewayError as error:
+        return None if may_go_again else as_fault(error)
+    finally:
+        x.scheme = scheme
+    return None
+
+
+def route_of_all(listener: ActiveListener, authority: Authority) -> Route | None:
+    """What serves every request in the tunnel; None where that depends on the request. Raises Denied."""
+    route = listener.http.sole(authority.host)
+    if route is not None:
+        judge(route, authority)
+        return route if route.serves(authority.host, authority.port) else None
+    if next(listener.http.rules_of(authority.host), None) is not None:
+        return None
+    return default_route(listener, authority)[0]
+
+
+def as_fault(error: GatewayError) -> GatewayError:
+    """The error for the requests of this tunnel. With the answer its connection ends, and the next one tries again."""
+    error.close = True
+    error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
+    return error
+
+
+async def end_tls(
+    context: ssl.SSLContext, accounting: Accounting, x: Exchange, client: Client, tunnel: OpenedTunnel
+) -> bool:
+    """The handshake with the client, behind which it is served. Returns when it has said something inside; False where
+    it leaves before: some libraries verify what they were shown when the handshake is over.
+
+    Raises Denied, ClientGone, BadRequest (CLIENT_TIMEOUT).
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bool] = loop.create_future()
+    rest = client.detach()
+    tls = OpenedTls(context, accounting, x, client, tunnel, done)
+    timer = loop.call_later(client.listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
+    parked = PendingProtocol()
+    parked.transport = client.transport
+    parked.hand_over(tls)
+    if rest and not client.transport.is_closing():
+        tls.data_received(rest)
+    if client.has_ended and not tls.eof_received():
+        client.transport.close()
+    try:
+        return await done
+    finally:
+        timer.cancel()
+        del done, tls  # an error's traceback holds this frame: no cycle
+
+
+class OpenedTls(TlsStream):
+    """TLS with a client inside its tunnel, in front of what serves it. Counts with the listener like the connection
+    that it continues.
+
+    `begun` is set when the client has said something inside (True), or has left without (False), or has refused TLS.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        accounting: Accounting,
+        x: Exchange,
+        outer: Client,
+        tunnel: OpenedTunnel,
+        begun: asyncio.Future[bool],
+    ) -> None:
+        self._outer: Client | None = outer
+        self._begun: asyncio.Future[bool] | None = begun
+        self._metrics = accounting.metrics
+        self._tunnel = tunnel
+        self._client: ClientConnection | OpenedHttp2 = ClientConnection(outer.request_handler, outer.wheel, outer.state)
+        self._client.tunnel = tunnel
+        copy_identity(self._client, outer)
+        self._client.identity = x.identity
+        super().__init__(
+            context, server_side=True, server_hostname=None, inner=self._client, on_handshake=self._handshake_ended
+        )
+        self._read = self._read_first  # type: ignore[assignment]  # called with a size alone
+
+    def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
+        client, outer = self._client, self._outer
+        self._outer = None
+        assert isinstance(client, ClientConnection)
+        assert outer is not None
+        peer = self.get_extra_info("ssl_object")
+        if error is not None:
+            client.discard()
+            self._settle(handshake_denial(error, peer, self._tunnel.authority))
+            return
+        if peer.selected_alpn_protocol() == "h2":
+            client.discard()
+            self._client = OpenedHttp2(client.handler, client.wheel, client.state, self._metrics, self._tunnel)
+            copy_identity(self._client, client)
+            self.set_protocol(self._client)
+        self._client.server_name = server_name(peer)
+        outer.state.replace(outer, self)
+        resources = outer.resources
+        if resources.tenant is not None:  # each request asks for itself
+            resources.tenant.leave()
+            resources.tenant = None
+
+    def _read_first(self, size: int) -> bytes:
+        """As `read` of TLS, until the client has said something."""
+        plain = self.get_extra_info("ssl_object").read(size)
+        if plain:
+            self._settle(True)
+        return bytes(plain)
+
+    def _settle(self, outcome: bool | GatewayError) -> None:
+        begun, self._begun = self._begun, None
+        self._read = self.get_extra_info("ssl_object").read
+        if begun is None or begun.done():
+            return
+        if isinstance(outcome, GatewayError):
+            begun.set_exception(outcome)
+        else:
+            begun.set_result(outcome)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection leaves its listener, and lets go of what it was for."""
+        state = self._client.state
+        super().connection_lost(exc)
+        state.leave(self)
+        if self._begun is not None:
+            reason = getattr(self._error, "reason", None)
+            self._settle(distrust(self._tunnel.authority, self._error) if reason in _DISTRUST else False)
+        del self._client  # it holds us as its transport: let go
+
+    def close_if_idle(self) -> bool:
+        """True if it closes: no exchange is under way."""
+        return self._client.close_if_idle()
+
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client is."""
+        return self._client.identity
+
+    def serving(self) -> Iterable[HeldResources]:
+        """What is held by each exchange in progress."""
+        return self._client.serving()
+
+
+class OpenedHttp2(ClientHttp2):
+    """HTTP/2 in a tunnel: every request goes where the tunnel was opened to."""
+
+    __slots__ = ("tunnel",)
+
+    def __init__(
+        self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections, metrics: Metrics, tunnel: OpenedTunnel
+    ) -> None:
+        super().__init__(handler, wheel, state, metrics)
+        self.tunnel = tunnel
+
+    def new_stream(self, number: int) -> ClientStream:
+        """As of ClientHttp2."""
+        made = super().new_stream(number)
+        assert isinstance(made, ClientStream)
+        made.tunnel = self.tunnel
+        return made
+
+    def exchange_over(self) -> None:
+        """As of ClientHttp2. Where the server could not be verified, the next request begins anew, elsewhere."""
+        super().exchange_over()
+        if self.tunnel.fault is not None:
+            self.leave(gently=True)
+
+
+def handshake_denial(error: Exception, peer: ssl.SSLObject, authority: Authority) -> GatewayError:
+    """Why the client's TLS in the tunnel has not come about."""
+    reason, host = getattr(error, "reason", None), authority.host
+    detail = f"{type(error).__name__}: {error}"
+    named = server_name(peer)
+    if named not in ("", host):
+        message = f"the ClientHello in the tunnel to {authority} names another server (SNI)"
+        return Denied(Reason.SNI_MISMATCH, message, detail=f"SNI {named}")
+    if isinstance(error, TimeoutError):
+        return BadRequest(Reason.CLIENT_TIMEOUT, f"the TLS handshake in the tunnel to {authority} took too long")
+    has_left = not isinstance(error, ssl.SSLError) or reason == "UNEXPECTED_EOF_WHILE_READING"
+    if reason in _DISTRUST or (has_left and has_said_hello(peer)):
+        return distrust(authority, error)
+    if has_left:
+        return ClientGone("the client left in the TLS handshake of its tunnel")
+    return Denied(Reason.NOT_TLS, f"the tunnel to {authority} has to carry TLS that can be opened", detail=detail)
+
+
+def distrust(authority: Authority, error: Exception | None) -> Denied:
+    """The client has seen the certificate, and has refused it, or has left without a word."""
+    host = authority.host
+    message = f"a client does not trust the certificate that it is shown for {host}: it lacks the CA, or pins a key"
+    remedy = f"give the client the CA (`egressproxy ca trust`), or take {host} out of intercept.hostnames"
+    said = f"{type(error).__name__}: {error}" if isinstance(error, ssl.SSLError) else "it left without an alert"
+    return Denied(Reason.INTERCEPTION_REFUSED, message, remedy=remedy, detail=said)

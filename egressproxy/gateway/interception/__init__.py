@@ -1,0 +1,1 @@
+"""The certificates that clients are shown in tunnels that are opened."""

@@ -1,0 +1,171 @@
+"""Leaves that are kept: minted in a thread, once for all who wait, and renewed before they end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+import sys
+import time
+
+import pytest
+
+from egressproxy.app import SWITCH_S
+from egressproxy.errors import GatewayFault, Reason
+from egressproxy.gateway.interception import leaf_cache
+from egressproxy.gateway.interception.leaf_cache import RENEWED_S, LeafCache
+from egressproxy.model.secret import SecretBytes
+from egressproxy.protocols.tls.minting import LEAF_S, new_ca
+from egressproxy.telemetry.interceptions import Interceptions
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def cache(clock: Clock | None = None, days: int = 30) -> tuple[LeafCache, Interceptions]:
+    ca_pem, key = new_ca("tests", time.time(), days)
+    counted = Interceptions()
+    return LeafCache((ca_pem, key, "agents/default"), counted, clock or Clock()), counted
+
+
+def subject(context: ssl.SSLContext, host: str) -> str:
+    """The name in the certificate that a server with this context shows."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(up, down, server_side=True)
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    client = trusting.wrap_bio(down, up, server_hostname=host)
+    for side in (client, server, client, server):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    der = client.getpeercert(binary_form=True)
+    assert der is not None
+    from cryptography import x509
+
+    return x509.load_der_x509_certificate(der).subject.rfc4514_string()
+
+
+async def test_a_leaf_is_minted_at_the_first_use_and_kept():
+    leaves, counted = cache()
+    assert leaves.known("a.example") is None
+    context = await leaves.context("a.example")
+    assert subject(context, "a.example") == "CN=a.example"
+    assert leaves.known("a.example") is context
+    assert await leaves.context("a.example") is context
+    assert await leaves.context("b.example") is not context
+    assert counted.minted == 2
+
+
+async def test_all_who_wait_for_one_name_get_one_leaf_and_who_leaves_keeps_nobody_waiting():
+    leaves, counted = cache()
+    tasks = [asyncio.ensure_future(leaves.context("a.example")) for _ in range(5)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    found = await asyncio.gather(*tasks[1:])
+    assert len({id(each) for each in found}) == 1
+    assert counted.minted == 1
+
+
+async def test_a_leaf_is_renewed_before_it_ends():
+    clock = Clock()
+    leaves, _ = cache(clock)
+    first = await leaves.context("a.example")
+    clock.now += LEAF_S - RENEWED_S - 1
+    assert leaves.known("a.example") is first
+    clock.now += 2
+    assert leaves.known("a.example") is None
+    assert await leaves.context("a.example") is not first
+
+
+async def test_what_was_not_asked_for_the_longest_goes_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leaf_cache, "MAX_LEAVES", 2)
+    leaves, _ = cache()
+    await leaves.context("a.example")
+    await leaves.context("b.example")
+    assert leaves.known("a.example") is not None
+    await leaves.context("c.example")
+    assert leaves.known("b.example") is None
+    assert leaves.known("a.example") is not None
+
+
+async def test_too_many_names_at_one_time_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leaf_cache, "MAX_MINTING", 1)
+    leaves, _ = cache()
+    first = asyncio.ensure_future(leaves.context("a.example"))
+    await asyncio.sleep(0)
+    with pytest.raises(GatewayFault) as refused:
+        await leaves.context("b.example")
+    assert (refused.value.reason, refused.value.status) == (Reason.OVERLOADED, 503)
+    await first
+
+
+async def test_one_client_that_asks_for_many_names_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leaf_cache, "MAX_MINTING_OF_CLIENT", 2)
+    leaves, counted = cache()
+    first = [asyncio.ensure_future(leaves.context(f"{n}.example", "10.0.0.1")) for n in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(GatewayFault, match="too many certificates"):
+        await leaves.context("c.example", "10.0.0.1")
+    await leaves.context("c.example", "10.0.0.2")
+    await asyncio.gather(*first)
+    await leaves.context("d.example", "10.0.0.1")
+    assert counted.minted == 4
+
+
+async def test_a_ca_that_has_expired_is_told_with_its_policy():
+    clock = Clock()
+    leaves, _ = cache(clock, days=1)
+    clock.now += 2 * 86400
+    with pytest.raises(GatewayFault) as told:
+        await leaves.context("a.example")
+    assert told.value.reason is Reason.INTERCEPTION_FAILED
+    assert told.value.rule == "EgressPolicy agents/default"
+    assert "expired" in told.value.detail
+
+
+async def test_what_is_no_ca_is_found_when_the_configuration_is_built():
+    leaves = LeafCache(("x", SecretBytes(b"y"), "agents/default"), Interceptions())
+    with pytest.raises(ValueError, match="not PEM"):
+        leaves.prepare()
+
+
+@pytest.mark.slow
+async def test_five_thousand_names_are_minted_without_a_stall_of_the_loop():
+    """Each at its first use, while the loop looks at its clock all the time."""
+    leaves, counted = cache()
+    leaves.prepare()
+    worst, seen, is_over = 0.0, time.perf_counter(), False
+
+    async def watch() -> None:
+        nonlocal worst, seen
+        while not is_over:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            worst, seen = max(worst, now - seen), now
+
+    between = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)  # as `run` does
+    gc.collect()
+    gc.freeze()
+    watching = asyncio.ensure_future(watch())
+    await asyncio.sleep(0.01)
+    try:
+        for first in range(0, 5000, 100):
+            await asyncio.gather(
+                *(leaves.context(f"h{n}.example", f"10.0.0.{n % 100}") for n in range(first, first + 100))
+            )
+    finally:
+        is_over = True
+        await watching
+        gc.unfreeze()
+        sys.setswitchinterval(between)
+    assert counted.minted == 5000
+    assert worst < 0.05, f"the loop stood still for {worst * 1e3:.1f} ms"
