@@ -6,14 +6,22 @@ import errno
 import ipaddress
 import socket
 
+from egressproxy.model.unix_socket import is_unix, parse_unix_socket
+from egressproxy.net.unix_listening import BACKLOG, bind_unix
+
 __all__ = ["BACKLOG", "BindError", "bind", "bind_error", "why_unusable"]
 
-#: Connections that the kernel has accepted, and that wait to be taken.
-BACKLOG = 1024
 REMEDIES = {
     errno.EADDRINUSE: " (`ss -tanp` shows who has it: end that, or give the listener another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
     errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
+}
+UNIX_REMEDIES = {
+    errno.EADDRINUSE: " (somebody listens there, or it is no socket: end that, or write another path; another"
+    " mode or owner takes a restart)",
+    errno.ENOENT: " (make the folder first)",
+    errno.EACCES: " (the gateway's user may not write in that folder)",
+    errno.EPERM: " (to give a socket to another owner asks for CAP_CHOWN, to a group to be a member of it)",
 }
 
 
@@ -26,11 +34,14 @@ class BindError(Exception):
 
 
 def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
-    """A listening socket that does not block, of an IP address and a port. Raises OSError.
+    """A listening socket that does not block, of an IP address and a port, or of a Unix socket (`unix://…`), which has
+    no port. Raises OSError.
 
     `unread_ms`, where it is not 0: the kernel ends a connection whose peer takes nothing for that long
     (TCP_USER_TIMEOUT, tcp(7)).
     """
+    if is_unix(address):
+        return bind_unix(parse_unix_socket(address))
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -63,5 +74,8 @@ def why_unusable(address: str) -> str:
 def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
     """What to raise where `bind` has raised this for these listeners, with a remedy where one is known."""
     why = error.strerror or type(error).__name__
+    if is_unix(address):
+        remedy = UNIX_REMEDIES.get(error.errno or 0, "")
+        return BindError(f"listener {listeners}: cannot bind {address}: {why}{remedy}", listeners)
     remedy = REMEDIES.get(error.errno or 0, "")
     return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}", listeners)

@@ -371,6 +371,10 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 
+    def speak_for(self, peer: Any) -> None:
+        """From now on this is the `peername`: the other end has said that the connection is that of somebody else."""
+        self._peer = peer
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`socket`, `peername` and `sockname`; once the connection is gone, of these only a `peername` that was known
         before.

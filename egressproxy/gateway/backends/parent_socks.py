@@ -16,10 +16,10 @@ from egressproxy.protocols.socks5.client import (
     LoginRefused,
     NoCommonMethod,
     Refused,
-    ReplyCode,
     SocksClient,
     SocksError,
 )
+from egressproxy.protocols.socks5.messages import ReplyCode
 
 __all__ = ["SocksHandshake"]
 

@@ -11,10 +11,10 @@ from egressproxy.protocols.socks5.client import (
     NoCommonMethod,
     NotSocks,
     Refused,
-    ReplyCode,
     SocksClient,
     SocksError,
 )
+from egressproxy.protocols.socks5.messages import ReplyCode
 
 NAME = Authority("a.example", 443)
 CONNECT_NAME = b"\x05\x01\x00\x03\x09a.example\x01\xbb"

@@ -1,0 +1,218 @@
+"""TransparentConnection: a client that was redirected to us on its way to another address, and does not know it.
+
+Its first bytes decide. TLS becomes a tunnel to the name in its ClientHello, HTTP is read and each request goes to its
+Host, at the port that the client has dialled; names are resolved by us, so that what a client says and where it was
+going cannot differ. Everything else, and TLS or HTTP without a name, becomes a tunnel to the address that was dialled,
+judged as `CONNECT address:port` is. A client that waits for its server to speak first is taken for that after a while,
+where policy allows the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from ipaddress import ip_address
+from typing import Final
+
+from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
+from egressproxy.gateway.exchange.admission import route_tunnel
+from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.opened_tunnel import Redirection
+from egressproxy.gateway.listeners.counted_client import CountedClient
+from egressproxy.gateway.listeners.first_bytes import Spoken, spoken
+from egressproxy.gateway.listeners.stream_connection import alert_for
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import Hop, RequestHead, TargetForm
+from egressproxy.net.local_addresses import is_local
+from egressproxy.net.original_destination import NotRedirected, original_destination, owner_of
+from egressproxy.protocols.tls.alerts import ACCESS_DENIED
+from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.telemetry.metrics import Metrics
+
+__all__ = ["TransparentConnection"]
+
+#: After this time, in seconds, a client that has said nothing is taken for one that waits for its server.
+SILENCE_S: Final = 1.0
+
+
+class TransparentConnection(CountedClient):
+    """One tunnel, or requests of HTTP/1 one after the other. Until its first bytes say which, they are held here."""
+
+    __slots__ = ("_error", "_hello", "_is_decided", "_reader", "_said", "_waits_for_server", "destination")
+
+    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
+        super().__init__(conductor, metrics, state)
+        self.destination: Authority | None = None  # that the client has dialled
+        self._said = bytearray()
+        self._is_decided = False
+        self._waits_for_server = True  # as far as we know
+        self._reader: ClientHelloReader | None = None
+        self._hello: ClientHello | None = None
+        self._error: GatewayError | None = None  # that ends the exchange
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask the kernel where the client was going. One that was going nowhere else is refused."""
+        super().connection_made(transport)
+        if self.transport.is_closing():
+            return
+        try:
+            self.destination = destination_of(self.transport)
+        except NotRedirected as error:
+            self._refuse(BadRequest(Reason.NOT_REDIRECTED, f"nothing was redirected here: {error.strerror}"))
+        except Denied as denied:
+            self._refuse(denied)
+        else:
+            self.deadline.after(min(SILENCE_S, self.request_headers_s or SILENCE_S))
+
+    def data_received(self, data: bytes) -> None:
+        """Until it is decided what is spoken the bytes are held."""
+        if self._is_decided:
+            super().data_received(data)
+            return
+        self.octets_in += len(data)
+        self._said += data
+        if self._reader is not None:
+            self._read_hello(data)
+            return
+        found = spoken(bytes(self._said))
+        if found is Spoken.TLS:
+            self._reader = ClientHelloReader()
+            self.deadline.after(self.request_headers_s)
+            self._read_hello(bytes(self._said))
+        elif found is Spoken.HTTP:
+            self._speak_http()
+        elif found is Spoken.OPAQUE:
+            self._open_tunnel(None)
+
+    def eof_received(self) -> bool:
+        """Nothing more comes: what was said is all that decides."""
+        if self._is_decided or not self._said:
+            return super().eof_received()
+        self.has_ended = True
+        if self._reader is not None:
+            self._refuse(BadRequest(Reason.NOT_TLS, "the client ended in its ClientHello"))
+        else:
+            self._open_tunnel(None)
+        return True
+
+    def _read_hello(self, data: bytes) -> None:
+        assert self._reader is not None
+        try:
+            hello = self._reader.feed(data)
+        except NotTls:
+            self._open_tunnel(None)
+        except BadClientHello as error:
+            self._refuse(Denied(Reason.NOT_TLS, "malformed ClientHello", detail=str(error)))
+        else:
+            if hello is not None:
+                self._open_tunnel(hello)
+
+    def _speak_http(self) -> None:
+        assert self.destination is not None
+        self.tunnel = Redirection(self.destination)
+        self.deadline.after(self.request_headers_s)
+        said = self._take_said()
+        self.octets_in -= len(said)
+        super().data_received(said)
+
+    def _open_tunnel(self, hello: ClientHello | None) -> None:
+        """Ask for it as a CONNECT does, to the name in the ClientHello or to the address."""
+        destination = self.destination
+        assert destination is not None
+        self._hello = hello
+        target = destination.text
+        if hello is not None and hello.sni is not None:
+            target = f"{hello.sni}:{destination.port}"
+        raw = target.encode()
+        head = RequestHead(b"CONNECT", raw, Fields(), Hop(host=raw))
+        head.form = TargetForm.AUTHORITY
+        self.serve_head(head, self._take_said())
+
+    def _take_said(self) -> bytes:
+        self._is_decided = True
+        said, self._said, self._reader = bytes(self._said), bytearray(), None
+        return said
+
+    def _refuse(self, error: GatewayError) -> None:
+        """What cannot become a tunnel, nor be read as HTTP: the client is told nothing."""
+        self._take_said()
+        self.refuse(error)
+
+    def _deadline_passed(self) -> None:
+        if self._is_decided or self.destination is None:
+            super()._deadline_passed()
+        elif self._reader is not None:
+            self._refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the ClientHello took too long", status=408))
+        elif self._may_be_opaque(self.destination):
+            self._open_tunnel(None)
+        elif self._waits_for_server and not 0 < self.request_headers_s <= SILENCE_S:
+            self._waits_for_server = False
+            self.deadline.after(max(0.0, self.request_headers_s - SILENCE_S))  # 0: there is no limit
+        elif self._said:
+            self._open_tunnel(None)  # it is refused, and the log says so
+        else:
+            self.close()
+
+    def _may_be_opaque(self, destination: Authority) -> bool:
+        """Whether a tunnel to the address could be allowed to anybody: else the client is waited for."""
+        listener = self.listener
+        if listener.variants is not None:
+            return True
+        try:
+            route_tunnel(listener, destination)
+        except Denied:
+            return False
+        return True
+
+    # --- the client does not know of us ------------------------------------------------------------------------------
+    def accept_tunnel(self) -> None:
+        """It has never asked."""
+
+    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+        """The answer for a client of HTTP; one of TLS gets an alert."""
+        self._error = error
+        return super().error_answer(error, x)
+
+    def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
+        """To a client of HTTP a response, to one of TLS an alert, to others nothing."""
+        if self.tunnel is not None:
+            super().send_answer(answer, close=close, with_body=with_body)
+        elif self._hello is not None:
+            alert = alert_for(self._error, self._hello) if self._error is not None else ACCESS_DENIED
+            if alert:
+                self.send(alert)
+
+    def finish(self, *, close: bool) -> None:
+        """A tunnel that did not come about is the end of the connection."""
+        super().finish(close=close or self.tunnel is None)
+
+    def refuse_connection(self, answer: LocalResponse) -> None:
+        """Nobody knows yet what the client speaks."""
+        self.transport.abort()
+
+    def __repr__(self) -> str:
+        return f"TransparentConnection({self.client} to {self.destination})"
+
+
+def destination_of(transport: asyncio.Transport) -> Authority:
+    """Where the client of this connection was going. Raises NotRedirected, Denied for a connection of our own user.
+
+    The gateway's own connections are the gateway's user's: were they redirected to it, each would make another one.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        raise NotRedirected(errno.ENOTCONN, "the client has left")
+    found = original_destination(sock)
+    peer = sock.getpeername()[:2]
+    owner = owner_of(peer, (found.host, found.port))
+    if owner is None and is_local(ip_address(peer[0].partition("%")[0])):
+        raise NotRedirected(errno.ENOTCONN, "the kernel does not tell whose connection it is")
+    if owner == os.geteuid():
+        message = f"a connection of the gateway's own user (uid {owner}) was redirected to it"
+        remedy = "run the gateway as a user of its own, and except that user from the redirection (`meta skuid`)"
+        raise Denied(Reason.LOOP_DETECTED, message, status=508, remedy=remedy)
+    return found
