@@ -1,0 +1,134 @@
+"""What one caller may reach on its listener, and what is left of its limits, as plain values.
+
+Everything is read from the listener as it is for this caller (`ClientVariants`): what policies say of other clients is
+not there, and names of routes, policies and backends are left out, since they tell who else uses the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from egressproxy.filters.chain import Chain
+from egressproxy.gateway.route import SELF_SERVICE, Route
+from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.ir.policy import DestinationRule
+from egressproxy.model.authority import Authority, AuthorityError, parse_authority
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+
+__all__ = ["access_of"]
+
+#: Entries of one list that are told; and rules whose limits are looked at.
+MAX_ENTRIES: Final = 1000
+MAX_RULES: Final = 100
+#: Matches of routes that are looked at: each costs some microseconds, and a client may ask again and again.
+MAX_MATCHES: Final = 2000
+
+Rules = Iterable[tuple[str, Route]]
+
+
+def access_of(x: Exchange, listener: ActiveListener) -> dict[str, Any]:
+    """For JSON. `listener`: as it is for the caller of `x`. Nothing is counted or changed."""
+    who, policy = x.identity, listener.spec.policy
+    rules, is_whole = _rules(listener)
+    hostnames = sorted({hostname or "*": None for hostname, _ in rules})
+    destinations = policy.destinations
+    groups = destinations.allow if listener.is_forward else ()
+    lists = [*groups, destinations.deny, hostnames]
+    return {
+        "identity": {
+            "name": who.name, "source": who.source, "namespace": who.namespace, "serviceAccount": who.service_account,
+            "groups": list(who.groups),
+        },
+        "listener": {
+            "gateway": listener.gateway, "name": listener.name, "kind": "forward" if listener.is_forward else "reverse",
+            "mode": policy.mode.value,
+        },
+        # Each list has to have an entry that fits: one for each level that has any.
+        "allow": [_entries(group) for group in groups],
+        "deny": _entries(destinations.deny),
+        "hostnames": hostnames[:MAX_ENTRIES],
+        "limits": _limits(x, listener, rules),
+        "isComplete": is_whole and all(len(each) <= MAX_ENTRIES for each in lists),
+    }  # fmt: skip
+
+
+def _entries(rules: Iterable[DestinationRule]) -> list[dict[str, Any]]:
+    """In the words of an EgressPolicy; without names and ranges an entry is for every host."""
+    made = []
+    for rule in islice(rules, MAX_ENTRIES):
+        entry: dict[str, Any] = {}
+        if rule.hostnames:
+            entry["hostnames"] = list(rule.hostnames)
+        if rule.cidrs:
+            entry["cidrs"] = [str(network) for network in rule.cidrs]
+        if rule.ports:
+            entry["ports"] = list(rule.ports)
+        made.append(entry)
+    return made
+
+
+def _rules(listener: ActiveListener) -> tuple[list[tuple[str, Route]], bool]:
+    """The rules that this caller may ask, each with a hostname, and whether all of them were looked at."""
+    seen = list(islice(listener.http.every(), MAX_MATCHES + 1))
+    rules = dict.fromkeys(seen[:MAX_MATCHES])
+    return [(hostname, route) for hostname, route in rules if _may_ask(route, hostname)], len(seen) <= MAX_MATCHES
+
+
+def _may_ask(route: Route, hostname: str) -> bool:
+    """Whether policy lets the caller ask this route for this hostname; of a wildcard, for a name below it."""
+    if route.kind == SELF_SERVICE:
+        return False
+    if not route.is_judged or not hostname:
+        return True
+    try:
+        authority = parse_authority(hostname.replace("*", "any").encode(), 80)
+    except AuthorityError:
+        return False
+    denied = route.destinations.explicit_deny(authority)
+    if denied is None and route.permission is not None:
+        denied = route.permission.decide(authority)
+    return denied is None
+
+
+def _limits(x: Exchange, listener: ActiveListener, rules: Rules) -> list[dict[str, Any]]:
+    """Of each limit that may hold for the caller: what it allows and what is left. Those that read the same, as that of
+    a Gateway does in each rule, stand there once.
+    """
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    for name, hostname, chain, backend in islice(_chains(listener, rules), MAX_RULES):
+        asked = _asked(x, hostname)
+        asked.route, asked.backend = name, backend
+        for step in (*(chain.request_headers or ()), *(chain.backend_request or ())):
+            for each in step.filter.explain(asked):
+                made = {
+                    "name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 4),
+                    "resetSeconds": round(each.reset_s, 3),
+                }  # fmt: skip
+                found.setdefault((each.name, each.allows, each.limit, made["left"]), made)
+    return list(found.values())[:MAX_ENTRIES]
+
+
+def _chains(listener: ActiveListener, rules: Rules) -> Iterator[tuple[str, str, Chain, str]]:
+    """Of every rule that the caller may ask, and of its backends: its name, a hostname, its filters, its backend."""
+    found: dict[int, tuple[Route, str]] = {}
+    if listener.defaults is not None:
+        found[id(listener.defaults.route)] = listener.defaults.route, "any.invalid"
+    for hostname, route in rules:
+        found.setdefault(id(route), (route, hostname.replace("*", "any") or "any.invalid"))
+    for route, hostname in found.values():
+        yield route.name, hostname, route.chain, "-"
+        for backend in route.backends:
+            yield route.name, hostname, backend.chain, backend.name
+
+
+def _asked(x: Exchange, hostname: str) -> Exchange:
+    """A request of the same caller, which nobody sends."""
+    made = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity)
+    made.request = RequestHead(b"GET", b"/", Fields())
+    made.method, made.path = b"GET", b"/"
+    made.authority = Authority(hostname, 80)
+    return made

@@ -1,0 +1,132 @@
+"""What is answered at http://egress.internal: the page at /, JSON at /access and /check?url=, an MCP server at /mcp.
+
+The caller is who asks: everything here is about its own listener and identity, never about another's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason
+from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
+from egressproxy.gateway.self_service.access import access_of
+from egressproxy.gateway.self_service.mcp_server import answer_message
+from egressproxy.gateway.self_service.page import POLICY, page
+from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.model.authority import Authority, AuthorityError, parse_authority
+from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead
+
+__all__ = ["Decide", "answer_caller"]
+
+#: Raises GatewayError where this listener, as it is for the caller, does not let a request or tunnel pass.
+Decide = Callable[[ActiveListener, Authority, RequestHead], object]
+
+#: Of a message to the MCP server, in bytes; and of a URL that is asked about.
+MAX_MESSAGE: Final = 64 * 1024
+MAX_URL: Final = 4096
+OWN_ORIGIN: Final = b"http://egress.internal"
+_PORTS: Final = {"http": 80, "https": 443}
+_USUAL: Final = (
+    (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"), (b"Referrer-Policy", b"no-referrer"),
+    (b"Vary", b"Accept"),
+)  # fmt: skip
+
+
+async def answer_caller(
+    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide
+) -> LocalResponse:
+    """The response to a request for egress.internal. `listener`: as it is for the caller; `held`: the request's body.
+
+    Raises GatewayFault (404) on a reverse listener for a client that is not known, which gets what it would get there
+    without this; LimitExceeded (413) for a message that is too long.
+    """
+    if not listener.is_forward and x.identity is ANONYMOUS:
+        raise GatewayFault(Reason.NO_ROUTE, "no route for this request to egress.internal on this listener", status=404)
+    path, _, query = head.path.partition(b"?")
+    if path == b"/mcp":
+        return await _of_mcp(x, listener, head, held, decide)
+    if head.method not in (b"GET", b"HEAD"):
+        return _refusal(405, "only GET and HEAD are served here", ((b"Allow", b"GET, HEAD"),))
+    if path not in (b"/", b"/access", b"/check"):
+        return _refusal(404, "there are /, /access, /check?url= and /mcp here")
+    if path == b"/check":
+        try:
+            return _json(check(listener, _asked_url(query), decide))
+        except ValueError as error:
+            return _refusal(400, str(error))
+    access = access_of(x, listener)
+    if path == b"/access" or b"text/html" not in (head.fields.get(b"accept") or b""):
+        return _json(access)
+    checked = None
+    try:
+        if query:
+            checked = check(listener, _asked_url(query), decide)
+    except ValueError as error:
+        checked = {"url": "", "allowed": False, "reason": "not understood", "message": str(error)}
+    fields = ((b"Content-Type", b"text/html; charset=utf-8"), (b"Content-Security-Policy", POLICY), *_USUAL)
+    return LocalResponse(200, fields, page(access, checked))
+
+
+def check(listener: ActiveListener, url: str, decide: Decide) -> dict[str, Any]:
+    """Whether policy lets the caller of this listener ask for this URL: by names alone, as admission decides; nothing
+    is resolved or sent. Raises ValueError where it is no URL of http or https.
+    """
+    if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(f"the URL has to be ASCII without blanks, and of at most {MAX_URL} characters")
+    try:
+        parts = urlsplit(url)
+        default = _PORTS[parts.scheme]
+        authority = parse_authority(parts.netloc.encode(), default)
+    except (KeyError, ValueError, AuthorityError):
+        raise ValueError("write the URL as http://host/path or https://host/path, without a user") from None
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    method = b"CONNECT" if parts.scheme == "https" and listener.is_forward else b"GET"
+    head = RequestHead(method, target.encode(), Fields())
+    try:
+        decide(listener, authority, head)
+    except GatewayError as error:
+        error.__traceback__ = None  # its frames hold the listener
+        remedy = error.remedy if isinstance(error, Denied) else ""
+        return {
+            "url": url, "allowed": False, "reason": error.reason.value, "message": error.message, "remedy": remedy,
+        }  # fmt: skip
+    return {"url": url, "allowed": True}
+
+
+async def _of_mcp(
+    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide
+) -> LocalResponse:
+    """Streamable HTTP: a message by POST, its answer as JSON. There is no stream to open, and no session to end."""
+    origin = head.fields.get(b"origin")
+    if origin is not None and origin != OWN_ORIGIN:  # a web page of somebody else (MCP, Streamable HTTP, Security)
+        return _refusal(403, "a web page of another origin may not ask")
+    if head.method != b"POST":
+        return _refusal(405, "messages come by POST", ((b"Allow", b"POST"),))
+    if head.body > MAX_MESSAGE:
+        message = f"the message is longer than {MAX_MESSAGE} bytes"
+        raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
+    body = await held.take_body(MAX_MESSAGE)
+    said = answer_message(body, lambda: access_of(x, listener), lambda url: check(listener, url, decide))
+    return _json(said) if said is not None else LocalResponse(202, _USUAL)
+
+
+def _asked_url(query: bytes) -> str:
+    """The parameter `url`. Raises ValueError for none, and for several."""
+    found = parse_qs(query.decode("latin-1"), keep_blank_values=True, max_num_fields=8).get("url", [])
+    if len(found) != 1:
+        raise ValueError("say which URL, once: /check?url=https://…")
+    return found[0]
+
+
+def _json(values: dict[str, Any]) -> LocalResponse:
+    return LocalResponse(200, ((b"Content-Type", b"application/json"), *_USUAL), json.dumps(values).encode())
+
+
+def _refusal(status: int, message: str, more: tuple[tuple[bytes, bytes], ...] = ()) -> LocalResponse:
+    body = json.dumps({"message": message}).encode()
+    return LocalResponse(status, ((b"Content-Type", b"application/json"), *_USUAL, *more), body)

@@ -1,0 +1,10 @@
+"""The name under which the gateway itself answers its clients, about what they may do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["OWN_HOST"]
+
+#: It is looked up nowhere and dialled by nobody: `.internal` is for private use (ICANN, 29 July 2024).
+OWN_HOST: Final = "egress.internal"

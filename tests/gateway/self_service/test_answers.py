@@ -1,0 +1,199 @@
+"""What clients read at egress.internal, on every way there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Start
+from tests.gateway.h2 import speak_http2
+from tests.gateway.kit import ESTABLISHED, connect, exchange, forward, reverse
+from tests.support import manifests as m
+from tests.support.conversation import Conversation, Peer
+
+KNOWN = {
+    "address": {
+        "clients": [
+            {"cidrs": ["10.0.0.9/32"], "namespace": "agents", "serviceAccount": "worker"},
+            {"cidrs": ["10.0.0.8/32"], "namespace": "others", "serviceAccount": "worker"},
+        ]
+    }
+}
+
+
+def ask(peer: Peer, path: str = "/access", method: str = "GET", fields: str = "", body: bytes = b"") -> Any:
+    """Status, head and body of a request in absolute form."""
+    head = f"{method} http://egress.internal{path} HTTP/1.1\r\nHost: egress.internal\r\n{fields}"
+    peer >> head.encode() + (b"Content-Length: %d\r\n\r\n" % len(body) if body else b"\r\n") + body
+    return answer(peer)
+
+
+def answer(peer: Peer) -> Any:
+    found = peer.take(rb"HTTP/1\.1 (\d+) [^\r]*\r\n(.*?)\r\n\r\n")
+    size = next((int(each[16:]) for each in found[2].split(b"\r\n") if each.startswith(b"Content-Length: ")), 0)
+    body = bytes(peer.take(rb".{%d}" % size)[0]) if size else b""
+    return int(found[1]), found[2].decode(), body
+
+
+def access(peer: Peer) -> Any:
+    status, _, body = ask(peer)
+    assert status == 200
+    return json.loads(body)
+
+
+def test_a_client_reads_what_it_may_reach_and_what_is_left(converse: Start):
+    limits = {"requests": [{"per": "Identity", "limit": 5, "unit": "Hour"}]}
+    talk = converse(forward(identity=KNOWN, limits=limits))
+    exchange(talk)
+    told = access(talk.client)
+    assert told["identity"]["name"] == "system:serviceaccount:agents:worker"
+    assert told["allow"] == [[{"hostnames": ["a.example"]}]]
+    assert (told["deny"], told["hostnames"], told["isComplete"]) == ([], [], True)
+    assert [(each["limit"], each["left"]) for each in told["limits"]] == [(5, 4)]
+    assert access(talk.client)["limits"][0]["left"] == 4  # asking costs nothing
+    other = talk.connect(address="10.0.0.8")
+    assert access(other)["limits"][0]["left"] == 5
+    talk.no_dial()
+    assert talk.record()["route"] == "egress.internal"
+
+
+def test_nobody_reads_what_is_for_another_tenant(converse: Start):
+    secret = m.policy(["secret.example"], name="others", subjects=[{"namespace": "others"}])
+    talk = converse(forward(secret, identity=KNOWN))
+    for path in ("/access", "/"):
+        _, _, body = ask(talk.client, path, fields="Accept: text/html\r\n")
+        assert b"a.example" in body
+        assert b"secret" not in body
+    other = talk.connect(address="10.0.0.8")
+    assert b"secret.example" in ask(other)[2]
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed", "reason"),
+    [
+        ("http://a.example/x?y", True, None), ("https://a.example/", True, None),
+        ("http://b.example/", False, "destination_not_allowed"),
+        ("https://b.example:8443/", False, "destination_not_allowed"),
+        ("https://egress.internal/", False, "destination_not_allowed"),
+    ],
+)  # fmt: skip
+def test_a_url_is_checked_as_traffic_is(converse: Start, url: str, allowed: bool, reason: str | None):
+    talk = converse(forward())
+    status, _, body = ask(talk.client, f"/check?url={url.replace('?', '%3f')}")
+    told = json.loads(body)
+    assert (status, told["allowed"], told.get("reason")) == (200, allowed, reason)
+    talk.no_dial()
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "?url=", "?url=ftp://a/", "?url=http://u:p@a/", "?url=a&url=b", "?url=http://a%00/", "?url=https://[/"],
+)
+def test_what_is_no_url_is_refused(converse: Start, query: str):
+    assert ask(converse(forward()).client, f"/check{query}")[0] == 400
+
+
+def test_the_page_has_no_script_and_escapes_what_it_shows(converse: Start):
+    talk = converse(forward(identity=KNOWN))
+    path = "/?url=http://a.example/%22%3E%3Cscript%3Ealert(1)%3C/script%3E"
+    status, head, body = ask(talk.client, path, fields="Accept: text/html\r\n")
+    assert status == 200
+    assert "Content-Security-Policy: default-src 'none'; style-src 'sha256-" in head
+    assert "Cache-Control: no-store" in head
+    assert b"<script" not in body
+    assert b"&lt;script&gt;" in body
+    assert b"system:serviceaccount:agents:worker" in body
+
+
+def test_it_is_never_dialled_even_where_everything_is_allowed(converse: Start):
+    talk = converse(forward(mode="Open"))
+    assert ask(talk.client)[0] == 200
+    talk.client >> connect("egress.internal:443")
+    assert talk.client.answer()[0] == 403
+    talk.no_dial()
+
+
+def test_a_tunnel_to_port_80_leads_there(converse: Start):
+    talk = converse(forward(identity=KNOWN))
+    talk.client >> connect("egress.internal:80")
+    talk.client << ESTABLISHED
+    talk.client >> b"GET /access HTTP/1.1\r\nHost: egress.internal\r\n\r\n"
+    assert json.loads(answer(talk.client)[2])["identity"]["namespace"] == "agents"
+
+
+def test_http2_leads_there(converse: Start):
+    talk = converse(forward())
+    client = speak_http2(talk)
+    stream = client.ask(path=b"/access", authority=b"egress.internal")
+    assert client.answer(stream).status == 200
+
+
+def test_a_route_cannot_take_its_name(converse: Start):
+    mine = m.http_route("mine", m.prefix_rule("/", "a"), hostnames=["egress.internal"])
+    talk = converse(forward(m.backend("a", "a.example", 80), mine))
+    assert ask(talk.client)[0] == 200
+    talk.no_dial()
+
+
+def test_a_reverse_listener_answers_known_clients_and_nobody_else(converse: Start):
+    request = b"GET /access HTTP/1.1\r\nHost: egress.internal\r\n\r\n"
+    talk = converse(reverse(identity=KNOWN))
+    talk.client >> request
+    status, _, body = answer(talk.client)
+    assert (status, json.loads(body)["hostnames"]) == (200, ["*"])
+    stranger = talk.connect(address="10.0.0.7")
+    stranger >> request
+    assert answer(stranger)[0] == 404
+
+
+def test_a_listener_of_many_routes_is_told_in_part(converse: Start):
+    names = [f"h{number}.example" for number in range(2100)]
+    routes = [
+        m.http_route(f"r{at}", m.prefix_rule("/", "a"), hostnames=names[at : at + 16]) for at in range(0, 2100, 16)
+    ]
+    talk = converse(forward(m.backend("a", "a.example", 80), *routes))
+    told = access(talk.client)
+    assert (len(told["hostnames"]), told["isComplete"]) == (1000, False)
+
+
+def message(talk: Conversation, method: str, fields: str = "", **params: Any) -> Any:
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    status, _, said = ask(talk.client, "/mcp", "POST", f"Content-Type: application/json\r\n{fields}", body)
+    return json.loads(said) if status == 200 else status
+
+
+def test_the_mcp_server_has_two_tools(converse: Start):
+    talk = converse(forward(identity=KNOWN))
+    begun = message(talk, "initialize", protocolVersion="2025-03-26", capabilities={}, clientInfo={})
+    assert begun["result"]["protocolVersion"] == "2025-03-26"
+    tools = [each["name"] for each in message(talk, "tools/list")["result"]["tools"]]
+    assert tools == ["egress_access", "egress_check"]
+    told = message(talk, "tools/call", name="egress_access", arguments={})["result"]
+    assert told["structuredContent"]["identity"]["namespace"] == "agents"
+    told = message(talk, "tools/call", name="egress_check", arguments={"url": "http://b.example/"})["result"]
+    assert told["structuredContent"]["reason"] == "destination_not_allowed"
+    assert message(talk, "tools/call", name="egress_check", arguments={"url": "b"})["result"]["isError"]
+    assert message(talk, "tools/call", name="other")["error"]["code"] == -32602
+    assert message(talk, "resources/list")["error"]["code"] == -32601
+    assert message(talk, "ping", "Origin: http://evil.example\r\n") == 403
+    assert ask(talk.connect(), "/mcp")[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 200, -32700), (b"[" * 5000, 200, -32700), (b"[]", 200, -32600), (b'{"jsonrpc":"2.0"}', 202, None),
+        (b'{"jsonrpc":"2.0","method":"notifications/initialized"}', 202, None),
+        (b'{"jsonrpc":"2.0","id":true,"method":"ping"}', 200, -32600),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}', 200, -32602),
+        (b" " * 65537, 413, None),
+    ],
+)  # fmt: skip
+def test_messages_that_are_none_are_refused(converse: Start, body: bytes, status: int, code: int | None):
+    talk = converse(forward())
+    got, _, said = ask(talk.client, "/mcp", "POST", "", body)
+    assert got == status
+    if code is not None:
+        assert json.loads(said)["error"]["code"] == code
