@@ -1,0 +1,98 @@
+"""`egressproxy holds list`, `approve` and `deny`: requests that wait for a person in a running process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from egressproxy.cli.asking import ADMIN, ask, token_of
+from egressproxy.cli.options import admin_option, api_token_option, output_option
+from egressproxy.cli.styled_lines import printable
+
+__all__ = ["command"]
+
+
+@click.group("holds")
+def command() -> None:
+    """Show, approve or deny requests that wait at filters of type egressproxy.io/ApprovalHold:v1, over all workers.
+
+    \b
+    Examples:
+      egressproxy holds list
+      egressproxy holds approve 5e1f0b6c2d3a4f58 --by alice
+      egressproxy holds deny 5e1f0b6c2d3a4f58 --why "not this bucket"
+    """
+
+
+@command.command("list", short_help="Show what waits.")
+@output_option
+@admin_option("The admin address of the process.")
+def list_holds(output: str, admin: tuple[str, int] | None) -> None:
+    """Print each request that waits: its id, who asks for what, and how long it has.
+
+    \b
+    Examples:
+      egressproxy holds list
+      egressproxy holds list -o json
+
+    Exit status: 0, or 2 for wrong usage or no response.
+    """
+    found = ask(admin or ADMIN, "/holds")
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+        return
+    for each in found["holds"]:
+        tool = f" tool {printable(each['tool'])}" if each["tool"] else ""
+        what = printable(f"{each['method']} {each['authority']}{each['path']}")
+        size = f"{each['bodyBytes']} bytes, sha256 {each['bodySha256'][:16]}"
+        who = printable(each["identity"] if each["identity"] != "-" else each["client"])
+        click.echo(f"{each['id']}  {who}  {what}{tool}  ({size})  {each['leftSeconds']:.0f} s left")
+    if not found["holds"]:
+        click.echo("nothing waits")
+
+
+@command.command("approve", short_help="Let a request go on.")
+@click.argument("key", metavar="ID")
+@click.option("--by", metavar="NAME", default="", help="Who approves, for the access log.")
+@api_token_option
+@output_option
+@admin_option("The admin address of the process.")
+def approve(key: str, by: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+    """Let the request with this ID go on: this one alone.
+
+    \b
+    Examples:
+      egressproxy holds approve 5e1f0b6c2d3a4f58 --by alice
+
+    Exit status: 0 done, 2 wrong usage, no response, a refusal, or a request that does not wait (any more).
+    """
+    _decide([("approve", key), *([("by", by)] if by else [])], token, output, admin)
+
+
+@command.command("deny", short_help="Refuse a request.")
+@click.argument("key", metavar="ID")
+@click.option("--by", metavar="NAME", default="", help="Who denies, for the access log.")
+@click.option("--why", metavar="TEXT", default="", help="Why, for the access log.")
+@api_token_option
+@output_option
+@admin_option("The admin address of the process.")
+def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+    """Refuse the request with this ID (403).
+
+    \b
+    Examples:
+      egressproxy holds deny 5e1f0b6c2d3a4f58 --why "not this bucket"
+
+    Exit status: 0 done, 2 wrong usage, no response, a refusal, or a request that does not wait (any more).
+    """
+    _decide(
+        [("deny", key), *([("by", by)] if by else []), *([("why", why)] if why else [])], token, output, admin
+    )  # fmt: skip
+
+
+def _decide(pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+    found: dict[str, Any] = ask(admin or ADMIN, "/holds", pairs, method="POST", token=token_of(token))
+    click.echo(json.dumps(found, indent=2) if output == "json" else f"done; {len(found['holds'])} wait")

@@ -1,0 +1,106 @@
+"""`egressproxy kill-switch list`, `kill` and `restore`: clients that are out of service in a running process."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from egressproxy.cli.asking import ADMIN, ask, token_of
+from egressproxy.cli.options import admin_option, api_token_option, output_option
+from egressproxy.cli.styled_lines import printable
+
+__all__ = ["command"]
+
+
+@click.group("kill-switch")
+def command() -> None:
+    """Put a client out of service at once, and back: over all workers of a running process, whatever policies say.
+
+    \b
+    Examples:
+      egressproxy kill-switch kill system:serviceaccount:agents:worker --why "leaks keys"
+      egressproxy kill-switch list
+      egressproxy kill-switch restore system:serviceaccount:agents:worker
+    """
+
+
+@command.command("list", short_help="Show who is out of service.")
+@output_option
+@admin_option("The admin address of the process.")
+def list_killed(output: str, admin: tuple[str, int] | None) -> None:
+    """Print the identities that are out of service, since when, and why.
+
+    \b
+    Examples:
+      egressproxy kill-switch list
+      egressproxy kill-switch list -o json --admin 127.0.0.1:15001
+
+    Exit status: 0, or 2 for wrong usage or no response.
+    """
+    _print(ask(admin or ADMIN, "/kill-switch"), output)
+
+
+@command.command("kill", short_help="Put an identity out of service.")
+@click.argument("identity")
+@click.option("--why", metavar="TEXT", default="", help="What `list` shows beside it. Clients are not told.")
+@api_token_option
+@output_option
+@admin_option("The admin address of the process.")
+def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+    """Refuse every request of IDENTITY from now on (403), and cut what is in progress for it, tunnels included.
+
+    IDENTITY is the name in the access log (`identity`). A service account is the same client as
+    system:serviceaccount:NAMESPACE:NAME and as spiffe://DOMAIN/ns/NAMESPACE/sa/NAME. It holds until `restore`, over
+    reloads and restarts of workers, not over a restart of the process.
+
+    \b
+    Examples:
+      egressproxy kill-switch kill system:serviceaccount:agents:worker
+      egressproxy kill-switch kill alice --why "stolen password" --api-token-file token
+
+    Exit status: 0 done in every worker, 2 wrong usage, no response or a refusal.
+    """
+    _change([("kill", identity), *([("why", why)] if why else [])], token, output, admin)
+
+
+@command.command("restore", short_help="Put an identity back into service.")
+@click.argument("identity")
+@api_token_option
+@output_option
+@admin_option("The admin address of the process.")
+def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+    """Let IDENTITY, written as for `kill`, do again what policies allow.
+
+    \b
+    Examples:
+      egressproxy kill-switch restore system:serviceaccount:agents:worker
+
+    Exit status: 0 done in every worker, 2 wrong usage, no response or a refusal.
+    """
+    _change([("restore", identity)], token, output, admin)
+
+
+def _change(
+    pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int] | None
+) -> None:  # fmt: skip
+    found = ask(admin or ADMIN, "/kill-switch", pairs, method="POST", token=token_of(token))
+    if output == "text":
+        click.echo(f"done in every worker; {found['cut']} exchanges were cut")
+    else:
+        _print(found, output)
+
+
+def _print(found: dict[str, Any], output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+        return
+    for each in found["killed"]:
+        since = datetime.fromtimestamp(each["since"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        why = f": {printable(each['why'])}" if each["why"] else ""
+        click.echo(f"{printable(each['identity'])} since {since}{why}")
+    if not found["killed"]:
+        click.echo("nobody is out of service")

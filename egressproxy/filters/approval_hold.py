@@ -1,0 +1,297 @@
+"""ApprovalHold: requests to some destinations, or calls of some tools, wait until a person has approved or denied them.
+
+A decision is about the one request that waits: its body is whole before it is shown, nothing of it can change behind
+that, and no other request gets anything of it. Who does not decide in time has denied; so has a reload that takes the
+filter out of service. A client that leaves takes its request with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.errors import Denied, LimitExceeded, Reason
+from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, HeaderResult, Phase
+from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.settings import CalledBackendRef, Checked, FieldName, FilterConfig, Within
+from egressproxy.filters.waiting import WAITING_CLIENTS
+from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.shares import client_of
+
+__all__ = ["APPROVAL_HOLD", "ApprovalHold", "ApprovalHoldConfig", "holds"]
+
+#: How long the webhook may take, and how many calls of it may be under way.
+WEBHOOK_S: Final = 10.0
+MAX_CALLS: Final = 16
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600}
+
+
+def _duration(text: str) -> str:
+    if not text[:-1].isascii() or not text[:-1].isdigit() or text[-1:] not in _UNITS or not 0 < _seconds(text) <= 86400:
+        raise ValueError(f"{text!r} is no duration of at most a day: write it as 90s, 10m or 1h")
+    return text
+
+
+def _seconds(text: str) -> float:
+    return float(int(text[:-1]) * _UNITS[text[-1]])
+
+
+def _pattern(text: str) -> str:
+    name = text.removeprefix("*.").lower()
+    labels = name.split(".")
+    if not all(each and each.isascii() and each.replace("-", "").replace("_", "").isalnum() for each in labels):
+        raise ValueError(f"{text!r} is no hostname: write api.example.com or *.example.com")
+    return text.lower()
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text or "#" in text:
+        raise ValueError(f"{text!r} is not a path: write it as /holds")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalHoldConfig(FilterConfig):
+    """What waits; what is not written holds for everything at this place."""
+
+    hostnames: Annotated[tuple[Annotated[str, Checked(_pattern)], ...], Within(max_length=1024)] = ()
+    """Destinations, exact or `*.suffix`. By default all of this place."""
+    methods: Annotated[tuple[FieldName, ...], Within(max_length=64)] = ()
+    """Methods of HTTP. By default all; tunnels wait whatever this says."""
+    tools: Annotated[tuple[Annotated[str, Within(min_length=1, max_length=256)], ...], Within(max_length=1024)] = ()
+    """Tools of MCP: only requests that call one of them wait, and those that cannot be read."""
+    timeout: Annotated[str, Checked(_duration)] = "5m"
+    """How long a request waits. Then it is denied."""
+    max_waiting: Annotated[int, Within(ge=1, le=10_000)] = 100
+    """Requests that may wait at one time, in each worker; further ones get 429."""
+    max_waiting_per_client: Annotated[int, Within(ge=1, le=10_000)] = 4
+    """Of one identity, or of one address where the client is not known."""
+    max_body_bytes: Annotated[int, Within(ge=1, le=16 * 1024 * 1024)] = 256 * 1024
+    """The longest body of a request that may wait; a longer one gets 413."""
+    webhook: CalledBackendRef | None = None
+    """Who is told of each request that waits, with a POST of JSON."""
+    webhook_path: Annotated[str, Checked(_path), Within(max_length=2048)] = "/"
+    """Where it is told."""
+
+
+class _Hold:
+    """One request that waits. `decided` gives who decided, and how; None when its time is over."""
+
+    __slots__ = ("decided", "shown", "since")
+
+    def __init__(self, shown: dict[str, Any]) -> None:
+        self.shown = shown
+        self.since = time.monotonic()
+        self.decided: asyncio.Future[HoldDecision | None] = asyncio.get_running_loop().create_future()
+
+
+class ApprovalHold(Filter):
+    """Requests without a body wait with their head, others when their body is whole."""
+
+    waits_for_people = True
+    decodes = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: ApprovalHoldConfig = context.config
+        self._name, self._source = context.name, context.source
+        self._hostnames = config.hostnames
+        self._methods = frozenset(each.upper().encode() for each in config.methods)
+        self._tools = frozenset(config.tools)
+        self._timeout_s = _seconds(config.timeout)
+        self._most, self._most_of_client = config.max_waiting, config.max_waiting_per_client
+        self.max_buffer_bytes = config.max_body_bytes
+        self._call = context.calls.get(config.webhook.label) if config.webhook is not None else None
+        self._webhook_path = config.webhook_path.encode()
+        self._notices = context.notices
+        self._waiting: dict[str, _Hold] = {}
+        self._of_client: Counter[str] = Counter()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._outcomes = context.meter.counter(
+            "egress_approvals", "Requests that have waited for approval, by what became of them.", ("outcome",)
+        )
+        self._gauge = context.meter.gauge("egress_approvals_waiting", "Requests that wait for approval.")
+
+    # --- phases ------------------------------------------------------------------------------------------------------
+    def request_headers(self, x: Exchange) -> HeaderResult:
+        """Wait with a request that has no body to come. Raises Denied (403), LimitExceeded (429)."""
+        if not self._is_meant(x) or (x.request.body != 0 and not x.is_tunnel):
+            return None
+        if self._tools and not x.is_tunnel and not x.request.upgrade:
+            return None  # a call of a tool has a body
+        return self._wait(x, b"", "")
+
+    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+        """Whole, where the request may have to wait."""
+        return BodyMode.BUFFER if self._is_meant(x) else None
+
+    async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Wait with the whole request. Raises Denied (403), LimitExceeded (429)."""
+        tool = ""
+        if self._tools:
+            tool = self._called(data)
+            if not tool:
+                return data
+        await self._wait(x, data, tool)
+        return data
+
+    def _is_meant(self, x: Exchange) -> bool:
+        if self._methods and x.method not in self._methods and not x.is_tunnel:
+            return False
+        if not self._hostnames:
+            return True
+        host = x.authority.host if x.authority is not None else ""
+        return any(host.endswith(each[1:]) if each.startswith("*.") else host == each for each in self._hostnames)
+
+    def _called(self, data: bytes) -> str:
+        """The first tool of ours that these messages of JSON-RPC call; "" for none; "?" where they cannot be read."""
+        try:
+            value = JsonMessage.parse(data)
+        except Unreadable:
+            return "?"
+        for message in value if type(value) is list else [value]:
+            if type(message) is dict and message.get("method") == "tools/call":
+                params = message.get("params")
+                name = params.get("name") if type(params) is dict else None
+                if type(name) is not str or name in self._tools:
+                    return name if type(name) is str else "?"
+        return ""
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+    async def _wait(self, x: Exchange, body: bytes, tool: str) -> None:
+        client = x.identity.name if x.identity.name != "-" else client_of(x)
+        if self._is_closed or len(self._waiting) >= self._most or self._of_client[client] >= self._most_of_client:
+            self._outcomes.add(1, "refused")
+            message = "too many requests wait for approval"
+            raise LimitExceeded(Reason.APPROVAL_LIMIT, message, status=429, rule=self._source, retry_after_s=30)
+        key = secrets.token_hex(8)
+        hold = _Hold(_shown(x, body, tool, key, self._name, self._source))
+        self._waiting[key] = hold
+        self._of_client[client] += 1
+        WAITING_CLIENTS[x.client] += 1
+        self._gauge.set(len(self._waiting))
+        self._notices.normal("ApprovalRequested", "requests wait for approval: `egressproxy holds list`")
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._decide, key, None)
+        outcome = "gone"
+        try:
+            self._tell(hold)
+            decision = await hold.decided
+            outcome = "timeout" if decision is None else "approved" if decision.approves else "denied"
+        finally:
+            timer.cancel()
+            del self._waiting[key]
+            for counted, which in ((self._of_client, client), (WAITING_CLIENTS, x.client)):
+                counted[which] -= 1
+                if not counted[which]:
+                    del counted[which]
+            self._gauge.set(len(self._waiting))
+            self._outcomes.add(1, outcome)
+        waited_s = round(time.monotonic() - hold.since, 3)
+        by, why = ("-", "time") if decision is None else (decision.by, decision.why)
+        x.add_log_fields({"approval": {"id": key, "outcome": outcome, "by": by, "why": why, "waited_s": waited_s}})
+        if decision is None or not decision.approves:
+            what = "nobody has approved this request in time" if decision is None else "this request was not approved"
+            raise Denied(Reason.APPROVAL_DENIED, what, rule=self._source, detail=f"hold {key}")
+        self._notices.normal("ApprovalGranted", "a request that had to wait was approved")
+
+    def _decide(self, key: str, decision: HoldDecision | None) -> bool:
+        hold = self._waiting.get(key)
+        if hold is None or hold.decided.done():
+            return False
+        hold.decided.set_result(decision)
+        return True
+
+    def _tell(self, hold: _Hold) -> None:
+        """Call the webhook, beside. Where it cannot be called, the request waits all the same."""
+        if self._call is None or len(self._calls) >= MAX_CALLS:
+            return
+        task = asyncio.get_running_loop().create_task(self._told(hold.shown))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _told(self, shown: dict[str, Any]) -> None:
+        assert self._call is not None
+        message = json.dumps({"type": "egress.approval.requested", **shown}).encode()
+        fields = ((b"content-type", b"application/json"),)
+        try:
+            answer = await self._call.request(b"POST", self._webhook_path, fields, message, timeout_s=WEBHOOK_S)
+        except CallFailed as error:
+            self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: {error.reason.value}")
+            return
+        if not 200 <= answer.status < 300:
+            self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: status {answer.status}")
+
+    # --- from outside ------------------------------------------------------------------------------------------------
+    def state(self, decision: HoldDecision | None) -> tuple[list[dict[str, Any]], int]:
+        """Those that wait behind this decision, and how many it was about (0 or 1)."""
+        done = int(decision is not None and self._decide(decision.id, decision))
+        now = time.monotonic()
+        waiting = [
+            {
+                **hold.shown,
+                "waitsSeconds": round(now - hold.since, 1),
+                "leftSeconds": round(hold.since + self._timeout_s - now, 1),
+            }
+            for hold in self._waiting.values()
+            if not hold.decided.done()
+        ]
+        return waiting, done
+
+    def close(self) -> None:
+        """Whatever waits is denied: nobody could approve it any more."""
+        self._is_closed = True
+        for key in list(self._waiting):
+            self._decide(key, HoldDecision(key, approves=False, by="-", why="the filter is out of service"))
+        for task in self._calls:
+            task.cancel()
+
+
+def holds(filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None) -> dict[str, Any]:
+    """What waits at these filters, behind this decision: `holds`, and how many were `decided`."""
+    found: list[dict[str, Any]] = []
+    decided = 0
+    for _, each in filters:
+        if isinstance(each, ApprovalHold):
+            waiting, done = each.state(decision)
+            found += waiting
+            decided += done
+    return {"holds": found, "decided": decided}
+
+
+def _shown(x: Exchange, body: bytes, tool: str, key: str, name: str, source: str) -> dict[str, Any]:
+    """What a person decides on. Queries and bodies may hold secrets: there are digests of them."""
+    digest = hashlib.sha256(body).hexdigest()
+    authority, target = str(x.authority), x.request.path
+    whole = (x.method, x.scheme, authority.encode(), target, digest.encode(), x.identity.name.encode())
+    return {
+        "id": key, "identity": x.identity.name, "client": x.client, "method": x.method.decode("latin-1"),
+        "authority": authority, "path": x.path.decode("latin-1")[:1024], "tool": tool[:256], "bodyBytes": len(body),
+        "bodySha256": digest, "requestSha256": hashlib.sha256(b"\n".join(whole)).hexdigest(),
+        "requestId": x.request_id, "filter": name, "from": source,
+    }  # fmt: skip
+
+
+def _refs(config: ApprovalHoldConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
+    return (("webhook", config.webhook),) if config.webhook is not None else ()
+
+
+APPROVAL_HOLD: Final = FilterType(
+    name="egressproxy.io/ApprovalHold:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=ApprovalHoldConfig,
+    build=ApprovalHold,
+    also=frozenset((Phase.REQUEST_BODY,)),
+    backend_refs=_refs,
+    summary="Has requests, or calls of tools, wait until a person has approved them.",
+)

@@ -1,0 +1,110 @@
+"""CanaryKeys: keys that open nothing, planted where nobody has a reason to take them. Who uses one is found out.
+
+The request is denied, and an Event names the client and the key. Heads, targets and bodies are looked at as they are,
+percent-decoded, and in base64 at every alignment; bodies in pieces, as they flow: what was sent on before the key was
+whole has gone, which a key that opens nothing can bear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+from urllib.parse import unquote_to_bytes
+
+from egressproxy.errors import Denied, GatewayFault, Reason
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
+from egressproxy.filters.credentials.placeholder_watch import pattern_of
+from egressproxy.filters.settings import FilterConfig, SecretRef, Within
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+
+__all__ = ["CANARY_KEYS", "CanaryKeys", "CanaryKeysConfig"]
+
+#: A shorter key would be found where nobody has used it. In bytes.
+MIN_KEY: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryKeysConfig(FilterConfig):
+    """The keys."""
+
+    secret_refs: Annotated[tuple[SecretRef, ...], Within(min_length=1, max_length=256)]
+    """Secrets with one key each, of 16 characters of ASCII or more, that no server takes."""
+
+
+class CanaryKeys(Filter):
+    """Looks at the head, the body and the trailers of requests, and changes nothing."""
+
+    only_reads = True
+    decodes = True
+    ignores_trailers = True
+
+    def __init__(self, context: FilterContext) -> None:
+        config: CanaryKeysConfig = context.config
+        self._source = context.source
+        self._note = f"canary {id(self)}"
+        self._notices = context.notices
+        self._used = context.meter.counter("egress_canary_keys_used", "Requests that had a canary key.", ("key",))
+        keys: dict[str, str] = {}
+        self._missing = ""
+        for ref in config.secret_refs:
+            secret = context.secrets.get(ref.label)
+            if secret is None:
+                self._missing = ref.label
+                continue
+            value = secret.reveal().strip()
+            if len(value) < MIN_KEY or not value.isascii():
+                message = f"a canary key has to have {MIN_KEY} characters of ASCII or more"
+                raise UnusableReference(message, ref)
+            keys[ref.label.removesuffix("/")] = value.decode("ascii")
+        self._patterns = {label: pattern_of((key,)) for label, key in keys.items()}
+        self._any = pattern_of(keys.values()) if keys else None
+        self._longest = max(map(len, keys.values()), default=0) * 3 + 4  # percent-encoded, or in base64
+
+    def request_headers(self, x: Exchange) -> None:
+        """Raises Denied (403); GatewayFault where a Secret is missing, so that nobody relies on what is not there."""
+        if self._missing:
+            message = f"the canary key {self._missing} is missing"
+            remedy = f"create the Secret and entry {self._missing}, or take it out of secretRefs"
+            raise GatewayFault(Reason.CREDENTIAL_MISSING, message, rule=self._source, remedy=remedy)
+        self._look(x, b"\n".join((x.request.fields.block, x.request.path, str(x.authority).encode())))
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        """Raises Denied (403)."""
+        tail: bytes = (x.notes or {}).get(self._note, b"")
+        text = tail + data
+        self._look(x, text)
+        if not last:
+            x.note(self._note, text[-self._longest :])
+        return data
+
+    def request_trailers(self, x: Exchange, fields: Fields) -> None:
+        """Raises Denied (403)."""
+        self._look(x, fields.block)
+
+    def _look(self, x: Exchange, text: bytes) -> None:
+        if self._any is None:
+            return
+        if not self._any.search(text):
+            if b"%" not in text:
+                return
+            text = unquote_to_bytes(text)
+            if not self._any.search(text):
+                return
+        label = next((label for label, pattern in self._patterns.items() if pattern.search(text)), "-")
+        who = x.identity.name if x.identity.name != "-" else "a client that is not known"
+        self._used.add(1, label)
+        self._notices.warning("CanaryKeyUsed", f"{who} has used the canary key {label}: find out how it came by it")
+        x.add_log_fields({"canary": label})
+        raise Denied(Reason.CANARY_KEY, "the request has a key that nobody may use", rule=self._source, detail=label)
+
+
+CANARY_KEYS: Final = FilterType(
+    name="egressproxy.io/CanaryKeys:v1",
+    phases=frozenset((Phase.REQUEST_HEADERS,)),
+    config_model=CanaryKeysConfig,
+    build=CanaryKeys,
+    also=frozenset((Phase.REQUEST_BODY,)),
+    secret_refs=lambda config: config.secret_refs,
+    summary="Denies requests that have one of these keys, which open nothing, and tells of them in an Event.",
+)

@@ -1,0 +1,41 @@
+"""HoldDecision: what a person says of a request that waits. A value: the admin API reads it, workers carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["HoldDecision"]
+
+_NAMES: Final = ("approve", "deny", "by", "why")
+_MOST: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HoldDecision:
+    """Of the hold with this `id`. `by` and `why` are for the log; clients are not told."""
+
+    id: str
+    approves: bool
+    by: str = ""
+    why: str = ""
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> HoldDecision:
+        """The parameters of a request: `approve=ID` or `deny=ID`, with `by` and `why`. Raises ValueError."""
+        found: dict[str, str] = {}
+        for name, value in pairs:
+            if name not in _NAMES:
+                raise ValueError(f"parameter {name} is not known; there are {', '.join(_NAMES)}")
+            if name in found:
+                raise ValueError(f"parameter {name} is there twice")
+            if len(value) > _MOST or not value.isprintable():
+                raise ValueError(f"{name} has to be printable, and of at most {_MOST} characters")
+            found[name] = value
+        if ("approve" in found) == ("deny" in found):
+            raise ValueError("say which request: approve=ID or deny=ID, one of both")
+        key = found.get("approve") or found.get("deny") or ""
+        if not key:
+            raise ValueError("the id is empty; GET /holds lists those that wait")
+        return cls(key, "approve" in found, found.get("by", ""), found.get("why", ""))

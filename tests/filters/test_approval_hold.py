@@ -1,0 +1,191 @@
+"""Requests that wait for a person, through the real data plane."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from egressproxy.filters.approval_hold import holds
+from egressproxy.filters.waiting import WAITING_CLIENTS
+from egressproxy.model.hold_decision import HoldDecision
+from tests.gateway.conftest import Start, converse
+from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, connect, forward
+from tests.support.conversation import Conversation, Peer
+
+__all__ = ["converse"]
+
+TYPE = "egressproxy.io/ApprovalHold:v1"
+BODY = b'{"amount": 5}'
+POST = b"POST http://a.example/pay?key=secret HTTP/1.1\r\nHost: a.example\r\nContent-Length: 13\r\n\r\n" + BODY
+KNOWN = {"address": {"clients": [{"cidrs": ["10.0.0.9/32"], "namespace": "agents", "serviceAccount": "worker"}]}}
+
+
+def held(converse: Start, **config: Any) -> Conversation:
+    extension = {"name": "hold", "type": TYPE, "config": config}
+    return converse(forward(identity=KNOWN, extensions=[extension], traffic={"timeouts": {"idle": "2s"}}))
+
+
+def waiting(talk: Conversation) -> list[dict[str, Any]]:
+    talk.settle()
+    found: list[dict[str, Any]] = holds(talk.snapshot.filters.of_type(TYPE), None)["holds"]
+    return found
+
+
+def decide(talk: Conversation, key: str, *, approves: bool, why: str = "") -> int:
+    decided: list[int] = []
+    decision = HoldDecision(key, approves, "alice", why)
+    talk.act(lambda: decided.append(holds(talk.snapshot.filters.of_type(TYPE), decision)["decided"]))
+    talk.settle()
+    return decided[0]
+
+
+def refused(client: Peer) -> Any:
+    status, _, _, error = client.answer()
+    return status, error["reason"]
+
+
+def test_a_request_waits_is_approved_and_goes_on_alone(converse: Start):
+    talk = held(converse)
+    talk.client >> POST
+    (hold,) = waiting(talk)
+    talk.no_dial()
+    assert (hold["identity"], hold["method"], hold["authority"], hold["path"], hold["bodyBytes"]) == (
+        "system:serviceaccount:agents:worker", "POST", "a.example:80", "/pay", 13,
+    )  # fmt: skip
+    assert hold["bodySha256"] == hashlib.sha256(BODY).hexdigest()
+    assert "secret" not in json.dumps(hold)
+    assert decide(talk, hold["id"], approves=True) == 1
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"POST /pay\?key=secret .*?\r\n\r\n" + BODY.replace(b"{", rb"\{").replace(b"}", rb"\}"))
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert talk.record()["approval"]["by"] == "alice"
+    talk.client >> POST  # the same again waits again
+    (other,) = waiting(talk)
+    assert other["requestSha256"] == hold["requestSha256"]
+    assert decide(talk, hold["id"], approves=True) == 0
+    assert decide(talk, other["id"], approves=False) == 1
+    assert refused(talk.client) == (403, "approval_denied")
+    assert (waiting(talk), WAITING_CLIENTS) == ([], {})
+
+
+def test_a_request_may_be_quiet_for_as_long_as_it_waits(converse: Start):
+    talk = held(converse)
+    talk.client >> GET
+    (hold,) = waiting(talk)
+    talk.after(30)  # far beyond `idle`
+    assert decide(talk, hold["id"], approves=True) == 1
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_who_does_not_decide_in_time_has_denied(converse: Start):
+    talk = held(converse, timeout="1s")
+    talk.client >> GET
+    assert len(waiting(talk)) == 1
+    assert refused(talk.client) == (403, "approval_denied")
+    assert talk.record()["approval"]["outcome"] == "timeout"
+
+
+def test_who_denies_has_denied_whatever_the_reason_is_called(converse: Start):
+    talk = held(converse)
+    talk.client >> GET
+    (hold,) = waiting(talk)
+    decide(talk, hold["id"], approves=False, why="time")
+    assert refused(talk.client) == (403, "approval_denied")
+    assert talk.record()["approval"]["outcome"] == "denied"
+
+
+def test_a_client_that_leaves_takes_its_request_with_it(converse: Start):
+    talk = held(converse)
+    talk.client >> GET
+    (hold,) = waiting(talk)
+    talk.client.leaves()
+    assert (waiting(talk), WAITING_CLIENTS) == ([], {})
+    assert decide(talk, hold["id"], approves=True) == 0
+    talk.no_dial()
+
+
+def test_a_tunnel_waits_before_it_is_there(converse: Start):
+    talk = held(converse)
+    talk.client >> connect("a.example:443")
+    (hold,) = waiting(talk)
+    assert (hold["method"], hold["authority"]) == ("CONNECT", "a.example:443")
+    talk.no_dial()
+    decide(talk, hold["id"], approves=False)
+    assert refused(talk.client) == (403, "approval_denied")
+
+
+def test_waiting_is_bounded_for_each_client_and_for_all(converse: Start):
+    talk = held(converse, maxWaiting=2, maxWaitingPerClient=1)
+    talk.client >> GET
+    assert len(waiting(talk)) == 1
+    second = talk.connect()
+    second >> GET
+    assert refused(second) == (429, "approval_limit")
+    other = talk.connect(address="10.0.0.8")
+    other >> GET
+    assert len(waiting(talk)) == 2
+    third = talk.connect(address="10.0.0.7")
+    third >> GET
+    assert refused(third) == (429, "approval_limit")
+
+
+def test_only_what_is_meant_waits(converse: Start):
+    talk = held(converse, hostnames=["*.other.example"], methods=["POST"])
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    assert waiting(talk) == []
+
+
+def test_a_reload_that_takes_the_filter_away_denies(converse: Start):
+    talk = held(converse)
+    talk.client >> GET
+    assert len(waiting(talk)) == 1
+    talk.reload(forward(identity=KNOWN))
+    assert refused(talk.client) == (403, "approval_denied")
+
+
+@pytest.mark.parametrize(
+    ("body", "tool"),
+    [
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"pay"}}', "pay"),
+        (
+            b'[{"jsonrpc":"2.0","id":1,"method":"ping"},'
+            b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"pay"}}]', "pay",
+        ),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"look","name":"pay"}}', "?"),
+        (b"no json", "?"),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"look"}}', None),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}', None),
+    ],
+)  # fmt: skip
+def test_calls_of_some_tools_wait(converse: Start, body: bytes, tool: str | None):
+    talk = held(converse, tools=["pay"])
+    head = b"POST http://a.example/mcp HTTP/1.1\r\nHost: a.example\r\nContent-Type: application/json\r\n"
+    talk.client >> head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    assert [each["tool"] for each in waiting(talk)] == ([] if tool is None else [tool])
+    if tool is None:
+        talk.dialled("a.example", 80)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [],
+        [("approve", "")],
+        [("approve", "a"), ("deny", "a")],
+        [("approve", "a"), ("approve", "b")],
+        [("id", "a")],
+        [("deny", "a"), ("why", "\n")],
+    ],
+)
+def test_a_decision_says_what_of_which(pairs: list[tuple[str, str]]):
+    with pytest.raises(ValueError, match=r"."):
+        HoldDecision.of(pairs)
+    assert HoldDecision.of([("deny", "a"), ("by", "b")]) == HoldDecision("a", approves=False, by="b")

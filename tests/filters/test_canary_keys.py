@@ -1,0 +1,79 @@
+"""Who uses a canary key is denied, found out and told of, wherever the key stands; its value is nowhere."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import Start, converse
+from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, forward
+from tests.support import manifests as m
+from tests.support.conversation import Conversation
+
+__all__ = ["converse"]
+
+KEY = "sk-live-4242424242424242"
+KNOWN = {"address": {"clients": [{"cidrs": ["10.0.0.9/32"], "namespace": "agents", "serviceAccount": "worker"}]}}
+
+
+def watched(converse: Start, key: str = KEY) -> Conversation:
+    config = {"secretRefs": [{"name": "planted"}]}
+    extension = {"name": "canary", "type": "egressproxy.io/CanaryKeys:v1", "config": config}
+    return converse(forward(m.secret("planted", {"token": key}), identity=KNOWN, extensions=[extension]))
+
+
+def refused(talk: Conversation) -> None:
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "canary_key")
+    talk.settle()
+    assert (talk.record()["canary"], talk.record()["reason"]) == ("planted", "canary_key")
+    told = [each for each in talk.metrics.notices.take() if each.reason == "CanaryKeyUsed"]
+    assert "system:serviceaccount:agents:worker has used the canary key planted" in told[0].message
+    assert KEY not in str(error) + str(talk.records) + str(told)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nAuthorization: Bearer {KEY}\r\n\r\n",
+        f"GET http://a.example/?k={KEY} HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        f"GET http://a.example/?k={KEY.replace('-', '%2d')} HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        "GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nAuthorization: Basic "
+        + b64encode(f"x:{KEY}".encode()).decode() + "\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_a_key_in_the_head_is_found_in_each_form(converse: Start, head: str):
+    talk = watched(converse)
+    talk.client >> head.encode()
+    refused(talk)
+    talk.no_dial()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 12, 23])
+def test_a_key_in_the_body_is_found_across_pieces(converse: Start, cut: int):
+    talk = watched(converse)
+    body = b'{"key": "' + KEY.encode() + b'"}'
+    head = b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n" % len(body)
+    talk.client >> head + body[: 9 + cut]
+    talk.dialled("a.example", 80)
+    talk.client >> body[9 + cut :]
+    refused(talk)
+
+
+def test_other_requests_pass(converse: Start):
+    talk = watched(converse)
+    talk.client >> GET
+    talk.dialled("a.example", 80)
+    talk.origin << GET_SENT
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
+def test_a_key_that_is_too_short_closes_the_place(converse: Start):
+    talk = watched(converse, key="short")
+    talk.client >> GET
+    answer: Any = talk.client.answer()
+    assert answer[0] >= 500
+    talk.no_dial()
