@@ -19,13 +19,18 @@ __all__ = ["main"]
 
 #: The verbs and their one-line help, so that listing them imports none of their modules.
 _VERBS: Final = {
-    "run": "Serve traffic.",
+    "run": "Serve traffic, or one command.",
     "check": "Report everything that is wrong with a configuration.",
     "get": "Show the objects in service, with their status.",
     "explain": "Explain what would happen to a request, and why.",
+    "dns": "Show where a name leads, and what of it may be dialled.",
     "diff": "Show what a new configuration would change.",
     "audit": "Verify or show the records of Audit filters.",
     "cache": "Show or purge what the caches of a running gateway keep.",
+    "ca": "Make, show or replace the CA of tunnels that are opened.",
+    "env": "Print what clients need to go through the gateway.",
+    "holds": "Show, approve or deny requests that wait for a person.",
+    "kill-switch": "Put a client out of service at once, and back.",
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
     "schema": "Print the JSON Schema of manifests.",
@@ -34,7 +39,9 @@ _VERBS: Final = {
     "version": "Print the version.",
 }
 #: Verbs that compute something, print it and exit.
-_SHORT_LIVED: Final = frozenset({"check", "explain", "diff", "schema", "filters", "placeholder", "version", "audit"})
+_SHORT_LIVED: Final = frozenset(
+    {"check", "explain", "dns", "diff", "schema", "filters", "placeholder", "version", "audit", "ca", "env"}
+)
 
 _HELP: Final = """An egress gateway: decides which requests may leave, forwards them, and logs every one.
 

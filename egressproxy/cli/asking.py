@@ -14,8 +14,9 @@ from egressproxy.model.authority import Authority
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
+    from pathlib import Path
 
-__all__ = ["ADMIN", "ask", "lines"]
+__all__ = ["ADMIN", "ask", "lines", "token_of"]
 
 #: Where `run` listens without --admin.
 ADMIN: Final = ("127.0.0.1", 15000)
@@ -41,6 +42,14 @@ def ask(
     with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}, token) as answer:
         body: dict[str, Any] = json.loads(answer.read())
     return body
+
+
+def token_of(file: Path | None) -> str:
+    """The token in the file of `--api-token-file`; "" without one. Raises click.UsageError."""
+    try:
+        return file.read_text("ascii").strip() if file is not None else ""
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--api-token-file {file} cannot be read ({type(error).__name__})") from None
 
 
 def lines(
@@ -81,8 +90,8 @@ def _answer(
         yield answer
     except (OSError, HTTPException, ValueError) as error:
         hint = "is egressproxy running? --admin gives its address"
-        if path == "/explain":
-            hint += "; --config PATH explains manifests without a process"
+        if path in ("/explain", "/dns"):
+            hint += "; --config PATH answers by manifests, without a process"
         click.echo(
             f"egressproxy: the admin address {Authority(host, port)} does not answer: {error} ({hint})", err=True
         )

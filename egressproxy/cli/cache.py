@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask
-from egressproxy.cli.options import admin_option, output_option
+from egressproxy.cli.asking import ADMIN, ask, token_of
+from egressproxy.cli.options import admin_option, api_token_option, output_option
 from egressproxy.cli.styled_lines import printable
 
 __all__ = ["command"]
@@ -41,13 +42,11 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
     Exit status: 0, or 2 for wrong usage or no response.
     """
     found = ask(admin or ADMIN, "/cache")
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-        return
-    for each in found["caches"]:
-        click.echo(f"{_name(each)}: {_counted(each['entries'])}, {each['bytes']:,} bytes, {each['hits']:,} hits")
-    if not found["caches"]:
-        click.echo("there is no cache")
+    _print(
+        found,
+        output,
+        lambda each: f"{_counted(each['entries'])}, {each['bytes']:,} bytes, {each['hits']:,} hits",
+    )
 
 
 @command.command("purge", short_help="Take answers out of the caches.")
@@ -58,10 +57,7 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
     help="Answers for this service account; -/- for clients without an identity.",
 )  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Every answer.")
-@click.option(
-    "--api-token-file", "token", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="The token of `run --api-token-file`, where the process has one.",
-)  # fmt: skip
+@api_token_option
 @output_option
 @admin_option("The admin address of the process.")
 def purge(
@@ -88,22 +84,20 @@ def purge(
     chosen = [(name, value) for name, value in (("route", route), ("path", path), ("identity", identity)) if value]
     if bool(chosen) == everything:
         raise click.UsageError("say which answers: --route, --path, --identity or several of these; or --all alone")
-    try:
-        value = token.read_text("ascii").strip() if token is not None else ""
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"--api-token-file {token} cannot be read ({type(error).__name__})") from None
-    found = ask(admin or ADMIN, "/cache/purge", chosen or [("all", "1")], method="POST", token=value)
+    found = ask(admin or ADMIN, "/cache/purge", chosen or [("all", "1")], method="POST", token=token_of(token))
+    _print(found, output, lambda each: f"{_counted(each['purged'])} purged, {each['entries']:,} left")
+
+
+def _print(found: dict[str, Any], output: str, words: Callable[[dict[str, Any]], str]) -> None:
+    """Print what a process says of its caches: as JSON, or a line for each with these words."""
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return
     for each in found["caches"]:
-        click.echo(f"{_name(each)}: {_counted(each['purged'])} purged, {each['entries']:,} left")
+        name = printable(f"{each['from']} {each['filter']}")
+        click.echo(f"{name}: {words(each)}")
     if not found["caches"]:
         click.echo("there is no cache")
-
-
-def _name(each: dict[str, Any]) -> str:
-    return printable(f"{each['from']} {each['filter']}")
 
 
 def _counted(number: int) -> str:

@@ -45,6 +45,10 @@ class _MethodFirst(ConfigByOption):
 @click.option(
     "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
 )
+@click.option("--group", "groups", multiple=True, metavar="NAME", help="A group of the client; may be given again.")
+@click.option(
+    "--claim", "claims", multiple=True, metavar="NAME=VALUE", help="A claim of the client's token; may be given again."
+)
 @config_option("Explain with this configuration instead of a running process; may be given again.")
 @admin_option(
     f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None
@@ -57,7 +61,8 @@ class _MethodFirst(ConfigByOption):
 @output_option
 @secret_options
 def command(
-    method: str, url: str, identity: str, config: tuple[Path, ...], admin: tuple[str, int] | None,
+    method: str, url: str, identity: str, groups: tuple[str, ...], claims: tuple[str, ...],
+    config: tuple[Path, ...], admin: tuple[str, int] | None,
     headers: tuple[str, ...], gateway: str, listener: str, no_dns: bool, bind: tuple[str, ...], output: str,
     sources: tuple[SecretSource, ...],
 ) -> None:  # fmt: skip
@@ -84,6 +89,7 @@ def command(
     if method.upper() in METHODS:  # methods are case-sensitive, but nobody means another method here
         method = method.upper()
     pairs = [("method", method), ("url", url), ("as", identity), ("gateway", gateway), ("listener", listener)]
+    pairs += [("group", group) for group in groups] + [("claim", claim) for claim in claims]
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
     found = _of_files((*config, *sources), bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
     if output == "json":

@@ -65,6 +65,17 @@ def _identity(identity: Mapping[str, Any]) -> str:
     ways = [f"other gateways say who they are (X-Egress-Identity, {count} key{'s' if count > 1 else ''})"] * bool(count)
     if "trustDomains" in identity:
         ways.append(f"their certificates say who they are (SPIFFE ids of {_listed(identity['trustDomains'])})")
+    if "issuers" in identity:
+        issuers = _listed([each["issuer"] for each in identity["issuers"]])
+        ways.append(f"tokens of {issuers}, in {identity.get('header', 'the usual field')}")
+    if "users" in identity:
+        ways.append(f"passwords of {identity['users']} user{'s' if identity['users'] > 1 else ''}")
+    if "addresses" in identity:
+        ways.append(f"addresses in {identity['addresses']} network{'s' if identity['addresses'] > 1 else ''}")
+    if "proxyProtocol" in identity:
+        ways.append(f"PROXY headers of {_listed(identity['proxyProtocol'])} say the address")
+    if identity.get("required"):
+        ways.append("others are refused (407 or 401)")
     return "; ".join(ways)
 
 
@@ -174,9 +185,13 @@ def _limits(each: Mapping[str, Any], label: str) -> Iterator[Line]:
 def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
     if "dns" in backend:
         yield "  dns", backend["dns"], ""
+    if "cnames" in backend:
+        yield "", f"leads through {', '.join(backend['cnames'])}", ""
     for each in backend.get("addresses", ()):
         style = "" if each["verdict"] == "dial" else "red"
         yield "  address", f"{each['verdict']:<7}{each['address']} port {each['port']}: {each['why']}", style
+        if "reverse" in each:
+            yield "", f"names of {each['address']}: {each['reverse']}", style
     for each in backend.get("endpoints", ()):
         left = f", for {each['outForSeconds']:g} s more" if "outForSeconds" in each else ""
         style = "" if each["health"] == "healthy" else "red"
@@ -185,6 +200,11 @@ def _way(backend: Mapping[str, Any]) -> Iterator[Line]:
         yield "  circuits", f"open: {', '.join(backend['openCircuits'])}", "red"
     if backend.get("tls"):
         yield "  tls", _tls(backend["tls"]), ""
+        if failure := backend["tls"].get("latestFailure"):
+            yield "", f"{failure['secondsAgo']:g} s ago: {failure['message']}", "red"
+            yield "", failure["detail"], "red"
+            if failure["remedy"]:
+                yield "", f"remedy: {failure['remedy']}", ""
     elif "tls" in backend:
         yield "  tls", "none from the gateway", ""
     if backend.get("noProxy"):
@@ -220,6 +240,8 @@ def _tls(tls: Mapping[str, Any]) -> str:
         parts.append(f"client certificate {tls['clientCertificate']}")
     if "pins" in tls:
         parts.append(f"{tls['pins']} pins")
+    if "crl" in tls:
+        parts.append("revocation lists")
     return ", ".join(parts)
 
 

@@ -11,7 +11,7 @@ import click
 from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN
 
-__all__ = ["admin_option", "bind_option", "config_option", "output_option"]
+__all__ = ["admin_option", "api_token_option", "bind_option", "config_option", "output_option"]
 
 #: What `click.option` returns.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -19,6 +19,11 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 output_option: Decorator = click.option(
     "-o", "--output", type=click.Choice(("text", "json")), default="text", show_default=True
 )
+
+api_token_option: Decorator = click.option(
+    "--api-token-file", "token", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="The token of `run --api-token-file`, where the process has one.",
+)  # fmt: skip
 
 
 def config_option(help_text: str) -> Decorator:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
+from egressproxy.cli.client_options import CLIENT_OPTIONS, client_options
+from egressproxy.cli.client_settings import ClientSettings
 from egressproxy.cli.numbers import whole_number
 from egressproxy.cli.options import admin_option, bind_option, config_option
 from egressproxy.cli.secrets import secret_options
@@ -17,6 +21,7 @@ from egressproxy.cli.serving import serve, serving_options
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
+from egressproxy.net.tls_key_log import open_key_log
 from egressproxy.run_options import RunOptions
 
 __all__ = ["command"]
@@ -26,6 +31,37 @@ MIN_KEY_BYTES = 32
 MAX_KEY_BYTES = 4096
 #: More than any process has descriptors, or memory for requests.
 MAX_AT_ONCE = 10_000_000
+#: What is another default with a command: its output is its own, and it does not wait for what it has left behind.
+_BESIDE_A_COMMAND: Final = {"admin": None, "access_log": "off", "log_level": "warning", "drain_timeout_s": 1.0}
+#: Where `ctx.meta` has the command.
+_COMMAND: Final = f"{__name__}.command"
+
+
+def _key_log(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """The file, which can be written, and which nobody else can read. Raises click.BadParameter."""
+    if path is not None:
+        try:
+            os.close(open_key_log(path))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise click.BadParameter(f"{path}: {why}", param_hint="--tls-key-log") from None
+    return path
+
+
+class _WithCommand(ConfigByOption):
+    """What stands behind `--` is a command, whatever it looks like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's. Raises click.UsageError where nothing stands behind `--`."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_COMMAND] = args[:at], args[at + 1 :]
+            if not ctx.meta[_COMMAND] and not ctx.resilient_parsing:
+                raise click.UsageError("a command has to stand behind --", ctx)
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- CMD [ARG]...]"]
 
 
 def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> SecretBytes:
@@ -43,15 +79,15 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     return SecretBytes(written)
 
 
-@click.command("run", cls=ConfigByOption)
+@click.command("run", cls=_WithCommand)
 @config_option("A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.")
 @bind_option(
     "Where Gateways without `spec.addresses` listen; may be given again. From a network such as 127.0.1.0/24 every"
     " Gateway gets an address of its own. Whoever can reach the address can use the gateway."
 )
 @admin_option(
-    "Health, metrics and the configuration in service. Read-only except for POST /reload and, with --api-writes,"
-    " objects. `off`: none."
+    "Health, metrics and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
+    " /kill-switch and, with --api-writes, objects. `off`: none."
 )
 @serving_options
 @click.option(
@@ -93,10 +129,24 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     help="Requests and tunnels in progress at once, in each worker; further ones get 503, by priority and by what each"
     " tenant has. Default: no limit.",
 )  # fmt: skip
+@click.option(
+    "--tls-key-log", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE", callback=_key_log,
+    help="Write the keys of all TLS connections, of clients and to backends, to this file (NSS key log, for Wireshark)."
+    " Whoever has it can read recorded traffic: for debugging alone.",
+)  # fmt: skip
 @secret_options
+@click.option(
+    "--listener", metavar="NAME", default="",
+    help="The forward-proxy listener that the command uses, as LISTENER, GATEWAY/LISTENER or"
+    " NAMESPACE/GATEWAY/LISTENER, where there are several.",
+)  # fmt: skip
+@client_options
 @click.pass_context
-def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], **given: Any) -> None:
+def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: str, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
+
+    With a command behind `--` it serves as long as the command runs, which finds the gateway by its environment
+    (`egressproxy env`), and ends with its exit status. The options from --listener on are for this alone.
 
     Without --config it is an open forward proxy on 127.0.0.1:3128, for a first look; only this machine can reach it.
     With a configuration only what it allows may leave.
@@ -108,21 +158,42 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], **given: A
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
       egressproxy run --config policies/ --secret openai=/var/run/secrets/openai --secret-env front:token=FRONT_TOKEN
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
+      egressproxy run --config policies/ --secret agents/ca=egressproxy-ca -- npm ci
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
-    Exit status: 0 after a drain, 1 if the configuration or a listener fails at the start, 2 for wrong usage.
+    Exit status: 0 after a drain, 1 if the configuration or a listener fails at the start, 2 for wrong usage. With a
+    command, that of the command; 125 if the gateway fails, 126 if the command cannot be executed, 127 if there is none.
     """
+    wrapped: list[str] = ctx.meta.get(_COMMAND, [])
+    clients = {name: given.pop(name) for name in CLIENT_OPTIONS}
+    if wrapped:
+        beside = {name: each for name, each in _BESIDE_A_COMMAND.items() if _is_default(ctx, name)}
+        given |= beside
+    elif said := [name for name in ("listener", *CLIENT_OPTIONS) if not _is_default(ctx, name)]:
+        option = "--base-url" if said[0] == "base_urls" else f"--{said[0].replace('_', '-')}"
+        raise click.UsageError(f"{option} is for a command: write it behind --")
     options = RunOptions(secrets=sources, **given)
     _check_state(options)
     if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
     _check_writes(options)
-    if not options.is_configured and ctx.get_parameter_source("bind") is not ParameterSource.DEFAULT:
+    if not options.is_configured and not _is_default(ctx, "bind"):
         raise click.UsageError(
             "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
             " give --config, or leave --bind out"
         )
-    sys.exit(serve(options))
+    if not wrapped:
+        sys.exit(serve(options))
+    from egressproxy.cli.wrapped_command import free_port, run_wrapped
+
+    settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
+    if not options.is_configured:
+        options = replace(options, open_port=free_port())
+    sys.exit(run_wrapped(options, wrapped, settings, clients["token"], clients["ca"], listener))
+
+
+def _is_default(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT
 
 
 def _check_state(options: RunOptions) -> None:

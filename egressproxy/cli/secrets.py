@@ -18,12 +18,15 @@ from egressproxy.model.secret_source import SecretSource
 __all__ = ["secret_options", "secret_sources"]
 
 _TARGET: Final = re.compile(r"(?:(?P<namespace>[^/:=]+)/)?(?P<name>[^/:=]+)(?::(?P<key>[^/:=]+))?")
+#: The name of a cluster-scoped object, with the colons that those of signers have (Kubernetes: `signer:x:name`).
+_BUNDLE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.:]{0,251}[a-z0-9])?")
 _FORM: Final = "[NAMESPACE/]NAME[:KEY]=PATH"
 _FORM_ENV: Final = "[NAMESPACE/]NAME:KEY=VARIABLE"
+_FORM_BUNDLE: Final = "NAME=PATH"
 
 
 def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds `--secret`, `--secrets` and `--secret-env`; the command gets their values as `sources`."""
+    """Adds `--secret`, `--secrets`, `--secret-env` and `--trust-bundle`; the command gets their values as `sources`."""
 
     @click.option(
         "--secret", "secret", multiple=True, metavar=_FORM,
@@ -37,11 +40,21 @@ def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--secret-env", "secret_env", multiple=True, metavar=_FORM_ENV,
         help="One key of a Secret, in an environment variable that is read at the start; may be given again.",
     )  # fmt: skip
+    @click.option(
+        "--trust-bundle", "trust_bundle", multiple=True, metavar=_FORM_BUNDLE,
+        help="A ClusterTrustBundle: the CA certificates of a PEM file, or of those in a folder; may be given again.",
+    )  # fmt: skip
     @wraps(command)
     def with_sources(
-        *args: Any, secret: tuple[str, ...], secrets: tuple[Path, ...], secret_env: tuple[str, ...], **options: Any
+        *args: Any,
+        secret: tuple[str, ...],
+        secrets: tuple[Path, ...],
+        secret_env: tuple[str, ...],
+        trust_bundle: tuple[str, ...],
+        **options: Any,
     ) -> Any:
-        return command(*args, sources=secret_sources(secret, secrets, secret_env), **options)
+        sources = secret_sources(secret, secrets, secret_env) + _trust_bundles(trust_bundle)
+        return command(*args, sources=sources, **options)
 
     return with_sources
 
@@ -71,6 +84,19 @@ def secret_sources(
     for source in made:
         if source.variable:
             _forget(source.variable)
+    return tuple(made)
+
+
+def _trust_bundles(written: Sequence[str]) -> tuple[SecretSource, ...]:
+    """Raises click.BadParameter."""
+    made = []
+    for each in written:
+        name, _, path = each.partition("=")
+        if not _BUNDLE.fullmatch(name) or not path:
+            raise click.BadParameter(f"{each}: write {_FORM_BUNDLE}", param_hint="--trust-bundle")
+        if not Path(path).exists():
+            raise click.BadParameter(f"{path}: there is no such file or folder", param_hint="--trust-bundle")
+        made.append(SecretSource("", name, path=Path(path), is_trust_bundle=True))
     return tuple(made)
 
 

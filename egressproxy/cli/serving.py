@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -13,6 +13,9 @@ from egressproxy.cli.addresses import address_and_port
 from egressproxy.cli.numbers import memory_size, seconds, whole_number
 from egressproxy.cli.problems import show_problems
 from egressproxy.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from egressproxy.app import Started
 
 __all__ = ["MAX_WORKERS", "serve", "serving_options"]
 
@@ -74,8 +77,11 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def serve(options: RunOptions) -> int:
-    """Serve until a signal; returns the exit status. What is wrong with the configuration is shown."""
+def serve(options: RunOptions, started: Started | None = None) -> int:
+    """Serve until a signal; returns the exit status. What is wrong with the configuration is shown.
+
+    `started`: see `app.run`.
+    """
     if options.log_format == "json":
         from egressproxy.telemetry.json_lines import take_over
 
@@ -90,7 +96,7 @@ def serve(options: RunOptions) -> int:
     from egressproxy.config.reading.problems import ConfigError
 
     try:
-        return app.run(options, first)
+        return app.run(options, first, started)
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         return 1

@@ -35,4 +35,5 @@ def _told(written: list[str], left: list[str], words: list[str]) -> str:
     named = shlex.join(meant)
     if paths:
         return f"{named} is given without --config: write {command}"
-    return f"{named}: unexpected argument, and no such file; give a configuration with --config PATH"
+    told = f"{named}: unexpected argument, and no such file; give a configuration with --config PATH"
+    return f"{told}, and a command behind --" if written[1] == "run" else told

@@ -104,7 +104,7 @@ def test_nobody_at_the_admin_address_is_2_and_says_what_to_do():
     result = invoke("GET", "http://a.example/", "--admin", f"127.0.0.1:{free_port()}")
     assert result.exit_code == 2
     assert "does not answer" in result.output
-    assert "--config PATH explains manifests" in result.output
+    assert "--config PATH answers by manifests" in result.output
     assert "--admin" in result.output
 
 

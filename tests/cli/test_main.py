@@ -34,7 +34,17 @@ def test_every_verb_has_help_with_an_example(verb: str):
 
 
 @pytest.mark.parametrize(
-    ("verb", "of_verb"), [("audit", "verify"), ("audit", "show"), ("cache", "show"), ("cache", "purge")]
+    ("verb", "of_verb"),
+    [
+        ("audit", "verify"),
+        ("audit", "show"),
+        ("cache", "show"),
+        ("cache", "purge"),
+        ("ca", "init"),
+        ("ca", "show"),
+        ("ca", "rotate"),
+        ("ca", "trust"),
+    ],
 )
 def test_every_part_of_a_verb_has_help_with_an_example_and_one_whole_line_in_the_list(verb: str, of_verb: str):
     result = CliRunner().invoke(main, [verb, of_verb, "-h"])

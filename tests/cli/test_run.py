@@ -20,7 +20,7 @@ from egressproxy.run_options import RunOptions
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     seen: list[RunOptions] = []
 
-    def run(options: RunOptions, _first: LoaderProcess | None) -> int:
+    def run(options: RunOptions, _first: LoaderProcess | None, _started: app.Started | None) -> int:
         seen.append(options)
         return 0
 
@@ -122,7 +122,7 @@ def test_an_address_to_bind_without_a_configuration_is_not_left_out_in_silence(a
 
 
 def test_the_status_of_the_run_is_the_exit_status(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(app, "run", lambda _options, _first: 1)
+    monkeypatch.setattr(app, "run", lambda *_: 1)
     assert invoke().exit_code == 1
 
 
@@ -134,7 +134,7 @@ def test_a_bad_configuration_shows_every_problem_and_is_1(monkeypatch: pytest.Mo
         Problem("b.yaml", 0, 0, "", "", "cannot be read"),
     ]
 
-    def run(_options: RunOptions, _first: LoaderProcess | None) -> int:
+    def run(_options: RunOptions, _first: LoaderProcess | None, _started: app.Started | None) -> int:
         raise ConfigError(problems)
 
     monkeypatch.setattr(app, "run", run)

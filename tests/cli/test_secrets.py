@@ -79,7 +79,7 @@ def test_an_option_without_the_namespace_is_told_how_to_write_it(folder: Path):
 
 def test_run_takes_variables_out_of_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[RunOptions] = []
-    monkeypatch.setattr(app, "run", lambda options, _first: seen.append(options) or 0)
+    monkeypatch.setattr(app, "run", lambda options, *_: seen.append(options) or 0)
     monkeypatch.setenv("KEY", "hush")
     result = invoke(
         "run", "-c", folder / "a.yaml", "--secret-env", "agents/key:token=KEY", "--secret", f"a/b:c={folder / 'token'}",

@@ -36,6 +36,7 @@ def test_what_is_no_path_is_named_too(given: list[str]):
     assert result.exit_code == 2
     assert "my-config: unexpected argument, and no such file" in result.output
     assert "--config PATH" in result.output
+    assert ("a command behind --" in result.output) == (given[0] == "run")
 
 
 def test_diff_takes_its_configurations_either_way(tmp_path: Path):

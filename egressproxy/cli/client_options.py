@@ -1,0 +1,79 @@
+"""Options of `env` and `run -- CMD`: what clients are told besides where the gateway is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from egressproxy.cli.client_settings import LOCAL, PROVIDERS
+
+__all__ = ["CLIENT_OPTIONS", "client_options"]
+
+#: Longer than any token: the file is another.
+_MAX_TOKEN_BYTES: Final = 16_384
+
+
+def _base_urls(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for value in values:
+        name, equals, url = value.partition("=")
+        if not equals or name not in PROVIDERS:
+            raise click.BadParameter(f"{value!r} is not NAME=URL with a NAME of {', '.join(PROVIDERS)}")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise click.BadParameter(f"{url!r} is not a URL: give one such as http://127.0.0.1:8080/{name}")
+        found[name] = url
+    return found
+
+
+def _hosts(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in value.split(",") if each.strip())
+
+
+def _token(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        with path.open("rb") as file:
+            written = file.read(_MAX_TOKEN_BYTES + 1).strip()
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}") from None
+    if not 0 < len(written) <= _MAX_TOKEN_BYTES or not written.isascii() or len(written.split()) != 1:
+        raise click.BadParameter(f"{path} has no token: one word of ASCII, {_MAX_TOKEN_BYTES:,} bytes at most")
+    return written.decode("ascii")
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--no-proxy", metavar="HOSTS", default=",".join(LOCAL), show_default=True, callback=_hosts,
+        help="Hosts that clients reach without the gateway, with commas between them.",
+    ),
+    click.option(
+        "--token-file", "token", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", callback=_token,
+        help="The file of a token that clients show the gateway (`identity.token`): the password in the URL of the"
+        " proxy.",
+    ),
+    click.option(
+        "--base-url", "base_urls", multiple=True, metavar="NAME=URL", callback=_base_urls,
+        help=f"The base URL of a provider on a reverse listener, for clients that know no proxy; NAME is one of"
+        f" {', '.join(PROVIDERS)}. May be given again.",
+    ),
+    click.option(
+        "--ca", type=click.Path(exists=True, path_type=Path), metavar="PATH",
+        help="The CA that clients have to trust where tunnels are opened (`intercept`): a file of PEM, or a folder with"
+        " ca.crt.",
+    ),
+)  # fmt: skip
+#: Their names as parameters.
+CLIENT_OPTIONS: Final = ("no_proxy", "token", "base_urls", "ca")
+
+
+def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that CLIENT_OPTIONS names."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,112 @@
+"""ClientSettings: the variables of the environment by which client programs find the gateway, and trust its CA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from egressproxy.model.authority import Authority
+
+__all__ = ["LOCAL", "PROVIDERS", "STORE_PASSWORD", "ClientSettings", "Proxy", "inherited"]
+
+#: What clients reach without the gateway: programs beside them, which the gateway would not let them reach.
+LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+#: Each in capitals and in small letters: for http:// curl and wget read the latter alone, some programs the former.
+_PROXY: Final = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+#: Each names a file that replaces the roots which the client has, so that it has to have them, too.
+_TRUST: Final = (
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE",
+    "PIP_CERT", "CARGO_HTTP_CAINFO", "DENO_CERT", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "npm_config_cafile",  # where an npmrc has a cafile, that goes before NODE_EXTRA_CA_CERTS
+)  # fmt: skip
+#: The variables by which SDKs are told another base URL.
+PROVIDERS: Final = {"openai": "OPENAI_BASE_URL", "anthropic": "ANTHROPIC_BASE_URL", "aws": "AWS_ENDPOINT_URL"}
+#: Options of Java that are ours: those that an earlier `env` has set are replaced.
+_JAVA: Final = ("-Dhttp.proxy", "-Dhttps.proxy", "-Dhttp.nonProxyHosts=", "-Djavax.net.ssl.trustStore")
+#: Of the trust store for Java. It protects nothing: all that is in there is public.
+STORE_PASSWORD: Final = "changeit"  # noqa: S105
+
+
+class Proxy(NamedTuple):
+    """A forward-proxy listener, as clients name it. `token` is what they show it, "" for nothing."""
+
+    scheme: str
+    host: str
+    port: int
+    token: str = ""
+
+    @classmethod
+    def of(cls, url: str) -> Proxy:
+        """Reads `http://HOST:PORT`. Raises ValueError."""
+        parts = urlsplit(url)
+        with suppress(ValueError):  # of the port
+            if parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and not parts.query:
+                port = parts.port or (443 if parts.scheme == "https" else 80)
+                return cls(parts.scheme, parts.hostname, port, unquote(parts.password or ""))
+        shown = url.rpartition("@")[2]  # what stands before it may be a secret
+        raise ValueError(f"{shown!r} is not the URL of a proxy: give one such as http://127.0.0.1:3128")
+
+    def url(self) -> str:
+        """With the token as the password, where every client can send it."""
+        who = f"token:{quote(self.token, safe='')}@" if self.token else ""
+        return f"{self.scheme}://{who}{Authority(self.host, self.port)}"
+
+    def __repr__(self) -> str:
+        return f"Proxy({self._replace(token='').url()})"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """`no_proxy`: hosts that are reached without the gateway. `bundle`: a file of PEM with all roots that are trusted,
+    `java_store` the same for Java. `base_urls`: by provider (PROVIDERS).
+    """
+
+    proxy: Proxy | None = None
+    no_proxy: tuple[str, ...] = LOCAL
+    bundle: Path | None = None
+    java_store: Path | None = None
+    base_urls: Mapping[str, str] = field(default_factory=dict)
+
+    def variables(self, java_options: str = "") -> dict[str, str]:
+        """What each client needs, by the names of the variables. `java_options`: those that Java has already."""
+        found: dict[str, str] = {}
+        if self.proxy is not None:
+            url = self.proxy.url()
+            for name in _PROXY:
+                found[name] = found[name.lower()] = url
+            found["NODE_USE_ENV_PROXY"] = "1"  # Node.js 22.21 and 24.5 on; older ones have no such thing
+        if self.proxy is not None or self.base_urls:
+            found["NO_PROXY"] = found["no_proxy"] = ",".join(self._around())
+        if self.bundle is not None:
+            found |= dict.fromkeys(_TRUST, str(self.bundle))
+        if java := self._java():
+            kept = [each for each in java_options.split() if not each.startswith(_JAVA)]
+            found["JAVA_TOOL_OPTIONS"] = " ".join((*kept, java))
+        return found | {PROVIDERS[name]: url for name, url in self.base_urls.items()}
+
+    def _around(self) -> tuple[str, ...]:
+        """The hosts of base URLs, too: there the gateway is the server, and no proxy is between."""
+        hosts = (urlsplit(url).hostname or "" for url in self.base_urls.values())
+        return tuple(dict.fromkeys((*self.no_proxy, *hosts)))
+
+    def _java(self) -> str:
+        """Java takes no variable but that of its options."""
+        found = []
+        if self.proxy is not None:
+            for scheme in ("http", "https"):
+                found.append(f"-D{scheme}.proxyHost={self.proxy.host} -D{scheme}.proxyPort={self.proxy.port}")
+            hosts = (f"[{each}]" if ":" in each else f"*{each}" if each[:1] == "." else each for each in self._around())
+            found.append(f"-Dhttp.nonProxyHosts={'|'.join(hosts)}")
+        if self.java_store is not None:
+            found.append(f"-Djavax.net.ssl.trustStore={self.java_store}")
+            found.append(f"-Djavax.net.ssl.trustStorePassword={STORE_PASSWORD}")
+        return " ".join(found)
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a command keeps of an environment: all but the variables that name other proxies, or ways round any."""
+    return {name: value for name, value in environment.items() if not name.lower().endswith(("_proxy", "_noproxy"))}

@@ -1,0 +1,314 @@
+"""`egressproxy run -- CMD`: a gateway for as long as one command runs.
+
+Three processes: this one, which waits; the gateway, in a session of its own, so that the terminal's Ctrl-C is the
+command's alone; and the command, in the process group that it would be in without us. The kernel ends the other two
+when this one dies. Signals that are sent to this process are the command's; those that a terminal sends go to the whole
+group, and the command has them already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from socket import AF_INET, socket
+from tempfile import TemporaryDirectory
+from types import FrameType, TracebackType
+from typing import Any, Final, NoReturn
+
+import click
+
+from egressproxy.cli.client_settings import ClientSettings, Proxy, inherited
+from egressproxy.cli.serving import serve
+from egressproxy.model.forward_listener import ForwardListener
+from egressproxy.run_options import RunOptions
+
+__all__ = ["NotUsable", "chosen_listener", "free_port", "run_wrapped"]
+
+#: What `env`, `timeout` and `docker run` end with where not the command has failed.
+_FAILED: Final = 125
+_NOT_EXECUTABLE: Final = 126
+_NOT_FOUND: Final = 127
+
+_FORWARDED: Final = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+#: Source: prctl(2), <linux/prctl.h>.
+_PR_SET_PDEATHSIG: Final = 1
+#: Longer than the gateway needs behind its drain timeout.
+_END_S: Final = 5.0
+
+
+class _Signalled(Exception):
+    """A signal came before the command was there to have it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class NotUsable(Exception):
+    """The gateway is there, and the command cannot be given it; the message says why."""
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody has."""
+    with socket(AF_INET) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def run_wrapped(
+    options: RunOptions, command: Sequence[str], settings: ClientSettings, token: str, ca: Path | None, listener: str
+) -> int:
+    """Serve until the command has ended; returns its exit status, or ends with the signal that has ended it.
+
+    `token`, `ca`, `listener`: as in the options of these names.
+    """
+    if not shutil.which(command[0]):
+        return _not_run(command[0])
+    ended_by = 0
+    status = _FAILED
+    try:
+        with ExitStack() as files, _Signals() as signals, _Gateway(options) as gateway:
+            listeners = gateway.wait_until_ready()
+            if listeners is None:
+                return _FAILED  # it has said why
+            variables = _variables(chosen_listener(listeners, listener), settings, token, ca, files)
+            signals.block()
+            status = _run(command, inherited(os.environ) | variables, gateway, signals)
+    except _Signalled as signalled:
+        ended_by = signalled.number
+    except NotUsable as problem:
+        click.echo(f"egressproxy: {problem}", err=True)
+    if status < 0:
+        ended_by = -status
+    return _die_by(ended_by) if ended_by else status
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], gateway: _Gateway, signals: _Signals) -> int:
+    """Run it to its end: its exit status, or the negative number of the signal that has ended it."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signals.restore()
+        _end_with(parent, signal.SIGTERM)
+
+    try:
+        # No thread is here that could hold a lock at the fork.
+        child = subprocess.Popen(command, env=environment, preexec_fn=prepare, close_fds=False)  # noqa: S603
+    except OSError:
+        return _not_run(command[0])
+    is_told = False
+    while (status := child.poll()) is None:
+        if not is_told and gateway.has_ended():
+            # Its port may be anybody's from now on.
+            click.echo(f"egressproxy: the gateway has ended, so that {command[0]} is ended, too", err=True)
+            is_told = True
+            child.terminate()
+        came = signal.sigwaitinfo((*_FORWARDED, signal.SIGCHLD))
+        if came.si_signo != signal.SIGCHLD and came.si_code <= 0:  # of a process; the kernel's own are a terminal's
+            child.send_signal(came.si_signo)
+    return _FAILED if is_told else status
+
+
+def _not_run(name: str) -> int:
+    if os.path.exists(name) if "/" in name else shutil.which(name, os.F_OK):
+        click.echo(f"egressproxy: {name} cannot be executed", err=True)
+        return _NOT_EXECUTABLE
+    click.echo(f"egressproxy: {name}: there is no such command", err=True)
+    return _NOT_FOUND
+
+
+def chosen_listener(listeners: Sequence[ForwardListener], wanted: str) -> ForwardListener | None:
+    """The one that is `wanted`, or the only one; None where there is none, and none is wanted. Raises NotUsable."""
+    fitting = [each for each in listeners if f"/{each.name}".endswith(f"/{wanted}")] if wanted else [*listeners]
+    names = ", ".join(each.name for each in listeners) or "none"
+    if len(fitting) > 1:
+        raise NotUsable(f"there are several forward-proxy listeners ({names}): name one of them with --listener")
+    if wanted and not fitting:
+        raise NotUsable(f"--listener {wanted}: no forward-proxy listener has that name; there are: {names}")
+    return fitting[0] if fitting else None
+
+
+def _variables(
+    chosen: ForwardListener | None, settings: ClientSettings, token: str, ca: Path | None, files: ExitStack
+) -> dict[str, str]:
+    """What the command finds in its environment. What it names is there until `files` ends. Raises NotUsable."""
+    from egressproxy.cli.trust_bundle import (
+        TrustProblem,
+        certificates,
+        is_root,
+        read_ca,
+        write_bundle,
+        write_java_store,
+    )
+
+    if chosen is None and not settings.base_urls:
+        raise NotUsable("there is no forward-proxy listener that clients could use: add one, or give --base-url")
+    trusted = ""
+    if chosen is not None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(chosen.address, chosen.address)  # noqa: S104
+        settings = replace(settings, proxy=Proxy("https" if chosen.is_tls else "http", host, chosen.port, token))
+        trusted = chosen.signing_ca
+    try:
+        if ca is not None:
+            trusted += read_ca(ca)
+        if trusted:
+            if not any(map(is_root, certificates(trusted))):
+                click.echo(
+                    "egressproxy: the CA of opened tunnels is signed by another, which many clients have to have: give"
+                    " --ca with its ca.crt",
+                    err=True,
+                )
+            folder = Path(files.enter_context(TemporaryDirectory(prefix="egressproxy-")))
+            bundle, store = folder / "bundle.pem", folder / "bundle.p12"
+            write_java_store(store, write_bundle(bundle, trusted))
+            settings = replace(settings, bundle=bundle, java_store=store)
+    except TrustProblem as problem:
+        raise NotUsable(str(problem)) from None
+    except OSError as error:
+        raise NotUsable(f"{error.filename}: {error.strerror or error}") from None
+    return settings.variables(os.environ.get("JAVA_TOOL_OPTIONS", ""))
+
+
+class _Signals:
+    """What becomes of signals to this process: at first they end all, later on they wait for `sigwaitinfo`."""
+
+    def __enter__(self) -> _Signals:
+        self._before: dict[signal.Signals, Any] = {}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        for number in _FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it, and shells for what is in background
+                self._before[number] = signal.signal(number, _raise)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """What comes from here on has no one to go to any more."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def block(self) -> None:
+        """From now on."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGCHLD))
+
+    def restore(self) -> None:
+        """In the command's process: nothing is blocked that was not when we began."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+
+class _Gateway:
+    """The process that serves."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._pid = 0
+        self._status: int | None = None
+
+    def __enter__(self) -> _Gateway:
+        parent = os.getpid()
+        self._ready, told = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._ready)
+            _serve(self._options, parent, told)
+        os.close(told)
+        return self
+
+    def wait_until_ready(self) -> list[ForwardListener] | None:
+        """Its forward-proxy listeners; None where it has ended instead. Raises _Signalled."""
+        with open(self._ready, "rb", closefd=False) as pipe:
+            said = pipe.read()
+        return [ForwardListener(*each) for each in json.loads(said)] if said else None
+
+    def has_ended(self) -> bool:
+        if self._status is None:
+            with suppress(ChildProcessError):
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    self._status = status
+        return self._status is not None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Have it drain, and end it where it does not."""
+        os.close(self._ready)
+        if self.has_ended():
+            return
+        descriptor = os.pidfd_open(self._pid)
+        try:
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            os.kill(self._pid, signal.SIGTERM)
+            if not ended.poll((self._options.drain_timeout_s + _END_S) * 1000):
+                os.kill(self._pid, signal.SIGKILL)
+                ended.poll()
+        finally:
+            os.close(descriptor)
+            self.has_ended()
+
+
+def _serve(options: RunOptions, parent: int, told: int) -> NoReturn:
+    """The gateway's process, from its fork to its end."""
+    status = _FAILED
+    try:
+        for number in _FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        _end_with(parent, signal.SIGTERM)
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)  # what is typed is for the command
+
+        def started(listeners: Sequence[ForwardListener]) -> None:
+            with open(told, "w", encoding="utf-8") as pipe:
+                json.dump(listeners, pipe)
+
+        status = serve(options, started)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _end_with(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send this signal when the parent dies, whatever it dies of."""
+    _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(_FAILED)
+
+
+_prctl: Callable[..., int] = ctypes.CDLL(None).prctl
+
+
+def _die_by(number: int) -> int:
+    """As the command has died, so that shells and supervisors see the same; the first process of a container cannot."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command's core is the one to look at
+    with suppress(OSError, ValueError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+    return 128 + number
+
+
+def _raise(number: int, _frame: FrameType | None) -> NoReturn:
+    raise _Signalled(number)
