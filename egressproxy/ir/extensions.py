@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egressproxy.ir.gateway import ConfigIR
+from egressproxy.ir.gateway import ConfigIR, every_listener
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR, MirrorIR, WeightedBackend
 
@@ -16,7 +16,7 @@ def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
 
     One that several places share comes once for each.
     """
-    for listener in config.listeners:
+    for listener in every_listener(config):
         yield from _with_called(listener.extensions)
         if listener.default_backend is not None:
             yield from listener.default_backend.extensions
@@ -30,7 +30,7 @@ def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
 
 def chains(config: ConfigIR) -> Iterator[tuple[ExtensionIR, ...]]:
     """The filters of each listener and rule, and of each of these with one of its backends, which run together."""
-    for listener in config.listeners:
+    for listener in every_listener(config):
         yield listener.extensions
         for route in listener.http_routes:
             for rule in route.rules:

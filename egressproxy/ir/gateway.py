@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from egressproxy.ir.identity import CertificateClientIR
 from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
 from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
@@ -16,7 +18,10 @@ __all__ = [
     "ListenerIR",
     "ListenerProtocol",
     "ListenerTlsIR",
+    "SubjectIR",
     "TlsMode",
+    "VariantIR",
+    "every_listener",
 ]
 
 
@@ -28,6 +33,13 @@ class ListenerProtocol(str, Enum):
     TLS = "TLS"
     TCP = "TCP"
     FORWARD_PROXY = "egressproxy.io/forward-proxy"
+    SOCKS5 = "egressproxy.io/socks5"
+    TRANSPARENT = "egressproxy.io/transparent"
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether clients name destinations, which a policy allows."""
+        return self in (ListenerProtocol.FORWARD_PROXY, ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
 
 
 class TlsMode(str, Enum):
@@ -53,13 +65,15 @@ class ClientCertificatesIR:
     revoked by one of these lists (PEM), of which each authority in its chain needs one then.
 
     `takes_any`: every client is accepted, also without a certificate or with an invalid one (GEP-91).
-    `trust_domains`: the SPIFFE id of a certificate says who the client is, where it is of one of these.
+    `trust_domains`: the SPIFFE id of a certificate says who the client is, where it is of one of these. `known`: who
+    shows which other certificates.
     """
 
     ca_pem: str
     takes_any: bool = False
     crl_pem: str = ""
     trust_domains: tuple[str, ...] = ()
+    known: tuple[CertificateClientIR, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,26 @@ class ListenerTlsIR:
 
 
 @dataclass(frozen=True, slots=True)
+class SubjectIR:
+    """Clients of this namespace, service account and group, with this claim (name, value). "" and None ask for
+    nothing; all the others have to fit.
+    """
+
+    namespace: str = ""
+    service_account: str = ""
+    group: str = ""
+    claim: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VariantIR:
+    """The listener as it is for clients for whom exactly these policies with `subjects` hold (namespace/name)."""
+
+    policies: frozenset[str]
+    listener: ListenerIR
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerIR:
     """One listener of one Gateway that can be programmed. Several may share an address and port (told apart by
     hostname).
@@ -79,6 +113,8 @@ class ListenerIR:
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
     `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route
     matches but the policy allows.
+    `subjects` are the clients that policies are for which have any, by policy, and `variants` what such clients get.
+    All else is for the other clients. A client for whom a set of policies holds that has no variant is refused.
     """
 
     gateway: str
@@ -94,6 +130,8 @@ class ListenerIR:
     policy: PolicyIR = NO_POLICY
     extensions: tuple[ExtensionIR, ...] = ()
     default_backend: WeightedBackend | None = None
+    subjects: tuple[tuple[str, tuple[SubjectIR, ...]], ...] = ()
+    variants: tuple[VariantIR, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +140,11 @@ class ConfigIR:
 
     listeners: tuple[ListenerIR, ...] = ()
     generation: int = 0
+
+
+def every_listener(config: ConfigIR) -> Iterator[ListenerIR]:
+    """The listeners, each before its variants."""
+    for listener in config.listeners:
+        yield listener
+        for variant in listener.variants:
+            yield variant.listener

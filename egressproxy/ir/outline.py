@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from egressproxy.ir.backend import BackendIR
-from egressproxy.ir.gateway import ConfigIR
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import ExtensionIR, PolicyIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
@@ -38,12 +38,14 @@ _NAMES: Final = {
     "parent_credentials": "parent.credentialsRef", "parent_dns": "parent.dns",
     "parent_identity_key": "parent.identityKeyRef",
     "no_proxy": "parent.noProxy",
+    "is_required": "required", "key_set": "jwks", "token_field": "header", "senders": "proxyProtocol.from",
 }  # fmt: skip
 #: What stands in objects of its own, or is said in another way.
 _APART: Final = frozenset(
     {
         "http_routes", "tls_routes", "tcp_routes", "default_backend", "extensions", "backends", "rules",
-        "gateway", "parent", "other_parents", "folder", "settings", "scope", "name", "named", "place",
+        "gateway", "parent", "other_parents", "folder", "settings", "scope", "name", "named", "place", "variants",
+        "denied_names",
     }
 )  # fmt: skip
 
@@ -53,15 +55,29 @@ def outline(config: ConfigIR) -> Outline:
     made: Outline = {}
     for listener in config.listeners:
         place = f"{listener.gateway}/{listener.name}"
-        common = dict(_policy(listener.policy))
-        own = made[f"Listener {place}"] = {**dict(_fields(listener)), **common, **_filters(listener.extensions)}
-        if listener.default_backend is not None:
-            own |= _backends(made, (listener.default_backend,), common, place)
-        for route in listener.http_routes:
-            _add_route(made, route, common, place)
-        for stream in (*listener.tls_routes, *listener.tcp_routes):
-            _add_stream(made, stream, common, place)
+        _add_listener(made, listener, place)
+        for variant in listener.variants:
+            _add_variant(made, variant, place)
     return made
+
+
+def _add_listener(made: Outline, listener: ListenerIR, place: str) -> None:
+    common = dict(_policy(listener.policy))
+    own = made[f"Listener {place}"] = {**dict(_fields(listener)), **common, **_filters(listener.extensions)}
+    if listener.default_backend is not None:
+        own |= _backends(made, (listener.default_backend,), common, place)
+    for route in listener.http_routes:
+        _add_route(made, route, common, place)
+    for stream in (*listener.tls_routes, *listener.tcp_routes):
+        _add_stream(made, stream, common, place)
+
+
+def _add_variant(made: Outline, variant: VariantIR, place: str) -> None:
+    """What is otherwise for the clients of a variant than for others."""
+    own: Outline = {}
+    _add_listener(own, variant.listener, place)
+    clients = f", for subjects of {', '.join(sorted(variant.policies))}"
+    made |= {f"{name}{clients}": values for name, values in own.items() if made.get(name) != values}
 
 
 def _add_route(made: Outline, route: HttpRouteIR, common: Mapping[str, Any], place: str) -> None:

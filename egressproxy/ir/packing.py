@@ -7,13 +7,14 @@ specs and nothing else: a name that is no spec's, nor that of a filter's setting
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from itertools import chain
 from typing import Any, Final
 
-from egressproxy.ir import backend, gateway, policy, resilience, route
-from egressproxy.ir.gateway import ConfigIR
+from egressproxy.ir import backend, gateway, identity, policy, resilience, route
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.pickling import ADDRESSES, Pickler, Unpickler, classes
 from egressproxy.model.steps import Cooperative
@@ -29,7 +30,7 @@ _KNOWN: Final = classes(
     each
     for each in (
         *ADDRESSES,
-        *chain(*(vars(module).values() for module in (backend, gateway, policy, resilience, route))),
+        *chain(*(vars(module).values() for module in (backend, gateway, identity, policy, resilience, route))),
     )
     if isinstance(each, type) and each.__module__.startswith(("egressproxy.", "ipaddress"))
 )
@@ -45,13 +46,19 @@ def pack(config: ConfigIR) -> bytes:
     buffer = io.BytesIO()
     pickler = Pickler(buffer, protocol=5)
     pickler.dump((config.generation, len(config.listeners)))
-    for listener in config.listeners:
+    _pack_listeners(pickler, config.listeners)
+    return buffer.getvalue()
+
+
+def _pack_listeners(pickler: Pickler, listeners: Iterable[ListenerIR]) -> None:
+    for listener in listeners:
         routes = [getattr(listener, kind) for kind in _KINDS_OF_ROUTE]
-        pickler.dump((replace(listener, http_routes=(), tls_routes=(), tcp_routes=()), [len(each) for each in routes]))
+        rest = replace(listener, http_routes=(), tls_routes=(), tcp_routes=(), variants=())
+        pickler.dump((rest, [len(each) for each in routes], [each.policies for each in listener.variants]))
         for each in routes:
             for at in range(0, len(each), ROUTES):
                 pickler.dump(each[at : at + ROUTES])
-    return buffer.getvalue()
+        _pack_listeners(pickler, (variant.listener for variant in listener.variants))
 
 
 def unpacking(packed: bytes) -> Cooperative[ConfigIR]:
@@ -59,21 +66,28 @@ def unpacking(packed: bytes) -> Cooperative[ConfigIR]:
     unpickler = Unpickler(io.BytesIO(packed), _find, "part of a configuration")
     try:
         generation, count = unpickler.load()
-        listeners = []
-        for _ in range(count):
-            listener, lengths = unpickler.load()
-            routes: list[tuple[Any, ...]] = []
-            for length in lengths:
-                each: list[Any] = []
-                while len(each) < length:
-                    each += unpickler.load()
-                    yield None
-                routes.append(tuple(each))
-            listeners.append(replace(listener, **dict(zip(_KINDS_OF_ROUTE, routes, strict=True))))
-            yield None
-        return ConfigIR(tuple(listeners), generation)
+        listeners = yield from _unpacking_listeners(unpickler, count)
+        return ConfigIR(listeners, generation)
     except Exception as error:  # pickle raises nearly everything
         raise PackingError(f"no packed configuration ({type(error).__name__})") from None
+
+
+def _unpacking_listeners(unpickler: Unpickler, count: int) -> Cooperative[tuple[ListenerIR, ...]]:
+    listeners = []
+    for _ in range(count):
+        listener, lengths, sets = unpickler.load()
+        routes: list[tuple[Any, ...]] = []
+        for length in lengths:
+            each: list[Any] = []
+            while len(each) < length:
+                each += unpickler.load()
+                yield None
+            routes.append(tuple(each))
+        own = yield from _unpacking_listeners(unpickler, len(sets))
+        variants = tuple(VariantIR(policies, variant) for policies, variant in zip(sets, own, strict=True))
+        listeners.append(replace(listener, **dict(zip(_KINDS_OF_ROUTE, routes, strict=True)), variants=variants))
+        yield None
+    return tuple(listeners)
 
 
 def _find(module: str, name: str) -> type | None:

@@ -8,6 +8,7 @@ from enum import Enum
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
+from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
@@ -23,18 +24,22 @@ __all__ = [
     "DestinationRule",
     "DestinationsIR",
     "DnsIR",
+    "Dnssec",
     "ExtensionIR",
     "Family",
     "FieldFault",
     "FilterSettings",
     "HedgingIR",
+    "InterceptIR",
     "LimitsIR",
     "Mode",
+    "NameDenial",
     "Network",
     "PolicyIR",
     "Priority",
     "RetryBudgetIR",
     "RetryIR",
+    "ReverseCheck",
     "SniCheck",
     "TimeoutsIR",
     "entry_text",
@@ -52,11 +57,31 @@ class Mode(str, Enum):
 
 
 class Family(str, Enum):
-    """EgressPolicy `dns.family`: the addresses that are asked for."""
+    """EgressPolicy `dns.family`: the addresses that are asked for, and which are tried first."""
 
     ANY = "Any"
     IPV4 = "IPv4"
     IPV6 = "IPv6"
+    IPV4_PREFERRED = "IPv4Preferred"
+    IPV6_PREFERRED = "IPv6Preferred"
+
+
+class Dnssec(str, Enum):
+    """EgressPolicy `dns.dnssec`: whether answers count that the server does not call authentic (the AD bit)."""
+
+    OFF = "Off"
+    REQUIRE = "Require"
+
+
+class ReverseCheck(str, Enum):
+    """EgressPolicy `dns.reverseCheck`: whether the names of an address (PTR) have to agree with the one that led there.
+
+    REPORT dials at once, and notes what ENFORCE would deny.
+    """
+
+    OFF = "Off"
+    REPORT = "Report"
+    ENFORCE = "Enforce"
 
 
 class Priority(str, Enum):
@@ -85,8 +110,8 @@ class DestinationRule:
 
     `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
     `cidrs` match a client that named an address. `policy` is the EgressPolicy that wrote the entry. `intercepts`: it
-    denies names of an `intercept` section, which is not supported yet. `is_firm`: it denies in mode Report, too, since
-    that mode was set by a more specific policy than this one.
+    denies names of an `intercept` section that is not served where it stands. `is_firm`: it denies in mode Report, too,
+    since that mode was set by a more specific policy than this one.
     """
 
     hostnames: tuple[str, ...] = ()
@@ -107,7 +132,7 @@ class DestinationsIR:
     In the policy of a rule or of its backends the groups of Gateway and listener are left out: the route is the
     permission there. Their `deny` is kept, and a rule's `deny` holds that of its backends' policies too.
     The first `firm_allow` groups hold in modes Report and Open, too: a more specific policy has set the mode.
-    `withheld` are entries of `allow` without effect, since they are for some clients only (`subjects`); for messages.
+    `withheld` are entries of `allow` that are for other clients (`subjects`); for messages to who fits no subjects.
     """
 
     allow: tuple[tuple[DestinationRule, ...], ...] = ()
@@ -143,6 +168,19 @@ class AddressDenial:
 
 
 @dataclass(frozen=True, slots=True)
+class NameDenial:
+    """Names that no allowed name may lead to by CNAME records: the hostnames of an entry of `destinations.deny`.
+
+    `hostnames` and `ports` as in DestinationRule; `reports` as in AddressDenial.
+    """
+
+    hostnames: tuple[str, ...]
+    ports: tuple[int, ...] = ()
+    policy: str = "-"
+    reports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AddressBound:
     """`addresses.only` of one policy: what names lead to outside of these ranges is closed. Empty: everything is."""
 
@@ -154,35 +192,61 @@ class AddressBound:
 class AddressesIR:
     """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect).
 
-    Of these what no `deny` closes, at whatever level, and what stands within every `only`. It is a part of every
-    ConnectionIR, and its lists may be long: its hash does not walk over them.
+    Of these what no `deny` closes, at whatever level, and what stands within every `only`. What leads to a denied name
+    on the way is closed, too. It is a part of every ConnectionIR, and its lists may be long: its hash does not walk
+    over them.
     """
 
     allow: tuple[tuple[AddressAllowance, ...], ...] = ()
     policy: str = "-"
     deny: tuple[AddressDenial, ...] = ()
     only: tuple[AddressBound, ...] = ()
+    denied_names: tuple[NameDenial, ...] = ()
 
     def __hash__(self) -> int:
         # The last of each is that of the most specific policy, in which places differ.
         allowed = [(each.hostnames[-1:], each.cidrs[-1:]) for group in self.allow[-1:] for each in group[-1:]]
         denied = [(each.policy, len(each.cidrs), each.cidrs[-1:], each.reports) for each in self.deny[-1:]]
         bounds = [(each.policy, len(each.cidrs), each.cidrs[-1:]) for each in self.only[-1:]]
-        return hash((self.policy, len(self.allow), len(self.deny), len(self.only), *allowed, *denied, *bounds))
+        names = [
+            (each.policy, len(each.hostnames), each.hostnames[-1:], each.reports) for each in self.denied_names[-1:]
+        ]
+        lengths = map(len, (self.allow, self.deny, self.only, self.denied_names))
+        return hash((self.policy, *lengths, *allowed, *denied, *bounds, *names))
 
 
 @dataclass(frozen=True, slots=True)
 class DnsIR:
-    """`servers` empty: those of /etc/resolv.conf. Entries: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`."""
+    """`servers` empty: those of /etc/resolv.conf. Entries: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`,
+    `https://ip[:port][/path][#name]`.
+    """
 
     servers: tuple[str, ...] = ()
-    transport: str = "udp"  # udp | tcp | tls
+    transport: str = "udp"  # udp | tcp | tls | https
     timeout_s: float = 5.0
     hosts: tuple[tuple[str, tuple[IPAddress, ...]], ...] = ()
     min_ttl_s: float = 1.0
     max_ttl_s: float = 300.0
+    max_negative_ttl_s: float = 30.0
     stale_ttl_s: float = 60.0
+    prefetch: bool = True
+    dnssec: Dnssec = Dnssec.OFF
+    new_names: int = 0  # of one client below one domain, in each window; 0: any number
+    new_names_window_s: float = 60.0
     family: Family = Family.ANY
+    reverse_check: ReverseCheck = ReverseCheck.OFF
+
+
+@dataclass(frozen=True, slots=True)
+class InterceptIR:
+    """EgressPolicy `intercept`: tunnels to these names (exact or `*.suffix`) are opened. `chain_pem`: the CA that signs
+    what clients are shown, and then those that have signed it; `key_pem` its key. `policy` has written it.
+    """
+
+    hostnames: tuple[str, ...]
+    chain_pem: str
+    key_pem: SecretBytes = field(repr=False)
+    policy: str = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +402,10 @@ class PolicyIR:
     extended_connect: bool = False
     #: Keys of gateways that may say who their clients are (X-Egress-Identity).
     gateway_keys: tuple[SecretBytes, ...] = ()
+    #: Of a listener: tunnels that are opened. Of two for one name the first holds.
+    intercepts: tuple[InterceptIR, ...] = ()
+    #: How a listener learns who its clients are; None: they need not be known.
+    identity: IdentityIR | None = None
     limits: LimitsIR = LimitsIR()
     retries: RetryIR | None = None
     hedging: HedgingIR | None = None

@@ -84,6 +84,7 @@ CONFIGURED: Final = (
     ServedKind("", "ServiceAccount", ("v1",), ("sa",)),
     ServedKind("", "Pod", ("v1",), ("po",)),
     ServedKind("discovery.k8s.io", "EndpointSlice", ("v1",)),
+    ServedKind("certificates.k8s.io", "ClusterTrustBundle", ("v1beta1", "v1alpha1"), is_namespaced=False),
 )
 
 _INVOLVED: Final = tuple(

@@ -25,6 +25,7 @@ __all__ = [
     "Exchange",
     "LocalResponse",
     "NotesFull",
+    "service_account_name",
 ]
 
 #: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
@@ -43,19 +44,38 @@ class NotesFull(ValueError):
 
 
 class CallerIdentity(NamedTuple):
-    """The Kubernetes namespace and service account of the client; "-" where they are not known.
+    """Who the client is; "-" where that is not known. Keys of limits, caches and the access log are made of it.
 
-    Of a client that another gateway of ours serves, which has signed it: `origin_client` is its address there, and
-    `origin_gateway` that Gateway.
+    `namespace` and `service_account` are those of Kubernetes. Of a client that another gateway of ours serves, which
+    has signed it: `origin_client` is its address there, and `origin_gateway` that Gateway.
+
+    `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
+    "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or the name
+    of a user. `source` is what has told it: "certificate", "token", "basic", "address" or "gateway". `groups` and
+    `claims` (name and value) are what a token says beside it; of the claims only those that a policy asks for.
     """
 
     namespace: str = "-"
     service_account: str = "-"
     origin_client: str = "-"
     origin_gateway: str = "-"
+    name: str = "-"
+    source: str = "-"
+    groups: tuple[str, ...] = ()
+    claims: tuple[tuple[str, str], ...] = ()
 
 
 ANONYMOUS = CallerIdentity()
+
+
+def service_account_name(namespace: str, service_account: str) -> str:
+    """The name of a service account as Kubernetes has it, for `CallerIdentity.name`; "-" where a part is not known.
+
+    Source: Kubernetes, Authenticating, Service account tokens.
+    """
+    if namespace == "-" or service_account == "-":
+        return "-"
+    return f"system:serviceaccount:{namespace}:{service_account}"
 
 
 class BackendOrigin(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.gateway import (
@@ -12,6 +12,8 @@ from egressproxy.ir.gateway import (
     ListenerIR,
     ListenerProtocol,
     ListenerTlsIR,
+    SubjectIR,
+    VariantIR,
 )  # fmt: skip
 from egressproxy.ir.outline import outline
 from egressproxy.ir.policy import (
@@ -66,6 +68,21 @@ def test_listeners_routes_rules_and_backends_have_names_and_the_fields_of_manife
             "destination": "Fqdn", "hostname": "api.example", "port": "443", "tls": "given", "tls.clientKey": "set",
         },
     }  # fmt: skip
+
+
+def test_of_a_variant_what_is_otherwise_is_there():
+    (listener,) = config(WeightedBackend(BACKEND, 3, POLICY)).listeners
+    theirs = replace(listener, policy=replace(POLICY, sources=("agents/p", "agents/q")))
+    subjects = (("agents/q", (SubjectIR("a"), SubjectIR(group="g"))),)
+    whole = replace(listener, subjects=subjects, variants=(VariantIR(frozenset({"agents/q"}), theirs),))
+    made = outline(ConfigIR((whole,)))
+    more = made.keys() - outline(ConfigIR((listener,))).keys()
+    assert more == {
+        "Listener agents/gw/http, for subjects of agents/q",
+        "HTTPRoute agents/r rule 2 on agents/gw/http, for subjects of agents/q",
+    }
+    assert made["Listener agents/gw/http, for subjects of agents/q"]["policies"] == ["agents/p", "agents/q"]
+    assert made["Listener agents/gw/http"]["subjects"] == ["agents/q namespace: a group: g"]
 
 
 def test_mirrors_and_authorization_servers_are_named_and_are_objects_of_their_own():

@@ -22,6 +22,8 @@ from egressproxy.ir.gateway import (
     ListenerIR,
     ListenerProtocol,
     ListenerTlsIR,
+    SubjectIR,
+    VariantIR,
 )
 from egressproxy.ir.packing import ROUTES, PackingError, pack, unpacking
 from egressproxy.ir.policy import (
@@ -100,6 +102,16 @@ def test_what_was_shared_is_shared_again():
     first, *_, last = finished(unpacking(pack(CONFIG))).listeners[0].http_routes
     assert first.rules[0].policy is last.rules[0].policy
     assert first.rules[0].backends is last.rules[0].backends
+
+
+def test_variants_come_along_and_share_what_the_listener_has():
+    variant = replace(LISTENER, name="theirs")
+    subjects = (("a/p", (SubjectIR("a", "x", "g", ("c", "v")),)),)
+    whole = replace(LISTENER, subjects=subjects, variants=(VariantIR(frozenset({"a/p"}), variant),))
+    back = finished(unpacking(pack(ConfigIR((whole, LISTENER), 3))))
+    assert back == ConfigIR((whole, LISTENER), 3)
+    ours, theirs = back.listeners[0], back.listeners[0].variants[0].listener
+    assert ours.http_routes[0].rules[0].policy is theirs.http_routes[0].rules[0].policy
 
 
 def test_reading_pauses_after_every_few_routes():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 
@@ -32,9 +33,10 @@ from egressproxy.config.compile.interface import CATALOG, Compiled, Defaults, Fi
 from egressproxy.config.compile.object_problems import problem_at, unserved
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
-from egressproxy.config.compile.policies.layers import Level
+from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
+from egressproxy.config.compile.policies.subjects import NOBODY, claims_of, client_sets, closed_to_clients, subject_ir
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
@@ -48,7 +50,7 @@ from egressproxy.config.resources.core import ConfigMap, Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.ir.gateway import ConfigIR, ListenerIR
+from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.certificate import CertificateUse
@@ -243,11 +245,7 @@ class _Run:
         """The policies of every listener; and which targets exist, for the status of the policies."""
         for plan in self._plans:
             for listener in plan.listeners:
-                layers = self._policies.layer(Level.GATEWAY, plan.gateway.key)
-                if listener.owner is not plan.gateway:
-                    layers += self._policies.layer(Level.LISTENER, listener.owner.key)
-                layers += self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
-                self._served[listener] = ServedRoutes(layers)
+                self._served[listener] = ServedRoutes(self._layers_of(listener))
         for route in self._all_routes():
             self._policies.layer(Level.ROUTE, route.key)
             for rule in route.spec.rules:
@@ -257,6 +255,12 @@ class _Run:
             for backend in self._resources.of(kind):
                 resolver = backend.spec.resolver if isinstance(backend, Backend) else None
                 self._policies.layer(Level.BACKEND, backend.key, "", resolver)
+
+    def _layers_of(self, listener: ListenerPlan) -> tuple[Layer, ...]:
+        layers = self._policies.layer(Level.GATEWAY, listener.gateway.key)
+        if listener.owner is not listener.gateway:
+            layers += self._policies.layer(Level.LISTENER, listener.owner.key)
+        return layers + self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
 
     def _attach(self, route: AnyRoute, parents: Parents) -> None:
         """Attach a route wherever its parentRefs lead, and state its conditions for each."""
@@ -311,7 +315,11 @@ class _Run:
             self._tls_policies.note_use(listener.gateway.key, services)
             if conditions.holds("Accepted"):
                 served.claim_hostnames(route, attachment, conditions)
-            backends, mirrored = served.add(route, attachment, validation, self._routes)
+            met: dict[tuple[Key, str], None] = {}
+            with self._policies.for_clients(NOBODY, met):
+                backends, mirrored = served.add(route, attachment, validation, self._routes)
+            served.added[-1].met = met
+            served.met |= met
             for error in validation.unreported(backends):
                 is_elsewhere = any(each.is_elsewhere and each.error == error for each in backends)
                 code = 403 if is_elsewhere else 500
@@ -336,16 +344,18 @@ class _Run:
             self._statuses[route.key] = status.to_status()
 
     def _permits_nothing(self, backends: Sequence[WeightedBackend], listener: ListenerPlan) -> bool:
-        """Whether a route that names no host leads to a Dynamic backend, and no policy allows a host."""
-        if not any(map(is_dynamic, backends)):
+        """Whether a route that names no host leads to a Dynamic backend, and no policy allows a host to anybody."""
+        if self._served[listener].met or not any(map(is_dynamic, backends)):
             return False
         policy = self._policies.merge(self._served[listener].layers, is_routed=False).policy
         return policy.mode is Mode.ENFORCE and not any(policy.destinations.allow)
 
     def _listener(self, gateway: GatewayPlan, plan: ListenerPlan) -> ListenerIR:
-        assert plan.protocol is not None
         served = self._served[plan]
-        policy, extensions, default = self._routes.without_route(plan, served.layers)
+        with self._policies.for_clients(NOBODY, served.met):
+            self._layers_of(plan)
+            made = self._listener_of(gateway, plan, served)
+        default = made.default_backend
         if default is not None:
             if default.backend is None:
                 code = 403 if default.is_elsewhere else 500
@@ -353,6 +363,50 @@ class _Run:
                 plan.conditions.add_note("Accepted", note)
             for sentence in self._denials.sentences(plan.name, (default,), ()):
                 plan.conditions.report(_DENIED, "DestinationDenied", sentence)
+        return self._with_variants(made, gateway, plan, served) if served.met else made
+
+    def _with_variants(
+        self, made: ListenerIR, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes
+    ) -> ListenerIR:
+        """The listener with what it is for clients that fit `subjects`."""
+        is_complete = False
+        while not is_complete:  # another parent, say, may have policies of its own
+            policies, met = self._policies.with_subjects(served.met), len(served.met)
+            found = client_sets(policies)
+            variants = tuple(
+                VariantIR(frozenset(map(_full_name, each)), self._variant(gateway, plan, served, each))
+                for each in found.sets
+            )
+            is_complete = met == len(served.met)
+        for policy in policies:
+            self._policies.note_bound(policy, plan.name, found.at_most)
+        for holding, variant in zip(found.sets, variants, strict=True):
+            for sentence in closed_to_clients(made, variant.listener):
+                for key in holding:
+                    self._policies.note(key, f"for its subjects {sentence}")
+        subjects = tuple((each.full_name, tuple(map(subject_ir, each.spec.subjects))) for each in policies)
+        identity = made.policy.identity
+        if identity is not None:
+            made = replace(made, policy=replace(made.policy, identity=replace(identity, claims=claims_of(policies))))
+        return replace(made, subjects=subjects, variants=variants)
+
+    def _variant(
+        self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes, holding: frozenset[Key]
+    ) -> ListenerIR:
+        with self._policies.for_clients(holding, served.met):
+            own = ServedRoutes(self._layers_of(plan))
+            for added in served.added:
+                is_other = own.layers != served.layers or self._policies.is_touched(added.met, holding)
+                own.add_variant(added, self._routes, is_other=is_other)
+            made = self._listener_of(gateway, plan, own)
+        if made.policy.identity is not None:  # who the client is was asked before
+            made = replace(made, policy=replace(made.policy, identity=None))
+        return made
+
+    def _listener_of(self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes) -> ListenerIR:
+        """The listener for the clients of now."""
+        assert plan.protocol is not None
+        policy, extensions, default = self._routes.without_route(plan, served.layers)
         return ListenerIR(
             gateway=gateway.gateway.full_name,
             name=plan.name,
@@ -368,3 +422,7 @@ class _Run:
             extensions=extensions,
             default_backend=default,
         )
+
+
+def _full_name(policy: Key) -> str:
+    return f"{policy[2]}/{policy[3]}"

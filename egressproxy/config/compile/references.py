@@ -14,11 +14,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from egressproxy.config.compile.certificates import CertificateProblem, Span, read_ca_bundle, read_crls, read_key_pair
+from egressproxy.config.compile.certificates import (
+    CertificateProblem,
+    Span,
+    ca_problem,
+    read_ca_bundle,
+    read_crls,
+    read_key_pair,
+)
 from egressproxy.config.compile.interface import Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.core import ConfigMap, Namespace, Secret
+from egressproxy.config.resources.core import ClusterTrustBundle, ConfigMap, Namespace, Pod, Secret
 from egressproxy.config.resources.gateway import RouteNamespaces
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.reference_grant import ReferenceGrant
@@ -35,6 +42,7 @@ T = TypeVar("T")
 CREDENTIAL_KEYS: Final = ("token", "apiKey", "api-key")
 #: What an editor leaves at the end of a Secret; the injector takes it off.
 _SPACE: Final = b" \t\r\n"
+_TRUST_BUNDLE: Final = (ClusterTrustBundle.GROUP, ClusterTrustBundle.KIND)
 
 
 class UnresolvedRef(Exception):
@@ -139,7 +147,12 @@ class References:
 
     def names(self, source: Resource, refs: Iterable[Reference]) -> str:
         """What these references mean, for people: `Kind namespace/name`, joined by commas."""
-        return ", ".join(f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}" for ref in refs)
+        return ", ".join(
+            f"{ref.kind} {ref.name}"
+            if _is_trust_bundle(ref)
+            else f"{ref.kind} {self.namespace_of(source, ref)}/{ref.name}"
+            for ref in refs
+        )
 
     def check_permitted(self, source: Resource, ref: Reference, kind: str = "") -> None:
         """Raise UnresolvedRef (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant.
@@ -177,7 +190,8 @@ class References:
         """One entry of a ConfigMap or Secret. Raises UnresolvedRef: not permitted, not there, or another kind."""
         name = self.names(source, (ref,))
         if ref.group or ref.kind not in ("ConfigMap", "Secret"):
-            raise UnresolvedRef("InvalidKind", f"{name} is neither a ConfigMap nor a Secret")
+            hint = f"write group: {_TRUST_BUNDLE[0]}" if ref.kind == _TRUST_BUNDLE[1] else ""
+            raise UnresolvedRef("InvalidKind", f"{name} is neither a ConfigMap nor a Secret", hint)
         found = self.find(source, ref)
         if isinstance(found, Secret):
             value = found.value(key)
@@ -185,26 +199,55 @@ class References:
         elif isinstance(found, ConfigMap):
             content = _config_data(found, key)
         else:
-            raise self.not_found("NotFound", ref.group, ref.kind, self.namespace_of(source, ref), ref.name)
+            place = (self.namespace_of(source, ref), ref.name)
+            raise self.not_found("NotFound", ref.group, ref.kind, *place, needs_grant=source.NAMESPACED)
         if content is None:
             raise UnresolvedRef("NotFound", f"{name} has no entry {key}", _keys_of(found))
         return content
+
+    def secret_keys(self, source: Resource, ref: Reference) -> tuple[str, ...]:
+        """The names of all entries of a Secret. Raises UnresolvedRef."""
+        name = self.names(source, (ref,))
+        if ref.group or ref.kind != "Secret":
+            raise UnresolvedRef("InvalidKind", f"{name} is not a Secret")
+        found = self.find(source, ref)
+        if not isinstance(found, Secret):
+            place = (self.namespace_of(source, ref), ref.name)
+            raise self.not_found("NotFound", ref.group, ref.kind, *place, needs_grant=source.NAMESPACED)
+        return tuple(found.keys)
+
+    @property
+    def pods(self) -> Sequence[Pod]:
+        """All Pods, whoever refers to them."""
+        return self._resources.of(Pod)
 
     def config_map_entry(self, namespace: str, name: str, key: str) -> bytes:
         """One entry of a ConfigMap, for an object without a namespace, which needs no grant. Raises UnresolvedRef."""
         found = self._resources.find(ConfigMap, namespace, name)
         if found is None:
-            raise self.not_found("NotFound", "", "ConfigMap", namespace, name)
+            raise self.not_found("NotFound", "", "ConfigMap", namespace, name, needs_grant=False)
         content = _config_data(found, key)
         if content is None:
             raise UnresolvedRef("NotFound", f"ConfigMap {namespace}/{name} has no entry {key}", _keys_of(found))
         return content
 
     def not_found(
-        self, reason: str, group: str, kind: str, namespace: str, name: str, kinds: Collection[tuple[str, str]] = ()
+        self,
+        reason: str,
+        group: str,
+        kind: str,
+        namespace: str,
+        name: str,
+        kinds: Collection[tuple[str, str]] = (),
+        *,
+        needs_grant: bool = True,
     ) -> UnresolvedRef:
-        """The error for an object that does not exist, with a hint; `kinds` are others that could be meant."""
-        elsewhere = f"add namespace to the reference, and a ReferenceGrant for {kind} there"
+        """The error for an object that does not exist, with a hint; `kinds` are others that could be meant.
+
+        `needs_grant` is False where an object without a namespace refers to it.
+        """
+        grant = f", and a ReferenceGrant for {kind} there" if needs_grant else ""
+        elsewhere = f"add namespace to the reference{grant}"
         hint = self.suggestions.remedy(group, kind, namespace, name, elsewhere, kinds)
         return UnresolvedRef(reason, f"{kind} {namespace}/{name} does not exist", hint)
 
@@ -228,8 +271,12 @@ class References:
             key = usual[0]
         value = found.value(key) if found is not None else None
         if value is None or not value.reveal().strip(_SPACE):
-            hint = self.not_found("", "", "Secret", namespace, ref.name).hint if found is None else _keys_of(found)
-            hint = hint if value is None else "the value is empty"
+            if value is not None:
+                hint = "the value is empty"
+            elif found is not None:
+                hint = _keys_of(found)
+            else:
+                hint = self.not_found("", "", "Secret", namespace, ref.name, needs_grant=source.NAMESPACED).hint
             raise UnresolvedRef("SecretNotFound", f"{name} with key {key}" if key else f"{name} with a value", hint)
         return value
 
@@ -248,25 +295,46 @@ class References:
         self._note(source, ref, use, [span])
         return pair
 
+    def signing_ca(self, source: Resource, ref: Reference) -> CertificateIR:
+        """The CA of a Secret (`tls.crt` and `tls.key`) that signs certificates. Raises UnresolvedRef."""
+        pair = self.key_pair(source, ref, CertificateUse.CA)
+        problem = ca_problem(pair)
+        if problem:
+            raise UnresolvedRef("InvalidCertificate", f"{self.names(source, (ref,))}: {problem}")
+        return pair
+
     def validity(self, source: Resource, ref: Reference, use: CertificateUse) -> Validity:
         """Of a certificate that was read for this use."""
         return self.validities[use, ref.kind, self.namespace_of(source, ref), ref.name][0]
 
     def _note(self, source: Resource, ref: Reference, use: CertificateUse, spans: Sequence[Span]) -> None:
         """Note how long what was read is valid."""
-        key = (use, ref.kind, self.namespace_of(source, ref), ref.name)
+        namespace = "" if _is_trust_bundle(ref) else self.namespace_of(source, ref)
+        key = (use, ref.kind, namespace, ref.name)
         begins, ends = zip(*spans, strict=True)
         self.validities.setdefault(key, (Validity(*key, min(begins), min(ends), max(ends)), source))
 
     def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
-        """The CA certificates of a ConfigMap or Secret (under `key`), PEM. Raises UnresolvedRef."""
-        pem = self.data(source, ref, key)
+        """The CA certificates of a ConfigMap or Secret (under `key`), or of a ClusterTrustBundle, which every namespace
+        may name; PEM. Raises UnresolvedRef.
+        """
+        if _is_trust_bundle(ref):
+            pem, field = self._trust_bundle(ref), "spec.trustBundle"
+        else:
+            pem, field = self.data(source, ref, key), "ca.crt"
         try:
-            bundle, spans = read_ca_bundle(pem)
+            bundle, spans = read_ca_bundle(pem, field)
         except CertificateProblem as problem:
             raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
         self._note(source, ref, CertificateUse.CA, spans)
         return bundle
+
+    def _trust_bundle(self, ref: Reference) -> bytes:
+        found = self._resources.find(ClusterTrustBundle, "", ref.name)
+        if found is None:
+            hint = self.suggestions.remedy(*_TRUST_BUNDLE, "", ref.name, "")
+            raise UnresolvedRef("NotFound", f"ClusterTrustBundle {ref.name} does not exist", hint)
+        return found.spec.trust_bundle.encode()
 
     def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[UnresolvedRef]]:
         """What these references to CA certificates give together, PEM; and why the others give nothing."""
@@ -296,6 +364,10 @@ class References:
             except UnresolvedRef as unresolved:
                 problems[f"{field} of {source}: {unresolved.message}"] = None
         return "".join(lists)
+
+
+def _is_trust_bundle(ref: Reference) -> bool:
+    return (ref.group, ref.kind) == _TRUST_BUNDLE
 
 
 def _keys_of(found: Secret | ConfigMap) -> str:

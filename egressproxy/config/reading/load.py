@@ -25,8 +25,9 @@ from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.manifests import manifest_files
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.secret_files import read_secrets
+from egressproxy.config.reading.trust_bundles import read_trust_bundles
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLocation, read_documents
-from egressproxy.config.resources.core import Secret
+from egressproxy.config.resources.core import ClusterTrustBundle, Secret
 from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, without_nulls
@@ -46,7 +47,7 @@ R = TypeVar("R", bound=Resource)
 class ResourceSet:
     """All objects of a configuration, in the order of files; at most one for each key.
 
-    `warnings` name those that stand in the files and are not read.
+    `warnings` name those that stand in the files and are not read, and namespaces that have no effect.
     """
 
     __slots__ = ("_by_class", "by_key", "objects", "warnings")
@@ -93,7 +94,9 @@ def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSe
                 reader.read_file(file)
         if manifests or state is None:
             reader.require_objects(", ".join(map(str, manifests)))
-        reader.add_secrets([source for source in paths if isinstance(source, SecretSource)])
+        sources = [source for source in paths if isinstance(source, SecretSource)]
+        reader.add_secrets([source for source in sources if not source.is_trust_bundle])
+        reader.add_trust_bundles(sources)
         if state is not None:
             for file in reader.files(state):
                 reader.read_file(file, is_from_api=True)
@@ -191,11 +194,27 @@ class _ManifestReader:
             value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
             made = Secret.model_validate(value)
             made.written(value, Origin(secret.origin))
-            first = self.objects.setdefault(made.key, made)
-            if first is not made:
-                message = f"the same object stands at {first.origin}"
-                remedy = "take it out of the manifest, or leave the option out"
-                self.problems.append(Problem(secret.origin, 0, 0, str(made), "", message, remedy))
+            self._add_of_option(made, secret.origin)
+
+    def add_trust_bundles(self, sources: Sequence[SecretSource]) -> None:
+        """Objects for the ClusterTrustBundles whose certificates stand in files."""
+        for source, pem in read_trust_bundles(sources, self.problems):
+            value = {
+                "apiVersion": "certificates.k8s.io/v1beta1",
+                "kind": "ClusterTrustBundle",
+                "metadata": {"name": source.name},
+                "spec": {"trustBundle": pem},
+            }
+            made = ClusterTrustBundle.model_validate(value)
+            made.written(value, Origin(str(source)))
+            self._add_of_option(made, str(source))
+
+    def _add_of_option(self, made: Resource, origin: str) -> None:
+        first = self.objects.setdefault(made.key, made)
+        if first is not made:
+            message = f"the same object stands at {first.origin}"
+            remedy = "take it out of the manifest, or leave the option out"
+            self.problems.append(Problem(origin, 0, 0, str(made), "", message, remedy))
 
     def read_file(self, path: Path, *, is_from_api: bool = False) -> None:
         """Read one file. A file in a state folder is from the API, also when it is named explicitly."""
@@ -253,6 +272,16 @@ class _ManifestReader:
         if first is not made:
             message = f"the same object stands at {first.origin}"
             self._add(document, ("metadata", "name"), message, "keep one of them")
+        elif not kind.NAMESPACED and "namespace" in made.metadata.model_fields_set:
+            self._warn_of_namespace(document, made)
+
+    def _warn_of_namespace(self, document: Document, made: Resource) -> None:
+        """A cluster-scoped object with a namespace, which an API server leaves out without a word."""
+        path, namespace = ("metadata", "namespace"), made.metadata.namespace
+        message = f"a {made.KIND} has no namespace: it holds in all of them, and not in {namespace} alone"
+        place = document.place_of(path, key=True)
+        problem = Problem(self._origin.file, *place, str(made), path_text(path), message, "remove namespace")
+        self.warnings.append(replace(problem, severity=Severity.WARNING, code="NamespaceIgnored"))
 
     def _kind(self, document: Document) -> type[Resource] | None:
         value = document.value

@@ -15,8 +15,9 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
+from time import monotonic
 
-from watchfiles import Change, awatch
+from watchfiles import awatch
 
 from egressproxy.config.reading.manifests import SUFFIXES, manifest_files
 from egressproxy.config.reading.secret_files import secret_folders
@@ -78,7 +79,7 @@ async def _looks(
         watch = awatch(
             # The library knows names of UTF-8 alone: others have the regular look alone.
             *(folder for folder in folders if folder.encode(errors="ignore").decode() == folder),
-            watch_filter=_in_folders(paths, raw),
+            watch_filter=None,
             debounce=_PATIENCE_MS,
             step=_QUIET_MS,
             stop_event=stop,
@@ -87,8 +88,13 @@ async def _looks(
             recursive=False,
         )
         async with aclosing(watch):
+            is_ours, look_at = _in_folders(paths, raw), 0.0
             async for found in watch:
-                yield any(_counts(path, paths) for _, path in found)
+                ours = [path for _, path in found if is_ours(path)]
+                if found and not ours and monotonic() < look_at:
+                    continue  # what is written elsewhere comes in place of the regular look, and may never end
+                look_at = monotonic() + _LOOK_MS / 1000
+                yield any(_counts(path, paths) for path in ours)
     except (OSError, RuntimeError, ExceptionGroup):
         # No such folder any more, no inotify to be had, or, in a group, a name that is no text: look now and then.
         try:
@@ -97,10 +103,10 @@ async def _looks(
             yield False
 
 
-def _in_folders(paths: Iterable[Path], raw: Iterable[Path]) -> Callable[[Change, str], bool]:
-    """What lets through what happens in the folders of the paths, and to the folders themselves."""
+def _in_folders(paths: Iterable[Path], raw: Iterable[Path]) -> Callable[[str], bool]:
+    """Whether something happened in the folders of the paths, or to the folders themselves."""
     own = {os.path.abspath(folder) for folder in (*map(_folder, paths), *raw)}
-    return lambda _, path: not own.isdisjoint((os.path.abspath(path), os.path.dirname(os.path.abspath(path))))
+    return lambda path: not own.isdisjoint((os.path.abspath(path), os.path.dirname(os.path.abspath(path))))
 
 
 def _counts(path: str, paths: Sequence[Path]) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from egressproxy.config.resources.meta import LAST_APPLIED, OpenModel, Resource
+from egressproxy.config.resources.meta import LAST_APPLIED, Model, ObjectMeta, OpenModel, Resource
 from egressproxy.config.resources.values import (
     NULL_IS_EMPTY_LIST,
     NULL_IS_EMPTY_MAP,
@@ -23,7 +23,16 @@ from egressproxy.config.resources.values import (
 )
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["ConfigMap", "EndpointSlice", "Namespace", "Pod", "Service", "ServiceAccount", "ServicePort"]
+__all__ = [
+    "ClusterTrustBundle",
+    "ConfigMap",
+    "EndpointSlice",
+    "Namespace",
+    "Pod",
+    "Service",
+    "ServiceAccount",
+    "ServicePort",
+]
 
 REDACTED = "cmVkYWN0ZWQ="  # base64 of "redacted": clients of an API decode it
 
@@ -164,3 +173,31 @@ class EndpointSlice(_Core, group="discovery.k8s.io", kind="EndpointSlice"):
     def service(self) -> str:
         """Name of the Service (same namespace), "" where the label is missing."""
         return self.metadata.labels.get("kubernetes.io/service-name", "")
+
+
+class TrustBundleMeta(ObjectMeta):
+    """A bundle of a signer has the signer's name in front of its own, with a colon for each slash."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.:]*[a-z0-9])?$", max_length=253)]
+
+
+class ClusterTrustBundleSpec(Model):
+    """The certificates, and whose they are."""
+
+    signer_name: str = ""
+    """The signer whose certificates these are. Default: none. It does nothing here."""
+    trust_bundle: str
+    """CA certificates in PEM, one behind the other."""
+
+
+class ClusterTrustBundle(
+    Resource,
+    group="certificates.k8s.io",
+    versions=("v1beta1", "v1alpha1"),
+    kind="ClusterTrustBundle",
+    namespaced=False,
+):
+    """CA certificates for all namespaces. Source: Kubernetes certificates.k8s.io/v1beta1 ClusterTrustBundle."""
+
+    metadata: Annotated[TrustBundleMeta, NULL_IS_EMPTY_MAP]
+    spec: ClusterTrustBundleSpec

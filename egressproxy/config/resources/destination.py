@@ -86,10 +86,10 @@ class CertificateEntry(Model):
 
 
 class CaBundleReference(ObjectReference):
-    """A reference to CA certificates (`ca.crt`): a ConfigMap, where no kind is written."""
+    """A reference to CA certificates: a ConfigMap (`ca.crt`), where no kind is written."""
 
     kind: Kind = "ConfigMap"
-    """ConfigMap or Secret."""
+    """ConfigMap or Secret; or ClusterTrustBundle with group certificates.k8s.io."""
 
 
 def _one_or_more(value: object) -> object:
@@ -103,8 +103,8 @@ CaBundleReferences = Annotated[
     JsonSchema(
         {
             "anyOf": [{"type": "array", "maxItems": 16, "items": {"type": "object"}}, {"type": "object"}],
-            "description": "ConfigMaps or Secrets with CA certificates under ca.crt, a list or a single one: name, "
-            "kind (ConfigMap where it is not written), namespace. Without it: the system's roots.",
+            "description": "ConfigMaps or Secrets with CA certificates under ca.crt, or ClusterTrustBundles, a list or "
+            "a single one: name, kind (default: ConfigMap), group, namespace. Without it: the system's roots.",
         }
     ),
 ]

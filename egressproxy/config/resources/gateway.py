@@ -19,6 +19,7 @@ from egressproxy.config.resources.object_references import (
 )
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.gateway import TlsMode
+from egressproxy.model.unix_socket import UNIX_SOCKET, UnixSocket, parse_unix_socket
 
 __all__ = ["FrontendValidation", "Gateway", "GatewayClass", "Listener", "ListenerSet"]
 
@@ -120,7 +121,7 @@ class Listener(Model):
 
 
 class GatewayAddress(Model):
-    """`type` IPAddress: an address to bind. Other types are reported in status."""
+    """`type` IPAddress: an address to bind; egressproxy.io/UnixSocket: a Unix socket. Others are reported in status."""
 
     type: Annotated[str, Field(min_length=1, max_length=253)] = "IPAddress"
     """What the address is."""
@@ -128,7 +129,7 @@ class GatewayAddress(Model):
     """The address."""
 
     def model_post_init(self, context: Any) -> None:
-        """An IPAddress is one."""
+        """What it says is of its type."""
         if self.type == "IPAddress" and self.value:
             try:
                 ip_address(self.value)
@@ -137,10 +138,21 @@ class GatewayAddress(Model):
                     f"{self.value} is not an IP address", "write it as 192.0.2.1 or 2001:db8::1"
                 ) from None
 
+        if self.type == UNIX_SOCKET:
+            try:
+                parse_unix_socket(self.value or "")
+            except ValueError as error:
+                raise RefusedValue(f"{self.value or 'it'} is no Unix socket: {error}", "correct value") from None
+
     @property
     def ip(self) -> str:
         """The address in its canonical form; "" for other types, and where the choice is left to the process."""
         return str(ip_address(self.value)) if self.type == "IPAddress" and self.value else ""
+
+    @property
+    def unix(self) -> UnixSocket | None:
+        """The Unix socket, where it is one."""
+        return parse_unix_socket(self.value) if self.type == UNIX_SOCKET and self.value else None
 
 
 class GatewayInfrastructure(Model):

@@ -11,7 +11,16 @@ from egressproxy.config.resources.backend import (
     WorkingGroupBackend,
     XBackendDestination,
 )
-from egressproxy.config.resources.core import ConfigMap, EndpointSlice, Namespace, Pod, Secret, Service, ServiceAccount
+from egressproxy.config.resources.core import (
+    ClusterTrustBundle,
+    ConfigMap,
+    EndpointSlice,
+    Namespace,
+    Pod,
+    Secret,
+    Service,
+    ServiceAccount,
+)
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.filter_type import FilterTypeDefinition
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
@@ -49,6 +58,7 @@ KINDS: tuple[type[Resource], ...] = (
     ServiceAccount,
     Pod,
     EndpointSlice,
+    ClusterTrustBundle,
 )
 
 #: (apiVersion, kind) -> class.

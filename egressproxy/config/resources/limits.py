@@ -21,7 +21,9 @@ class Rate(Model):
     """At most `limit` in each `window` or `unit`; `burst` at once (default: as many as the limit)."""
 
     per: LimitKey
-    """Whose count a request adds to. Identity: the service account, or the address of a client that is not known."""
+    """Whose count a request adds to. Identity: the service account, else the name of the client, or its address where
+    it is not known.
+    """
     also_per: tuple[LimitKey, ...] = ()
     """Further parts: each combination has a count of its own."""
     header: HeaderName | None = None

@@ -1,4 +1,4 @@
-"""Kinds of Kubernetes and of Gateway API that stand beside ours in many manifests, and that say nothing to us.
+"""Kinds of Kubernetes, Cilium and Gateway API that stand beside ours in many manifests, and that say nothing to us.
 
 A file that holds one is read, and the object is left out, which is noted (where it asks something of a gateway, as not
 served): the manifests of an application should work as they are. The list is closed. A kind that is not in it may be a
@@ -24,6 +24,7 @@ _KUBERNETES: dict[str, frozenset[str]] = {
     "apps": frozenset({"ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"}),
     "autoscaling": frozenset({"HorizontalPodAutoscaler"}),
     "batch": frozenset({"CronJob", "Job"}),
+    "cilium.io": frozenset({"CiliumClusterwideNetworkPolicy", "CiliumNetworkPolicy"}),
     "coordination.k8s.io": frozenset({"Lease"}),
     "events.k8s.io": frozenset({"Event"}),
     "networking.k8s.io": frozenset({"IPAddress", "Ingress", "IngressClass", "NetworkPolicy", "ServiceCIDR"}),
@@ -41,7 +42,10 @@ _GATEWAY_API: dict[str, frozenset[str]] = {
 #: What to use in place of those that would have had a say here.
 _INSTEAD = {
     "Endpoints": "write EndpointSlices",
-    "NetworkPolicy": "nothing here enforces it: say what may leave in an EgressPolicy",
+    **dict.fromkeys(
+        ("CiliumClusterwideNetworkPolicy", "CiliumNetworkPolicy", "NetworkPolicy"),
+        "nothing here enforces it: say what may leave in an EgressPolicy",
+    ),
     "XListenerSet": "use ListenerSet of gateway.networking.k8s.io/v1",
     "BackendLBPolicy": "use sessionPersistence of a route's rule",
 }

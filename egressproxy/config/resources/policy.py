@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.hostnames import DestinationHostname, SingleHostname
@@ -23,12 +23,15 @@ from egressproxy.config.resources.values import (
     Name,
     Pin,
     Port,
+    Positive,
     RefusedValue,
     ServerAddress,
     TrustDomain,
     check_unique,
 )
-from egressproxy.ir.policy import Family, Mode, SniCheck
+from egressproxy.identity.certificates import read_subject
+from egressproxy.identity.key_uris import read_key_uri
+from egressproxy.ir.policy import Dnssec, Family, Mode, ReverseCheck, SniCheck
 
 __all__ = ["AddressEntry", "Addresses", "DestinationEntry", "Dns", "EgressPolicy", "EgressPolicySpec"]
 
@@ -112,11 +115,27 @@ class Addresses(Model):
     _null = field_validator("allow", "deny", "only", mode="before")(_not_null)
 
 
+class NewNames(Model):
+    """How many names that are not known yet each client may have looked up below one domain (its last two labels)."""
+
+    limit: Positive
+    """How many in each window."""
+    window: Duration = Duration("1m", 60.0)
+    """Length of the window, in which the count refills steadily."""
+
+    @field_validator("window")
+    @classmethod
+    def _has_length(cls, window: Duration) -> Duration:
+        if not window.seconds:
+            raise RefusedValue("a window cannot be empty", "write 1s, 1m or 1h")
+        return window
+
+
 class Dns(Model):
     """How names are resolved. `servers` empty: those of the system."""
 
     servers: Annotated[tuple[ServerAddress, ...], Field(max_length=8)] = ()
-    """Name servers: ip[:port], tls://ip[#name] or https://…. Default: those of the system."""
+    """Name servers: ip[:port], tls://ip[#name] or https://ip/path#name. Default: those of the system."""
     transport: Literal["udp", "tcp", "tls", "https"] = "udp"
     """How servers without a scheme are asked. udp goes over to TCP after a truncated answer."""
     timeout: Duration | None = None
@@ -129,10 +148,19 @@ class Dns(Model):
     """Answers live at most as long."""
     stale_ttl: Annotated[Duration | None, Field(alias="staleTTL")] = None
     """How long an expired answer serves on while the servers do not answer."""
+    max_negative_ttl: Annotated[Duration | None, Field(alias="maxNegativeTTL")] = None
+    """It is remembered at most as long that a name does not exist or has no address. Default: 30s."""
+    prefetch: bool = True
+    """A name that is used shortly before its answer ends is asked for again at once, so that nobody waits."""
+    dnssec: Dnssec = Dnssec.OFF
+    """Require: answers count only where the server says that DNSSEC has authenticated them (AD)."""
+    new_names: NewNames | None = None
+    """A bound on new names, against data that leaves in names. Default: any number."""
     family: Family = Family.ANY
-    """Any: both families. IPv4, IPv6: this one alone."""
-    reverse_check: Literal["Off", "Report", "Enforce"] = "Off"
-    """Compare the name of each address (PTR) with the one that was asked for."""
+    """Any: both families. IPv4, IPv6: this one alone. IPv4Preferred, IPv6Preferred: this one first."""
+    reverse_check: ReverseCheck = ReverseCheck.OFF
+    """Compare the names of each address (PTR) with the one that led there. Enforce: dial no address without one that
+    agrees. Report: note what would be denied."""
 
     def model_post_init(self, context: Any) -> None:
         """`minTTL` is not above `maxTTL`."""
@@ -153,7 +181,8 @@ class PolicyTls(Model):
     crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
     """ConfigMaps (key crl.pem) with lists of revoked certificates."""
     ca_bundle_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    """ConfigMaps or Secrets (key ca.crt) with the CAs that alone may have signed servers' certificates."""
+    """ConfigMaps or Secrets (key ca.crt), or ClusterTrustBundles, with the CAs that alone may have signed servers'
+    certificates."""
 
 
 class Intercept(Model):
@@ -165,8 +194,41 @@ class Intercept(Model):
     """The Secret (tls.crt, tls.key) with the CA that signs the certificates shown to clients."""
 
 
+def _subject(text: str) -> str:
+    try:
+        read_subject(text)
+    except ValueError as error:
+        raise RefusedValue(str(error)) from None
+    return text
+
+
+CertificateSubject = Annotated[str, Field(max_length=1024), AfterValidator(_subject)]
+
+
+class CertificateClient(Model):
+    """Who shows a certificate with this subject, or with this subject alternative name: one of the four."""
+
+    subject: CertificateSubject | None = None
+    """The whole subject, such as CN=robot,O=team, in any order."""
+    dns_name: SingleHostname | None = None
+    """A DNS name of the certificate."""
+    uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
+    """A URI of the certificate."""
+    email: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """A mail address of the certificate."""
+    namespace: Label
+    """The namespace that the client counts as."""
+    service_account: Name
+    """The service account that the client counts as."""
+
+    def model_post_init(self, context: Any) -> None:
+        """One thing is asked of the certificate."""
+        if sum(each is not None for each in (self.subject, self.dns_name, self.uri, self.email)) != 1:
+            raise RefusedValue("a certificate is known by one thing", "write one of subject, dnsName, uri and email")
+
+
 class CertificateIdentity(Model):
-    """Client certificates; namespace and service account come from the SPIFFE id."""
+    """Client certificates; namespace and service account come from the SPIFFE id, or from `clients`."""
 
     ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
     """CAs that sign the certificates of clients."""
@@ -176,26 +238,105 @@ class CertificateIdentity(Model):
     """SPIFFE trust domains that are believed, such as cluster.local: spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT is
     that service account. Default: none, and clients are not told apart by their certificates.
     """
+    clients: Annotated[tuple[CertificateClient, ...], Field(max_length=1024)] = ()
+    """Who shows which certificates without such an id."""
 
 
-class TokenIdentity(Model):
-    """A bearer token (JWT), checked against the keys in `jwksRef` (key `jwks.json`)."""
+ClaimName = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class ClaimMappings(Model):
+    """Which claims of a token say what."""
+
+    namespace: ClaimName | None = None
+    """The claim that says the namespace. Left out: tokens of this issuer say none."""
+    service_account: ClaimName | None = None
+    """The claim that says the service account. Left out: tokens of this issuer say none."""
+    groups: ClaimName = "groups"
+    """The claim that lists the groups of the client."""
+
+
+def _key_uri(text: str) -> str:
+    try:
+        read_key_uri(text)
+    except ValueError as error:
+        raise RefusedValue(str(error), "write it as https://login.example.com/keys") from None
+    return text
+
+
+KeyUri = Annotated[str, Field(max_length=2048), AfterValidator(_key_uri)]
+
+
+class TokenIssuer(Model):
+    """Who signs tokens (JWT), and with which keys."""
 
     issuer: Annotated[str, Field(min_length=1, max_length=253)]
     """The `iss` that a token has to have."""
-    audiences: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=16)] = ()
-    """Of which the token's `aud` has to name one."""
-    jwks_ref: ObjectReference
+    audiences: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(min_length=1, max_length=16)
+    ]
+    """Of which the token's `aud` has to name one. A token for somebody else is no credential here."""
+    jwks_ref: ObjectReference | None = None
     """The ConfigMap or Secret (key jwks.json) with the keys that tokens are signed with."""
-    header: HeaderName = "Proxy-Authorization"
-    """The field that carries the token."""
+    jwks_uri: Annotated[KeyUri | None, Field(alias="jwksURI")] = None
+    """The URL (https) that these keys are fetched from, instead. Its address has to be one that may be dialled."""
+    ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
+    """CAs (key ca.crt) of which one has signed the certificate of that URL. Default: those of the system."""
+    service_accounts: Bool = False
+    """The tokens are those of Kubernetes service accounts: their subject says namespace and service account."""
+    claim_mappings: ClaimMappings = ClaimMappings()
+    """Which claims say what, for issuers other than Kubernetes."""
+
+    def model_post_init(self, context: Any) -> None:
+        """The keys are told once, and so is the namespace."""
+        if (self.jwks_ref is None) is (self.jwks_uri is None):
+            raise RefusedValue("the keys of the issuer come from one place", "write one of jwksRef and jwksURI")
+        if self.jwks_uri is None and self.ca_certificate_refs:
+            raise RefusedValue("caCertificateRefs is for jwksURI", "remove caCertificateRefs")
+        if self.service_accounts and (self.claim_mappings.namespace or self.claim_mappings.service_account):
+            raise RefusedValue(
+                "serviceAccounts takes namespace and service account from the subject",
+                "remove serviceAccounts, or namespace and serviceAccount of claimMappings",
+            )
+
+
+#: Fields that are read before any other, or that tokens cannot be in.
+_TAKEN_FIELDS: Final = frozenset((
+    "proxy-authorization", "host", "connection", "content-length", "transfer-encoding", "content-type", "te", "upgrade",
+    "expect", "via", "trailer", "keep-alive", "proxy-connection", "cookie", "x-egress-identity",
+    "x-forwarded-client-cert",
+))  # fmt: skip
+
+
+class TokenIdentity(Model):
+    """A bearer token (JWT). Clients that know passwords alone send it as one: https_proxy=http://any:TOKEN@gateway."""
+
+    issuers: Annotated[tuple[TokenIssuer, ...], Field(min_length=1, max_length=16)]
+    """Those whose tokens are believed."""
+    header: HeaderName | None = None
+    """The field that carries the token. Default: Proxy-Authorization on a forward proxy, Authorization elsewhere."""
+
+    @field_validator("header")
+    @classmethod
+    def _is_free(cls, header: str | None) -> str | None:
+        if header is not None and header.lower() in _TAKEN_FIELDS:
+            raise RefusedValue(f"{header} has a meaning of its own", "leave it out, or name another field")
+        return header
+
+    @field_validator("issuers")
+    @classmethod
+    def _issuers_are_unique(cls, issuers: tuple[TokenIssuer, ...]) -> tuple[TokenIssuer, ...]:
+        check_unique((each.issuer for each in issuers), "issuer", "issuers")
+        return issuers
 
 
 class BasicIdentity(Model):
-    """User and password; the Secret maps `namespace.serviceAccount` to a password."""
+    """User name and password. One whose name is namespace.serviceAccount counts as that service account."""
 
     secret_ref: SecretObjectReference
-    """The Secret that maps namespace.serviceAccount to a password."""
+    """The Secret with the users: an entry for each, whose value is a hash of the password (Argon2 or bcrypt), or an
+    entry .htpasswd with a line for each.
+    """
 
 
 class AddressIdentityEntry(Model):
@@ -216,6 +357,15 @@ class AddressIdentity(Model):
     """Networks and who is in them."""
 
 
+class ProxyProtocolIdentity(Model):
+    """Load balancers that say whose a connection is, in the PROXY protocol, version 1 or 2."""
+
+    from_: Annotated[tuple[Cidr, ...], Field(alias="from", min_length=1, max_length=64)]
+    """Networks of these load balancers. A connection from there without a header is closed, and a header of anybody
+    else is not read.
+    """
+
+
 class GatewayIdentity(Model):
     """Other gateways of ours, which say in X-Egress-Identity who their clients are. In a policy of a Gateway."""
 
@@ -226,8 +376,12 @@ class GatewayIdentity(Model):
 
 
 class Identity(Model):
-    """Where a client's namespace and service account come from; the first that knows the client decides."""
+    """Who clients are. What a request shows (a token, a password, the signature of another gateway) goes before what
+    its connection shows (a certificate, an address). A credential that is shown and wrong is always refused.
+    """
 
+    required: Bool | None = None
+    """Refuse clients that are not known: 407 on a forward proxy, 401 elsewhere. Default: true with token or basic."""
     certificate: CertificateIdentity | None = None
     """By client certificate."""
     token: TokenIdentity | None = None
@@ -236,6 +390,8 @@ class Identity(Model):
     """By user and password."""
     address: AddressIdentity | None = None
     """By source address."""
+    proxy_protocol: ProxyProtocolIdentity | None = None
+    """Senders whose PROXY header says the source address. All listeners of a port have to name them."""
     gateways: GatewayIdentity | None = None
     """By the signature of another gateway, which knows the client."""
 
@@ -250,13 +406,36 @@ class Regions(Model):
     """Regions, as Backends write them in `region`. A backend without one is not used."""
 
 
-class Subject(Model):
-    """Clients that the policy is for; `serviceAccount` None: all of the namespace."""
+class ClaimSubject(Model):
+    """A claim of a token, and its value."""
 
-    namespace: Label
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    """The name of the claim."""
+    value: Annotated[str, Field(min_length=1, max_length=1024)]
+    """The value, or one of the values of a list."""
+
+
+class Subject(Model):
+    """Clients that the policy is for. All that is written has to fit. A client that is not known fits nothing."""
+
+    namespace: Label | None = None
     """The clients of this namespace."""
     service_account: Name | None = None
     """Of these, the ones with this service account. Left out: all."""
+    group: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """The clients of this group."""
+    claim: ClaimSubject | None = None
+    """The clients whose token has this claim."""
+
+    def model_post_init(self, context: Any) -> None:
+        """A subject says something, and a service account has a namespace."""
+        if self.namespace is None and self.group is None and self.claim is None:
+            message = "serviceAccount needs its namespace" if self.service_account else "a subject says nobody"
+            raise RefusedValue(
+                message, "write namespace" if self.service_account else "write namespace, group or claim"
+            )
+        if self.service_account is not None and self.namespace is None:
+            raise RefusedValue("serviceAccount needs its namespace", "write namespace")
 
 
 class EgressPolicySpec(Model):
@@ -267,7 +446,7 @@ class EgressPolicySpec(Model):
     whose ExtensionRef filter names it.
     """
     subjects: Annotated[tuple[Subject, ...], Field(max_length=256)] = ()
-    """The clients that the policy is for. Left out: all."""
+    """The clients that the policy is for. Left out: all. It says nothing about others."""
     mode: Mode | None = None
     """Enforce (the default), Report (let pass what `destinations` would refuse, count it and log it), or Open (allow
     what no `deny` names).

@@ -206,14 +206,21 @@ def _header_name(value: str) -> str:
     return value
 
 
+#: RFC 8484: a host or an address, a port, a path, and the name that the certificate is for. No user, no template.
+_HTTPS_SERVER = re.compile(
+    r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[1-9][0-9]{0,4})?(?:/[!$-;=?-Z_a-z~]*)?(?:#[A-Za-z0-9.:-]+)?"
+)
+
+
 def _server_address(value: str) -> str:
-    """A DNS server: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`, `https://host/path`."""
+    """A DNS server: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`, `https://host[:port][/path][#name]`."""
     scheme, separator, rest = value.rpartition("://")
     if separator and scheme not in ("udp", "tcp", "tls", "https"):
         raise RefusedValue("unknown DNS transport", "use udp://, tcp://, tls:// or https://, or the address alone")
     if scheme == "https":
-        if not rest or rest.startswith("/"):
-            raise RefusedValue("the DNS server has no host", "write https://host/dns-query")
+        if not _HTTPS_SERVER.fullmatch(rest):
+            remedy = "write https://192.0.2.1/dns-query#dns.example: an address, a path, and the name of the server"
+            raise RefusedValue("not the URL of a DNS server", remedy)
         return value
     address, port = rest.partition("#")[0], "53"
     if (address.startswith("[") or address.count(":") == 1) and not address.endswith("]"):

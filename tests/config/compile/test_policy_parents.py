@@ -173,10 +173,15 @@ spec:
     assert named(default(compiled(FORWARD, said, there, grant))) == "infra/corp"
 
 
-def test_a_parent_for_some_clients_only_closes_the_place():
+def test_a_parent_for_some_clients_is_for_them_alone():
     made = compiled(FORWARD, policy("subjects: [{namespace: a}]\nparent: {name: corp}"), proxy("corp"))
-    assert default(made) is None
-    assert "parent of EgressPolicy default/policy" in of_policy(made, "Accepted")[2]
+    direct, (variant,) = default(made), made.spec.listeners[0].variants
+    assert direct is not None
+    assert direct.parent is None
+    theirs = variant.listener.default_backend
+    assert theirs is not None
+    assert theirs.backend is not None
+    assert named(theirs.backend) == "default/corp"
 
 
 def test_a_parent_of_a_parent_by_policy_is_not_left_out_in_silence():

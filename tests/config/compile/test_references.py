@@ -11,6 +11,7 @@ from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.object_references import ObjectReference
 from tests.config.compile.kit import PLAIN
+from tests.support.pki import Pki
 
 BYTES = base64.b64encode(b"\xff").decode()
 
@@ -60,3 +61,28 @@ def test_what_was_meant_is_looked_for_among_so_many_names_and_no_more(monkeypatc
     wanted = ("", "ConfigMap", "default", "mop", "name it")
     assert [names.remedy(*wanted) for _ in range(3)] == ["did you mean map?"] * 3
     assert names.remedy(*wanted) == "in this namespace there is map"
+
+
+def test_a_trust_bundle_is_named_from_every_namespace_and_told_when_it_is_wrong():
+    pem = Pki().ca_pem.replace("\n", "\n    ")
+    bundle = "apiVersion: certificates.k8s.io/v1beta1\nkind: ClusterTrustBundle\nmetadata: {name: 'NAME'}\nspec:\n"
+    good = bundle.replace("NAME", "corp.test:ca") + f"  signerName: corp.test/ca\n  trustBundle: |\n    {pem}"
+    bad = bundle.replace("NAME", "bad") + "  trustBundle: nothing\n"
+    resources = load_text(f"{good}\n---\n{bad}\n---\n{PLAIN}")
+    references, source = References(resources), resources.of(Backend)[0]
+
+    def read(name: str, group: str = "certificates.k8s.io") -> str:
+        return references.ca_bundle(source, ObjectReference(group=group, kind="ClusterTrustBundle", name=name))
+
+    assert read("corp.test:ca").startswith("-----BEGIN CERTIFICATE-----")
+    ((_, kind, namespace, name),) = references.validities
+    assert (kind, namespace, name) == ("ClusterTrustBundle", "", "corp.test:ca")
+    for wrong, reason, words in (
+        (("bad",), "InvalidCertificate", "spec.trustBundle"),
+        (("corp.test:cb",), "NotFound", "ClusterTrustBundle corp.test:cb does not exist"),
+        (("corp.test:ca", ""), "InvalidKind", "write group: certificates.k8s.io"),
+    ):
+        with pytest.raises(UnresolvedRef) as raised:
+            read(*wrong)
+        assert raised.value.reason == reason
+        assert words in raised.value.with_hint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.config.reading.load import ResourceSet, load, load_text
-from egressproxy.config.reading.problems import ConfigError, Problem
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.core import Namespace, Secret
 from egressproxy.config.resources.gateway import Gateway, GatewayClass
 from egressproxy.config.resources.meta import without_nulls
@@ -560,6 +560,22 @@ def test_a_null_in_the_config_of_a_filter_is_left_to_the_filter() -> None:
 def test_a_null_in_a_list_is_no_field_and_refused() -> None:
     with pytest.raises(ConfigError, match="hostnames"):
         load_text(ROUTE + "  hostnames: [~]\n")
+
+
+@pytest.mark.parametrize("namespace", ["agents", "default"])
+def test_a_namespace_of_an_object_that_has_none_is_told(namespace: str):
+    spec = "spec: {controllerName: egressproxy.io/gateway-controller}"
+    head = "apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata:\n  name: c\n"
+    (warning,) = load_text(f"{head}  namespace: {namespace}\n{spec}\n").warnings
+    assert (warning.severity, warning.code) == (Severity.WARNING, "NamespaceIgnored")
+    assert (warning.object, warning.field_path, warning.line, warning.column) == (
+        "GatewayClass c",
+        "metadata.namespace",
+        5,
+        3,
+    )
+    assert f"not in {namespace} alone" in warning.message
+    assert load_text(f"{head}{spec}\n").warnings == ()
 
 
 def test_a_folder_whose_files_have_other_names_is_said_to_be_unread(tmp_path: Path):

@@ -274,6 +274,35 @@ async def test_a_mounted_secret_that_is_exchanged_is_a_change(tmp_path: Path, is
     await asyncio.wait_for(task, WAIT_S)
 
 
+async def test_a_secret_whose_file_is_replaced_is_seen_while_something_else_is_written_beside_the_configuration(
+    tmp_path: Path,
+):
+    """A log in the folder above that of the manifests, say: its events came instead of the regular look."""
+    manifest, file = tmp_path / "config" / "a.yaml", tmp_path / "raw" / "token"
+    for each in (manifest, file):
+        each.parent.mkdir()
+        each.write_text("a")
+    stop, seen, wrote = asyncio.Event(), asyncio.Queue[None](), asyncio.Event()
+
+    async def watch() -> None:
+        async for _ in changes((manifest.parent, SecretSource(name="a", path=file.parent)), stop):
+            seen.put_nowait(None)
+
+    async def log() -> None:
+        while not stop.is_set():
+            (tmp_path / "access.log").write_text("x")
+            wrote.set()
+            await asyncio.sleep(0.005)
+
+    tasks = [asyncio.create_task(each) for each in (watch(), log())]
+    await wrote.wait()
+    await until(lambda: manifest.parent.stat().st_ino in watched())
+    replace(file, "b")
+    await asyncio.wait_for(seen.get(), WAIT_S)
+    stop.set()
+    await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)
+
+
 async def test_a_single_file_of_a_secret_that_is_replaced_is_a_change(tmp_path: Path):
     file = tmp_path / "raw" / "token"
     file.parent.mkdir()

@@ -13,7 +13,16 @@ from egressproxy.config.resources.backend import (
     WorkingGroupBackend,
     XBackendDestination,
 )
-from egressproxy.config.resources.core import ConfigMap, EndpointSlice, Namespace, Pod, Secret, Service, ServiceAccount
+from egressproxy.config.resources.core import (
+    ClusterTrustBundle,
+    ConfigMap,
+    EndpointSlice,
+    Namespace,
+    Pod,
+    Secret,
+    Service,
+    ServiceAccount,
+)
 from egressproxy.config.resources.extension import PayloadProcessingPipeline
 from egressproxy.config.resources.filter_type import FilterTypeDefinition
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
@@ -110,6 +119,7 @@ SPECS: dict[type[Resource], dict[str, Any] | None] = {
     Service: None,
     ServiceAccount: None,
     Pod: None,
+    ClusterTrustBundle: {"trustBundle": "PEM"},
 }
 
 
@@ -129,7 +139,9 @@ def test_every_version_of_a_kind_is_found(api_version: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [k for k in KINDS if k.GROUP not in ("", "discovery.k8s.io")], ids=lambda k: k.__name__
+    "kind",
+    [k for k in KINDS if k.GROUP not in ("", "discovery.k8s.io")],
+    ids=lambda k: k.__name__,
 )
 def test_an_unknown_field_is_refused_anywhere_in_our_kinds(kind: type[Resource]) -> None:
     assert refused(kind, {**(SPECS[kind] or {}), "surprise": 1}) == "Extra inputs are not permitted"
@@ -599,7 +611,18 @@ def test_a_policy_is_read_in_full() -> None:
             "intercept": {"hostnames": ["*.b.test"], "caCertificateRef": {"name": "ca"}},
             "identity": {
                 "certificate": {"caCertificateRefs": [{"kind": "ConfigMap", "name": "ca"}]},
-                "token": {"issuer": "https://i", "audiences": ["a"], "jwksRef": {"kind": "ConfigMap", "name": "k"}},
+                "required": True,
+                "token": {
+                    "issuers": [
+                        {
+                            "issuer": "https://i",
+                            "audiences": ["a"],
+                            "jwksRef": {"kind": "ConfigMap", "name": "k"},
+                            "claimMappings": {"namespace": "tenant", "groups": "roles"},
+                        }
+                    ],
+                    "header": "X-Token",
+                },
                 "basic": {"secretRef": {"name": "users"}},
                 "address": {"clients": [{"cidrs": ["10.1.0.0/16"], "namespace": "n", "serviceAccount": "a"}]},
             },

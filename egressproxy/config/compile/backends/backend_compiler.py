@@ -110,6 +110,8 @@ class BackendCompiler:
             return self._resolve_grpc(source, ref)
         key = self.target_key(source, ref)
         self._references.check_permitted(source, ref, key[1])
+        if not source.NAMESPACED and key[:2] in KNOWN_KINDS and self._resources.get(*key) is None:
+            raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS, needs_grant=False)
         is_stream = isinstance(source, TlsRoute | TcpRoute)
         return self._resolved(key, getattr(ref, "port", None), protocols, is_stream=is_stream)
 

@@ -115,7 +115,7 @@ def _given(written: UrlRewrite | RequestRedirect) -> dict[str, Any]:
 def _redirect(written: RequestRedirect, port: int, protocol: ListenerProtocol) -> dict[str, Any]:
     """The listener's port and scheme decide the Location's port (HTTPRequestRedirectFilter)."""
     config = _given(written)
-    if protocol is not ListenerProtocol.FORWARD_PROXY:  # there the request itself names scheme and port
+    if not protocol.is_forward:  # there the request itself names scheme and port
         config["listenerPort"] = port
         config["listenerScheme"] = "https" if protocol is ListenerProtocol.HTTPS else "http"
     return config

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
+from egressproxy.model.unix_socket import is_unix, parse_unix_socket
+
 __all__ = ["AddressBook"]
 
 #: How many addresses of a network are tried for one Gateway.
@@ -23,7 +25,7 @@ PROBES = 4096
 class AddressBook:
     """Which Gateway has which address and port. Ask for the oldest Gateway first."""
 
-    __slots__ = ("_asked", "_given", "_networks", "_single", "_taken")
+    __slots__ = ("_asked", "_given", "_networks", "_paths", "_single", "_taken")
 
     def __init__(self, bind: Iterable[str], asked: Collection[str]) -> None:
         """`bind`: addresses and networks of the process; `asked`: addresses that Gateways name, which stay theirs."""
@@ -32,11 +34,14 @@ class AddressBook:
         self._networks = tuple(ip_network(entry) for entry in entries if "/" in entry)
         self._asked = frozenset(asked)
         self._given: set[str] = set()
+        self._paths: dict[str, str] = {}  # who took the path of a Unix socket first
         #: By port: who took an address first; "any 4" is the first at any address of IPv4, "all 4" at 0.0.0.0.
         self._taken: dict[int, dict[str, str]] = defaultdict(dict)
 
     def holder(self, port: int, address: str) -> str | None:
         """Who has this port at this address, or at one that overlaps with it."""
+        if is_unix(address):
+            return self._paths.get(parse_unix_socket(address).path)
         taken = self._taken[port]
         if not taken:
             return None
@@ -46,6 +51,9 @@ class AddressBook:
 
     def take(self, port: int, address: str, name: str) -> None:
         """Give this port of an IP address (or of every address: `0.0.0.0`, `::`) to a Gateway, unless one has it."""
+        if is_unix(address):
+            self._paths.setdefault(parse_unix_socket(address).path, name)
+            return
         taken, parsed = self._taken[port], ip_address(address)
         taken.setdefault(str(parsed), name)
         taken.setdefault(f"any {parsed.version}", name)

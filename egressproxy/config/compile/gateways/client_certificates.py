@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.references import References
-from egressproxy.config.resources.policy import CertificateIdentity, EgressPolicy
+from egressproxy.config.resources.policy import CertificateClient, CertificateIdentity, EgressPolicy
+from egressproxy.ir.identity import CertificateClientIR
 
 __all__ = ["add_certificate_rules"]
 
@@ -36,15 +37,28 @@ def add_certificate_rules(
         ]
         refs = ((policy, ref) for policy, each in certificates for ref in each.crl_refs)
         pem = references.crls(refs, "identity.certificate.crlRefs", problems)
-        domains = _trust_domains(each for policy, each in certificates if not policy.spec.subjects)
+        domains = _trust_domains(each for _, each in certificates)
+        known = _known(each for _, each in certificates)
         for listener in together:
             if listener.tls is None or listener.tls.clients is None:
                 continue
             if problems:
                 listener.refuse("Accepted", "UnsupportedValue", "; ".join(problems))
-            elif pem or domains:
-                clients = replace(listener.tls.clients, crl_pem=pem, trust_domains=domains)
+            elif pem or domains or known:
+                clients = replace(listener.tls.clients, crl_pem=pem, trust_domains=domains, known=known)
                 listener.tls = replace(listener.tls, clients=clients)
+
+
+def _known(certificates: Iterable[CertificateIdentity]) -> tuple[CertificateClientIR, ...]:
+    """Who shows which certificates, as every policy says that says it of any, in the order of the first."""
+    lists = [[_client(client) for client in each.clients] for each in certificates if each.clients]
+    return tuple(client for client in lists[0] if all(client in other for other in lists)) if lists else ()
+
+
+def _client(written: CertificateClient) -> CertificateClientIR:
+    kinds = {"subject": written.subject, "DNS": written.dns_name, "URI": written.uri, "email": written.email}
+    kind, value = next((kind, value) for kind, value in kinds.items() if value is not None)
+    return CertificateClientIR(kind, value, written.namespace, written.service_account)
 
 
 def _trust_domains(certificates: Iterable[CertificateIdentity]) -> tuple[str, ...]:

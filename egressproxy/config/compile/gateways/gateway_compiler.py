@@ -21,6 +21,7 @@ from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
+from egressproxy.model.unix_socket import UNIX_SOCKET
 
 __all__ = ["BUILTIN_CLASS", "class_statuses", "of_other_controllers", "plan_gateways"]
 
@@ -122,9 +123,13 @@ def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None
         ref = spec.infrastructure.parameters_ref
         plan.refuse("InvalidParameters", f"infrastructure.parametersRef: no parameters of kind {ref.kind} are known")
     for address in spec.addresses:
-        if address.type != "IPAddress":
-            message = f"addresses of type {address.type} are not supported: use IPAddress"
+        if address.type not in ("IPAddress", UNIX_SOCKET):
+            message = f"addresses of type {address.type} are not supported: use IPAddress or {UNIX_SOCKET}"
             plan.refuse("UnsupportedAddress", message)
+    ports = {listener.listener.port for listener in plan.listeners if not listener.problem}
+    if len(ports) > 1 and any(address.unix for address in spec.addresses):
+        message = f"a Unix socket is one port, and the listeners have {len(ports)}: make a Gateway for each"
+        plan.refuse("UnsupportedAddress", message)
     plan.refuse_without_listeners()
 
 
@@ -134,7 +139,8 @@ def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults) ->
     asked = {address.ip: defaults.why_unusable(address.ip) for address in spec.addresses if address.ip}
     found = [address for address, why in asked.items() if not why]
     missing = [f"{address} ({why})" for address, why in asked.items() if why]
-    if not spec.addresses or not all(address.ip for address in spec.addresses):
+    found += [str(address.unix) for address in spec.addresses if address.unix is not None]
+    if not spec.addresses or not all(address.ip or address.unix for address in spec.addresses):
         ports = {listener.listener.port for listener in plan.listeners if not listener.problem}
         chosen = book.choose(plan.gateway.full_name, ports)
         found += chosen

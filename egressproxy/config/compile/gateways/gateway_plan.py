@@ -14,6 +14,7 @@ from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import Key, Status
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, ListenerSet
+from egressproxy.model.unix_socket import UNIX_SOCKET, is_unix
 
 __all__ = ["GatewayPlan", "SetPlan"]
 
@@ -127,7 +128,10 @@ class GatewayPlan:
         """
         statuses: dict[Key, Status] = {}
         statuses[self.gateway.key] = {
-            "addresses": [{"type": "IPAddress", "value": address} for address in self.addresses],
+            "addresses": [
+                {"type": UNIX_SOCKET if is_unix(address) else "IPAddress", "value": address}
+                for address in self.addresses
+            ],
             "conditions": self.conditions.to_list(),
             "listeners": [plan.to_status() for plan in self.own],
             "attachedListenerSets": sum(attached.conditions.holds("Accepted") for attached in self.sets),

@@ -32,6 +32,13 @@ _KINDS = {
     ListenerProtocol.TLS: ("TLSRoute",),
     ListenerProtocol.TCP: ("TCPRoute",),
     ListenerProtocol.FORWARD_PROXY: ("HTTPRoute", "TLSRoute"),
+    ListenerProtocol.SOCKS5: ("HTTPRoute", "TLSRoute"),
+    ListenerProtocol.TRANSPARENT: ("HTTPRoute", "TLSRoute"),
+}
+#: Why some have no `tls`.
+_WITHOUT_TLS = {
+    ListenerProtocol.SOCKS5: "SOCKS5 over TLS is not served",
+    ListenerProtocol.TRANSPARENT: "what clients speak is for the servers that they have dialled",
 }
 #: Reasons that `Programmed` shares with the condition that says more; for others it is "Invalid".
 _PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
@@ -116,9 +123,10 @@ def plan_listener(
         message = f"protocol {listener.protocol} is not supported; {_nearest_protocol(listener.protocol)}"
         plan.refuse("Accepted", "UnsupportedProtocol", message)
         return plan
-    if plan.protocol is ListenerProtocol.FORWARD_PROXY and listener.hostname:
+    if plan.protocol.is_forward and listener.hostname:
         remedy = "say which destinations are allowed in an EgressPolicy"
-        plan.refuse("Accepted", "UnsupportedValue", f"a forward-proxy listener has no hostname: {remedy}")
+        short = plan.protocol.value.rpartition("/")[2]
+        plan.refuse("Accepted", "UnsupportedValue", f"a {short} listener has no hostname: {remedy}")
     _find_kinds(plan)
     _find_tls(plan, references)
     return plan
@@ -164,6 +172,10 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
     if tls is None:
         if plan.protocol is ListenerProtocol.HTTPS:
             plan.refuse("ResolvedRefs", "InvalidCertificateRef", "protocol HTTPS needs tls.certificateRefs")
+        return
+    if plan.protocol in _WITHOUT_TLS:
+        message = f"a listener of protocol {plan.protocol.value} has no tls: {_WITHOUT_TLS[plan.protocol]}"
+        plan.refuse("Accepted", "UnsupportedValue", message)
         return
     if tls.mode is TlsMode.PASSTHROUGH:
         if plan.protocol is ListenerProtocol.FORWARD_PROXY:

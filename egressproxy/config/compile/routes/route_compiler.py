@@ -46,7 +46,7 @@ from egressproxy.config.resources.routes import (
     TlsRoute,
 )
 from egressproxy.ir.backend import Destination
-from egressproxy.ir.gateway import ListenerProtocol, TlsMode
+from egressproxy.ir.gateway import TlsMode
 from egressproxy.ir.policy import DestinationRule, ExtensionIR, Mode, PolicyIR
 from egressproxy.ir.route import (
     AuthProtocol,
@@ -125,7 +125,7 @@ class RouteCompiler:
         """
         placed, error = self._requests(layers, default_scopes(listener))
         default = None
-        if listener.protocol is ListenerProtocol.FORWARD_PROXY:
+        if listener.protocol is not None and listener.protocol.is_forward:
             default, layers = self.backend_refs.of_default(listener, layers, error)
         return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default
 

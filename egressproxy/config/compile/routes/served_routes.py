@@ -7,9 +7,11 @@ TLSRoute and TCPRoute (of routes that match the same, the oldest has it).
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaims
+from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.policies.layers import Layer
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler
 from egressproxy.config.compile.routes.route_validation import RouteValidation
@@ -17,22 +19,37 @@ from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
 
-__all__ = ["ServedRoutes"]
+__all__ = ["AddedRoute", "ServedRoutes"]
 
 #: An HTTPRoute and a GRPCRoute cannot have the same host on one listener.
 _EXCLUDES = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}
 
 
+@dataclass(slots=True)
+class AddedRoute:
+    """A route as one listener serves it. `met` are the places that it has asked for policies, and that have such with
+    subjects.
+    """
+
+    route: AnyRoute
+    attachment: Attachment
+    validation: RouteValidation
+    made: HttpRouteIR | StreamRouteIR
+    met: dict[tuple[Key, str], None] = field(default_factory=dict)
+
+
 class ServedRoutes:
     """The routes that one listener serves. Add them oldest first."""
 
-    __slots__ = ("_claims", "http", "layers", "tcp", "tls")
+    __slots__ = ("_claims", "added", "http", "layers", "met", "tcp", "tls")
 
     def __init__(self, layers: tuple[Layer, ...]) -> None:
         self.http: list[HttpRouteIR] = []
         self.tls: list[StreamRouteIR] = []
         self.tcp: list[StreamRouteIR] = []
         self.layers = layers
+        self.added: list[AddedRoute] = []
+        self.met: dict[tuple[Key, str], None] = {}  # targets and sections that have policies with subjects
         self._claims: dict[str, HostnameClaims] = defaultdict(HostnameClaims)  # by kind of route
 
     def conflict(self, route: AnyRoute, attachment: Attachment) -> str:
@@ -63,12 +80,26 @@ class ServedRoutes:
         """Compile a route for this listener; returns the backends of all its rules, and those of its mirrors."""
         if isinstance(route, HttpRoute | GrpcRoute):
             http = compiler.http_route(route, attachment, self.layers, validation)
-            if http.rules:
-                self.http.append(http)
+            self._serve(AddedRoute(route, attachment, validation, http))
             backends = [backend for rule in http.rules for backend in rule.backends]
             asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         stream = compiler.stream_route(route, attachment, self.layers)
-        (self.tls if isinstance(route, TlsRoute) else self.tcp).append(stream)
+        self._serve(AddedRoute(route, attachment, validation, stream))
         return list(stream.backends), []
+
+    def add_variant(self, added: AddedRoute, compiler: RouteCompiler, *, is_other: bool) -> None:
+        """Serve a route that another listener serves, which this one is a variant of: the same, if it is not other."""
+        if is_other:
+            self.add(added.route, added.attachment, added.validation, compiler)
+        else:
+            self._serve(added)
+
+    def _serve(self, added: AddedRoute) -> None:
+        self.added.append(added)
+        made = added.made
+        if isinstance(made, StreamRouteIR):
+            (self.tls if isinstance(added.route, TlsRoute) else self.tcp).append(made)
+        elif made.rules:
+            self.http.append(made)

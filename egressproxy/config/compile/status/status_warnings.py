@@ -20,7 +20,9 @@ from egressproxy.config.resources.meta import Resource
 __all__ = ["all_warnings", "status_warnings", "warnings_of"]
 
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
-_GOOD: Final = frozenset({"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready"})
+_GOOD: Final = frozenset(
+    {"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready", "egressproxy.io/FilterCatalog"}
+)
 #: Nothing has to be changed: requests on the wrong connection are answered with 421.
 _INFORMATION: Final = "OverlappingTLSConfig"
 #: Conditions about what is served as written; all others are about what is not.
@@ -128,7 +130,7 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
             words = f"{part.words}: " if part.words else ""
             for piece in _PLACED.split(message):
                 named = _NAMED.search(piece)
-                rest = piece.removeprefix(f"{named[1]}: ") if named else piece
+                rest = piece.replace(named[0], "", 1) if named else piece
                 yield problem_at(
                     resource,
                     named[1] if named else part.field_path,

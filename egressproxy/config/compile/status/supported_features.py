@@ -26,14 +26,7 @@ GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.
 #: (`kubectl explain`) and docs/fields.md say it, as status does where one is used. What is served is taken out here.
 UNSERVED: Final[Mapping[str, str]] = {
     "BackendDestination.endpointSelector": "what refers to the Backend answers 500",
-    "EgressPolicySpec.subjects": "what the policy denies or limits holds for everybody, the rest for nobody",
-    "EgressPolicySpec.intercept": "the names that it lists are denied",
-    "EgressPolicySpec.identity": (
-        "certificate.crlRefs, certificate.trustDomains and gateways alone are read; every other client is unknown"
-    ),
-    "Identity.token": "where it is written everything is refused",
-    "Identity.basic": "where it is written everything is refused",
-    "Dns.reverseCheck": "Report does nothing, with Enforce everything is refused",
+    "CertificateIdentity.caCertificateRefs": "the CAs are those of spec.tls.frontend of the Gateway",
 }
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.

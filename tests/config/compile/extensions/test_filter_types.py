@@ -286,6 +286,20 @@ def test_a_processor_that_is_not_there_is_told_where_it_is_named():
     assert callee.error
 
 
+def test_what_is_in_another_namespace_needs_a_namespace_in_the_reference_and_no_grant():
+    elsewhere = PLAIN.replace("{name: plain}", "{name: plain, namespace: tools}")
+    backend = compiled(
+        REVERSE, elsewhere, ROUTE, processor("{group: egressproxy.io, kind: Backend, name: plain}"), used()
+    )
+    schema = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: s, namespace: tools}\ndata: {schema.json: '{}'}"
+    named = filter_type("configSchema: {configMapRef: {name: s}}")
+    config_map = compiled(REVERSE, schema, named)
+    for made, target in ((backend, "plain"), (config_map, "s")):
+        message = of_type(made, "ResolvedRefs")[2]
+        assert f"(tools/{target} is in another namespace: add namespace to the reference)" in message
+        assert "ReferenceGrant" not in message
+
+
 @pytest.mark.parametrize(
     ("source", "reason", "told"),
     [

@@ -11,7 +11,7 @@ from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.routing.patterns import compile_pattern
-from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, policy, rule
+from tests.config.compile.kit import FORWARD, PLAIN, REVERSE, ROUTE, compiled, policy, rule
 
 
 def found(*manifests: str) -> list[Problem]:
@@ -21,6 +21,21 @@ def found(*manifests: str) -> list[Problem]:
 
 def test_what_is_well_is_not_mentioned():
     assert found(FORWARD, policy("mode: Open")) == []
+
+
+def test_a_gateway_class_of_ours_that_is_served_is_not_mentioned():
+    spec = "spec: {controllerName: egressproxy.io/gateway-controller}"
+    ours = f"apiVersion: gateway.networking.k8s.io/v1\nkind: GatewayClass\nmetadata: {{name: egressproxy}}\n{spec}"
+    assert found(ours, FORWARD, policy("mode: Open")) == []
+
+
+def test_a_filter_of_a_backend_that_closes_a_rule_is_placed_once():
+    lost = "filters: [{type: ExtensionRef, extensionRef: {group: egressproxy.io, kind: EgressPolicy, name: lost}}]"
+    route = ROUTE.replace("name: plain", f"name: plain, {lost}")
+    where = "spec.rules[0].backendRefs[0].filters[0]"
+    told = [each for each in found(REVERSE, PLAIN, route) if each.field_path == where]
+    assert [each.code for each in told] == ["UnsupportedValue", "ExtensionRefNotFound"]
+    assert all("backendRefs[0]" not in each.message for each in told)
 
 
 def test_an_unknown_protocol_is_said_once_at_its_listener():

@@ -17,12 +17,9 @@ kind: Backend
 metadata: {name: other}
 spec: {destination: {type: EndpointSelector, endpointSelector: {selectorRef: {name: s}}}}
 """,
-    "EgressPolicySpec.subjects": policy("subjects: [{namespace: team}]"),
-    "EgressPolicySpec.intercept": policy("intercept: {hostnames: [a.example], caCertificateRef: {name: ca}}"),
-    "EgressPolicySpec.identity": policy("identity: {address: {}}"),
-    "Identity.token": policy("identity: {token: {issuer: a, jwksRef: {kind: ConfigMap, name: keys}}}"),
-    "Identity.basic": policy("identity: {basic: {secretRef: {name: users}}}"),
-    "Dns.reverseCheck": policy("dns: {reverseCheck: Report}"),
+    "CertificateIdentity.caCertificateRefs": policy(
+        "identity: {certificate: {caCertificateRefs: [{kind: ConfigMap, name: ca}]}}"
+    ),
 }
 
 
