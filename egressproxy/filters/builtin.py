@@ -22,9 +22,11 @@ _GATEWAY_API: Final = "gateway.networking.k8s.io/"
 BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
     f"{_OURS}{kind}:v1": place
     for kind, place in {
+        "ApprovalHold": "approval_hold:APPROVAL_HOLD",
         "Audit": "audit.audit:AUDIT",
         "BodyLimit": "limits.body_limit:BODY_LIMIT",
         "Cache": "cache.cache:CACHE",
+        "CanaryKeys": "canary_keys:CANARY_KEYS",
         "ConcurrencyLimit": "limits.concurrency:CONCURRENCY_LIMIT",
         "Cors": "cors:CORS",
         "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",

@@ -29,20 +29,23 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
+from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
+from egressproxy.gateway.identity.authenticators import Authenticators, KeyUrl
+from egressproxy.gateway.interception.leaf_cache import LeafCache, LeafKey
 from egressproxy.gateway.mcp.filters import MARK
 from egressproxy.gateway.mcp.rules import PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
-from egressproxy.gateway.route import Route
+from egressproxy.gateway.route import Route, self_service
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.ir.backend import Destination, Protocol
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
 from egressproxy.ir.extensions import extensions as all_extensions
 from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
-from egressproxy.ir.policy import Callee, ExtensionIR, Mode, PolicyIR, Priority
+from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR, Mode, PolicyIR, Priority
 from egressproxy.ir.route import (
     AuthProtocol,
     ExternalAuthIR,
@@ -53,6 +56,7 @@ from egressproxy.ir.route import (
     WeightedBackend,
 )
 from egressproxy.model.authority import Authority
+from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap
@@ -93,9 +97,15 @@ class SnapshotBuilder:
         known = previous.filters if previous is not None else None
         self.filters = FilterInstances(catalog, known, metrics.notices, self._called, metrics.filter_metrics)
         self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
+        self.authenticators = Authenticators(previous.authenticators if previous is not None else None)
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
         self.has_translation = False
+        #: Rules by the identity of their route: variants of a listener share those that are not otherwise for them.
+        self.live: dict[int, list[Route]] = {}
+        self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
+        self._known_leaves = previous.leaf_caches if previous is not None else {}
+        self.leaf_caches: dict[LeafKey, LeafCache] = {}
 
     def _called(self, name: str, callee: Callee) -> FilterCall:
         return self.parts.called(name, callee, self.metrics.filter_calls)
@@ -118,6 +128,8 @@ class SnapshotBuilder:
     def whole(self, config: ConfigIR) -> Cooperative[Snapshot]:
         """Every listener and port of the configuration, in one snapshot."""
         yield from self.watch_placeholders(config)
+        self.live.clear()
+        self.tables.clear()
         shared: dict[tuple[str, int], list[ActiveListener]] = {}
         self.terminating = Counter(
             (address, spec.port) for spec in config.listeners if terminates(spec) for address in spec.addresses
@@ -129,7 +141,10 @@ class SnapshotBuilder:
         ports = {}
         for key, listeners in shared.items():
             ports[key] = yield from self.port(key, listeners)
-        return Snapshot(config.generation, ports, self.parts.connectors, self.filters)
+        self.authenticators.forget_known()
+        return Snapshot(
+            config.generation, ports, self.parts.connectors, self.filters, self.leaf_caches, self.authenticators
+        )
 
     def watch_placeholders(self, config: ConfigIR) -> Cooperative[None]:
         """Have all backends watched for placeholders of credentials, where the configuration has any."""
@@ -162,21 +177,31 @@ class SnapshotBuilder:
         http = []
         named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
-            attached = _Attachment(spec, route.name, route.kind, route.named)
-            rules = []
-            for rule in route.rules:
-                rules.append((yield from self.route(attached, rule)))
+            rules = self.live.get(id(route))
+            if rules is None:
+                attached = _Attachment(spec, route.name, route.kind, route.named)
+                rules = self.live[id(route)] = []
+                for rule in route.rules:
+                    rules.append((yield from self.route(attached, rule)))
             http.append((route, rules))
             hostnames = permitted_by(route, rules)
             if hostnames is not None:
                 named.append(HostEntry(hostnames, True, route.created, route.name))
-        table = yield from HttpTable.building(http)
-        hosts = yield from HostMap.building(named)
+        key = spec.gateway, *map(id, spec.http_routes)
+        if key not in self.tables:
+            own = self_service(self.metrics.series(spec.gateway, OWN_HOST, "-"))
+            named.append(HostEntry((OWN_HOST,), True))
+            table = yield from HttpTable.building(http, {OWN_HOST: own})
+            self.tables[key] = table, (yield from HostMap.building(named))
+        table, hosts = self.tables[key]
         entries = []
         for stream in (*spec.tls_routes, *spec.tcp_routes):
-            rule = HttpRuleIR((), stream.backends, stream.policy, stream.extensions, request_s=0.0)
-            made = yield from self.route(_Attachment(spec, stream.name, stream.kind, stream.named), rule)
-            entries.append(HostEntry(stream.hostnames, made, stream.created, stream.name))
+            live = self.live.get(id(stream))
+            if live is None:
+                rule = HttpRuleIR((), stream.backends, stream.policy, stream.extensions, request_s=0.0)
+                made = yield from self.route(_Attachment(spec, stream.name, stream.kind, stream.named), rule)
+                live = self.live[id(stream)] = [made]
+            entries.append(HostEntry(stream.hostnames, live[0], stream.created, stream.name))
         streams = yield from HostMap.building(entries)
         destinations = self.parts.destination_policy(spec.policy)
         yield None
@@ -191,10 +216,37 @@ class SnapshotBuilder:
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and terminates(spec):
             shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
             terminate = yield from self.context(spec.tls, shares_port=shares_port, alpn=HTTP_1_1)
-        return ActiveListener(
-            replace(spec, http_routes=(), tls_routes=(), tcp_routes=()),  # they are in the tables now
+        leaves = (yield from self.leaves(spec.policy.intercepts)) if spec.policy.intercepts else None
+        authenticator = yield from self.authenticators.of(
+            spec.policy.identity, key_urls(spec.policy), self._called, is_forward=spec.protocol.is_forward
+        )
+        variants = []
+        for variant in spec.variants:
+            variants.append((variant.policies, (yield from self.listener(variant.listener))))
+        listener = ActiveListener(
+            # They are in the tables now.
+            replace(spec, http_routes=(), tls_routes=(), tcp_routes=(), subjects=(), variants=()),
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
+            leaves, authenticator,
         )  # fmt: skip
+        if spec.subjects:
+            listener.variants = ClientVariants(spec.subjects, dict(variants), listener)
+        return listener
+
+    def leaves(self, specs: Iterable[InterceptIR]) -> Cooperative[HostMap[LeafCache]]:
+        """The hosts whose tunnels are opened, each with the certificates of its CA. Raises ValueError."""
+        made: HostMap[LeafCache] = HostMap()
+        for spec in specs:
+            key = spec.chain_pem, spec.key_pem, spec.policy
+            found = self.leaf_caches.get(key)
+            if found is None:
+                found = self._known_leaves.get(key) or LeafCache(key, self.metrics.interceptions)
+                self.leaf_caches[key] = found
+                yield found.prepare
+            for hostname in spec.hostnames:
+                made.setdefault(hostname, found)
+            yield None
+        return made
 
     def context(self, tls: ListenerTlsIR, *, shares_port: bool, alpn: tuple[str, ...]) -> Cooperative[ssl.SSLContext]:
         """The TLS context of a listener, made once for equal settings. Raises ssl.SSLError, ValueError."""
@@ -378,6 +430,19 @@ class SnapshotBuilder:
             self.parts.destination_policy(own),
             strictest(own.mode, policy.mode),
         )
+
+
+def key_urls(policy: PolicyIR) -> tuple[KeyUrl, ...]:
+    """Where the issuers of tokens have their keys, reached by the addresses that hold for the listener."""
+    issuers = policy.identity.issuers if policy.identity is not None else ()
+    made = []
+    for each in issuers:
+        if each.key_path:
+            host, port = each.key_host
+            tls = BackendTlsIR(ca_pem=each.ca_pem)
+            backend = BackendIR(f"identity/{host}", Destination.FQDN, host, port, tls=tls)
+            made.append(KeyUrl(each.issuer, each.key_path, WeightedBackend(backend, policy=policy)))
+    return tuple(made)
 
 
 def with_failovers(

@@ -25,8 +25,10 @@ from egressproxy.gateway.overload_manager import OverloadManager
 from egressproxy.gateway.snapshot import Port, Snapshot
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
+from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.pseudonym import new_pseudonym
+from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind, bind_error
 from egressproxy.net.timers import TimerWheel
@@ -85,6 +87,8 @@ class GatewayServer:
         metrics.add_filter_source(self._filter_counts)
         metrics.add_endpoint_source(self._endpoint_states, self._open_circuits)
         metrics.add_parent_source(self._parents_aside)
+        self.network.on_dns_query = metrics.dns_queries.count
+        self.network.on_reverse = metrics.dns_queries.count_reverse
         self.network.health.on_change = EndpointReporter(metrics)
         self.network.on_parent_change = ParentReporter(metrics)
         self.network.on_failover_change = FailoverReporter(metrics.notices)
@@ -163,7 +167,8 @@ class GatewayServer:
                 bound.close_idle()
                 self._closing.add(bound)
         self._closing = {bound for bound in self._closing if bound.open_connections}
-        self.network.own = OwnSockets(map(_socket, self._bound), map(_socket, own))
+        places = (place for place in self._bound if not is_unix(place[0]))
+        self.network.own = OwnSockets(map(_socket, places), map(_socket, own))
         if old is not None:
             for spec, connector in old.connectors.items():
                 if spec not in fresh.connectors:
@@ -217,6 +222,15 @@ class GatewayServer:
 
     def _connectors(self) -> Iterable[Connector]:
         return self.snapshot.connectors.values() if self.snapshot is not None else ()
+
+    def kill(self, killed: KilledIdentities) -> int:
+        """Put these clients out of service, and no others: what is in progress for them breaks off, and nothing more is
+        admitted. Returns how many exchanges were cut.
+        """
+        self.overload.refuse_identities(killed)
+        if not killed:
+            return 0
+        return sum(state.cut(killed) for port in self._ports() for state in port.states)
 
     def hurry(self) -> None:
         """End a drain under way: cut what is left without further waiting."""

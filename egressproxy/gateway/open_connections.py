@@ -11,6 +11,8 @@ from typing import Protocol
 from egressproxy.errors import Reason
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import Port
+from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.shares import Shares, origin_of
 from egressproxy.net.descriptors import RESERVED, descriptors
 from egressproxy.telemetry.metrics import Metrics
@@ -62,9 +64,17 @@ class Holder(Protocol):
 
     tenant: Tenant | None
 
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client is, where its request has said so."""
+
 
 class Connection(Protocol):
     """A client's connection, of whatever protocol."""
+
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client is, where its connection has said so."""
 
     def abort(self) -> None:
         """Close at once; what was not sent is lost."""
@@ -201,6 +211,16 @@ class OpenConnections:
             self.per_client[address] = left
         else:
             del self.per_client[address]
+
+    def cut(self, killed: KilledIdentities) -> int:
+        """Break off what is in progress for clients that are killed, with its connection. Returns how much it was."""
+        count = 0
+        for connection in list(self.connections):
+            held = [each.identity for each in connection.serving()]
+            if held and any(map(killed.has, (connection.identity, *held))):
+                connection.abort()
+                count += len(held)
+        return count
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""

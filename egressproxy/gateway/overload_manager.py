@@ -19,6 +19,7 @@ from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.overload.memory_pressure import MemoryPressure, OverloadState
 from egressproxy.gateway.overload.request_gate import RequestGate, path_of
+from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.shares import Shares
 from egressproxy.net.memory import ResidentMemory, give_back_memory
@@ -171,7 +172,7 @@ class OverloadManager:
         )
         if state is OverloadState.NORMAL:
             self._idle = []
-            self._accounting.gate = gate if limit else None
+            self._accounting.gate = gate if limit or gate.killed else None
         if OverloadState.REFUSING in (before, state):
             for port in self._ports():
                 if state is OverloadState.REFUSING:
@@ -179,6 +180,14 @@ class OverloadManager:
                 else:
                     port.resume_accepting()
         self._tell(before, state, resident)
+
+    def refuse_identities(self, killed: KilledIdentities) -> None:
+        """From now on no request of these clients is admitted; of those in progress nothing is said."""
+        self.gate.killed = killed
+        if killed and self._accounting.gate is None:
+            self._count_requests()
+        elif not killed and not self._limits.requests and self.state is OverloadState.NORMAL:
+            self._accounting.gate = None
 
     def _count_requests(self) -> None:
         """From now on; those in progress are found by their connections."""

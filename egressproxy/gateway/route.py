@@ -14,13 +14,17 @@ from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
-from egressproxy.ir.policy import Mode, PolicyIR, Priority
+from egressproxy.ir.policy import NO_POLICY, DestinationsIR, Mode, PolicyIR, Priority
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.own_host import OWN_HOST
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.series import Series
 
-__all__ = ["Route"]
+__all__ = ["SELF_SERVICE", "Route", "self_service"]
+
+#: The kind of the rule that answers at egress.internal.
+SELF_SERVICE = "SelfService"
 
 #: The golden ratio's fraction: multiples of it fall into a circle more evenly than those of any other number, so that
 #: shares of traffic come out within a few requests.
@@ -150,3 +154,12 @@ class Route:
 
     def __repr__(self) -> str:
         return f"Route({self.name}, {len(self.backends)} backends)"
+
+
+def self_service(series: Series) -> Route:
+    """The rule that answers at egress.internal, counted here. The conductor knows it by its kind."""
+    nowhere = DestinationPolicy(DestinationsIR())
+    return Route(
+        OWN_HOST, Chain(request_headers=()), (), series, NO_POLICY, nowhere, {},
+        request_s=NO_POLICY.timeouts.request_s, kind=SELF_SERVICE, looks_at_bodies=True,
+    )  # fmt: skip

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.default_routes import DefaultRoutes
+from egressproxy.gateway.identity.authenticator import Authenticator
+from egressproxy.gateway.identity.authenticators import Authenticators
+from egressproxy.gateway.interception.leaf_cache import LeafCache, LeafKey
 from egressproxy.gateway.route import Route
+from egressproxy.identity.addresses import AddressTable
+from egressproxy.identity.certificates import CertificateTable
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerProtocol
+from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.model.spiffe import workload
-from egressproxy.net.tls_contexts import verified_uris
+from egressproxy.net.tls_contexts import verified_fields, verified_uris
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostMap
@@ -27,6 +35,8 @@ __all__ = ["ActiveListener", "Port", "Snapshot"]
 
 #: TLS (by SNI) and TCP listeners: no HTTP there.
 STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
+#: Listeners whose clients say something else before HTTP.
+_OTHER_WORDS = (ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +51,9 @@ class ActiveListener:
     destinations: DestinationPolicy
     series: Series
     terminate: ssl.SSLContext | None  # a TLS listener that terminates does it with this
+    leaves: HostMap[LeafCache] | None = None  # of the hosts whose tunnels are opened; None: no tunnel is
+    authenticator: Authenticator | None = None  # says who its clients are; None: they need not be known
+    variants: ClientVariants[ActiveListener] | None = None  # for clients that fit subjects of policies
     gateway: str = field(init=False)
     name: str = field(init=False)
     mode: Mode = field(init=False)
@@ -55,7 +68,7 @@ class ActiveListener:
         self.name = spec.name
         self.mode = spec.policy.mode
         self.timeouts = spec.policy.timeouts
-        self.is_forward = spec.protocol is ListenerProtocol.FORWARD_PROXY
+        self.is_forward = spec.protocol.is_forward
         self.is_stream = spec.protocol in STREAM_PROTOCOLS
         self.scheme = b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http"
 
@@ -84,8 +97,13 @@ class Port:
     head_limits: HeadLimits = field(init=False)
     is_stream: bool = field(init=False)
     is_mixed: bool = field(init=False)
+    first_words: ListenerProtocol | None = field(
+        init=False
+    )  # where clients do not begin with HTTP: SOCKS5, TRANSPARENT
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
     trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
+    certificates: CertificateTable | None = field(init=False)  # who shows which others
+    senders: AddressTable | None = field(init=False)  # who says in a PROXY header whose a connection is
     terms: tuple[object, ...] = field(init=False)
 
     def __post_init__(self, clients: ClientCertificatesIR | None) -> None:
@@ -93,14 +111,22 @@ class Port:
         self.limits = strictest_limits([listener.spec.policy.limits for listener in self.listeners])
         self.head_limits = HeadLimits(self.limits.max_head_bytes, self.limits.max_fields)
         self.is_stream = self.first.is_stream
+        protocol = self.first.spec.protocol
+        self.first_words = protocol if protocol in _OTHER_WORDS else None
         self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
         self.extended_connect = all(
             listener.spec.policy.extended_connect for listener in self.listeners if not listener.is_stream
         )
+        is_verified = clients is not None and not clients.takes_any
+        self.certificates = (
+            CertificateTable(clients.known) if clients is not None and is_verified and clients.known else None
+        )
         self.trust_domains = clients.trust_domains if clients is not None and not clients.takes_any else ()
+        networks = senders_of(self.listeners)
+        self.senders = AddressTable((AddressClientIR(networks, "-", "-"),)) if networks else None
         self.terms = (
             self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits,
-            self.extended_connect,
+            self.extended_connect, self.first_words, networks,
         )  # fmt: skip
 
     def leads_to_stream(self, name: str) -> bool:
@@ -110,7 +136,10 @@ class Port:
 
     def identity_of(self, peer: ssl.SSLObject) -> CallerIdentity:
         """Who the client is whose TLS ends here, by its certificate; ANONYMOUS where that does not say it."""
-        return workload(verified_uris(peer), self.trust_domains) if self.trust_domains else ANONYMOUS
+        found = workload(verified_uris(peer), self.trust_domains) if self.trust_domains else ANONYMOUS
+        if found is ANONYMOUS and self.certificates is not None:
+            return self.certificates.find(verified_fields(peer)) or ANONYMOUS
+        return found
 
     def listener_for(self, host: str, server_name: str) -> ActiveListener:
         """The HTTP listener for this host (Gateway API, Listener.hostname). `server_name`: the SNI of the client's TLS.
@@ -129,6 +158,15 @@ class Port:
 
     def __repr__(self) -> str:
         return f"Port({self.address}:{self.number}, {len(self.listeners)} listeners)"
+
+
+def senders_of(listeners: Sequence[ActiveListener]) -> tuple[IPv4Network | IPv6Network, ...]:
+    """The networks whose PROXY headers are read: those that every listener of a port names, in the order of the first.
+
+    A connection has said its header before the listener is known.
+    """
+    named = [each.spec.policy.identity.senders if each.spec.policy.identity else () for each in listeners]
+    return tuple(network for network in named[0] if all(network in others for others in named))
 
 
 def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:
@@ -150,6 +188,8 @@ class Snapshot:
     ports: dict[tuple[str, int], Port]
     connectors: dict[ConnectionIR, Connector]
     filters: FilterInstances
+    leaf_caches: Mapping[LeafKey, LeafCache] = field(default_factory=dict)  # by CA
+    authenticators: Authenticators = field(default_factory=Authenticators)
 
     def __repr__(self) -> str:
         return f"Snapshot({self.generation}, {len(self.ports)} ports, {len(self.connectors)} connectors)"

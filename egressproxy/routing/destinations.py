@@ -22,6 +22,9 @@ __all__ = ["Denial", "DestinationPolicy"]
 
 #: How many allowed destinations are remembered; a policy never changes, so that the memory stays true.
 MAX_KNOWN = 1024
+_CANNOT_OPEN = (
+    "mend what the status of that policy says of its `intercept`, or remove the name from intercept.hostnames"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Denial:
             Reason.DESTINATION_DENIED,
             f"{authority.host} is denied {where}by policy {rule.policy}",
             rule=f"EgressPolicy {rule.policy}",
-            remedy=f"remove {'it from' if rule.intercepts else 'or narrow its entry in'} {field} of that policy",
+            remedy=_CANNOT_OPEN if rule.intercepts else f"remove or narrow its entry in {field} of that policy",
             detail=f"{leads}denied by {entry_text(names, ranges, rule.ports)} in {field}",
         )
         denied.is_firm = rule.is_firm
@@ -139,11 +142,12 @@ class DestinationPolicy:
             return denied
         if not self._allow:
             if not self._sources:
-                return Denied(
+                denied = Denied(
                     Reason.NO_POLICY,
                     f"{authority.host} is not allowed: no policy and no route says so",
                     remedy="attach an EgressPolicy with destinations.allow, or a route with this hostname",
                 )
+                return self._for_operators(denied, authority)
             return self._not_allowed(authority, self._sources[0])
         denied = self._outside(authority, self._allow[self._firm_allow :])
         if denied is not None:
@@ -199,9 +203,6 @@ class DestinationPolicy:
     def _not_allowed(self, authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
         """The error, with what to add. `is_port_alone`: on another port it would be allowed."""
         host, port = authority.host, authority.port
-        withheld = self._withheld.find(authority)
-        if withheld is not None:
-            return _for_others(authority, withheld)
         if authority.address is None:
             remedy = f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
         elif not METADATA.isdisjoint(aliases(authority.address)):
@@ -214,21 +215,15 @@ class DestinationPolicy:
         message = f"{host} is not allowed {where}by policy {policy}"
         denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
         denied.policy = policy
+        return self._for_operators(denied, authority)
+
+    def _for_operators(self, denied: Denied, authority: Authority) -> Denied:
+        """The error with what its client is not told: others may go there."""
+        theirs = self._withheld.find(authority)
+        if theirs is not None:
+            entry = entry_text(*_matching(theirs, authority), theirs.ports)
+            denied.detail = f"{entry} in destinations.allow of policy {theirs.policy} is for its subjects alone"
         return denied
-
-
-def _for_others(authority: Authority, rule: DestinationRule) -> Denied:
-    """The error where an entry allows this destination to its `subjects` only: client identities are not known."""
-    denied = Denied(
-        Reason.DESTINATION_NOT_ALLOWED,
-        f"{authority.host} is allowed to the subjects of policy {rule.policy} only; client identities are not known",
-        rule=f"EgressPolicy {rule.policy}",
-        remedy=f"identities of clients are not supported yet: remove subjects from policy {rule.policy} "
-        "to allow it to everybody",
-        detail=f"{entry_text(*_matching(rule, authority), rule.ports)} in destinations.allow has subjects",
-    )
-    denied.policy = rule.policy
-    return denied
 
 
 class _Entries:

@@ -28,7 +28,7 @@ grows with the length of a request is bounded (`routing/conditions`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -73,12 +73,19 @@ class HttpTable(Generic[T]):
         self._hosts = hosts
 
     @classmethod
-    def building(cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]]) -> Cooperative[HttpTable[T]]:
+    def building(
+        cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]], reserved: Mapping[str, T] | None = None
+    ) -> Cooperative[HttpTable[T]]:
         """Compile routes, each with one payload per rule; a route at a time, or a match where it has expressions.
 
+        `reserved`: what serves every request for these hostnames (no wildcards), whatever the routes say.
         Raises RouteError for an expression that is refused.
         """
         hosts: HostMap[_Bucket[T]] = HostMap()
+        reserved = reserved or {}
+        for hostname, own in reserved.items():
+            bucket = hosts.setdefault(hostname, _Bucket(hostname))
+            bucket.candidates.append(_candidate(RuleOrigin("", "-", "~", 0, 0, ""), MatchIR(), own))
         for route, payloads in routes:
             candidates: list[_Candidate[T]] = []
             for position, (rule, payload) in enumerate(zip(route.rules, payloads, strict=True)):
@@ -89,6 +96,8 @@ class HttpTable(Generic[T]):
                     if candidate.has_expressions:
                         yield None  # it may have taken a millisecond or two to compile
             for hostname in route.hostnames or ("",):
+                if hostname in reserved:
+                    continue
                 hosts.setdefault(hostname, _Bucket(hostname)).candidates += candidates
             yield None
         for bucket in hosts.values():
@@ -125,6 +134,12 @@ class HttpTable(Generic[T]):
                 return found
         return None
 
+    def sole(self, host: str) -> T | None:
+        """The payload that serves every request for this host; None where that depends on the request."""
+        first = next(self._buckets(host), None)
+        always = first.always if first is not None else None
+        return always[0] if always is not None else None
+
     def payloads(self) -> Iterator[T]:
         """The payload of every rule, once for each of its matches and hostnames."""
         return (candidate.result[0] for bucket in self._hosts.values() for candidate in bucket.sealed())
@@ -139,6 +154,12 @@ class HttpTable(Generic[T]):
             while (found := left.always or left.match(method, path, MatchInput(path, fields))) is not None:
                 yield left.candidate_of(found).described(bucket.hostname)
                 left = left.without(found[0])
+
+    def every(self) -> Iterator[tuple[str, T]]:
+        """The hostname ("" for every host) and payload of every match."""
+        for bucket in self._hosts.values():
+            for candidate in bucket.sealed():
+                yield bucket.hostname, candidate.result[0]
 
     def rules_of(self, host: str) -> Iterator[Match[T]]:
         """Every match of this host, for any path: suggestions for the author of a request."""

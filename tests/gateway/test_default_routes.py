@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.config.builtin import BUILTIN
+from egressproxy.config.builtin import open_proxy
 from egressproxy.telemetry import metrics as metrics_module
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward
@@ -171,7 +171,7 @@ def test_where_a_mode_alone_lets_it_pass_the_mode_is_the_entry(converse: Start, 
 
 
 def test_the_gateway_that_is_built_in_has_a_mode_and_no_policy(converse: Start):
-    talk = converse(BUILTIN)
+    talk = converse(open_proxy(3128))
     record = get(talk, "a.example")
     assert decided(record) == ("-", "mode: Open")
     assert "rule" not in record

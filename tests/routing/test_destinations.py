@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_network
 
 import pytest
@@ -200,6 +201,15 @@ def test_what_is_to_be_intercepted_hides_no_deny_of_the_same_name():
     assert policy.explicit_deny_of(fqdn("b.test")) is not None
 
 
+def test_a_name_that_cannot_be_intercepted_is_told_where_the_cause_stands():
+    denied = DestinationPolicy(DestinationsIR(deny=(rule("b.test", intercepts=True),))).explicit_deny(
+        parse_authority(b"b.test:443", None)
+    )
+    assert denied is not None
+    assert "status of that policy" in denied.remedy
+    assert "intercept.hostnames" in denied.remedy
+
+
 def test_of_several_denies_that_match_one_that_report_mode_does_not_lift_decides():
     deny = (rule("b.test"), rule("*.test", is_firm=True), rule("p.test", is_firm=True), rule("b.other"))
     policy = DestinationPolicy(DestinationsIR(deny=deny))
@@ -238,18 +248,24 @@ def test_a_denial_says_the_same_of_a_name_and_of_a_backend_and_names_the_entry()
     assert behind.detail == f"backend ns/b leads to b.test:443; {entry}"
 
 
-def test_an_entry_that_is_there_for_subjects_is_not_advised_once_more():
-    spec = DestinationsIR(allow=((),), withheld=(rule("a.test", ports=(443,)),))
+def test_of_an_entry_for_subjects_the_operator_hears_and_the_client_does_not():
+    spec = DestinationsIR(allow=((),), withheld=(replace(rule("a.test", ports=(443,)), policy="ns/theirs"),))
     policy = DestinationPolicy(spec, ("ns/p",))
     refused = policy.decide(parse_authority(b"a.test:443", None))
     assert refused is not None
     assert refused.reason is NO
-    assert "to the subjects of policy" in str(refused)
-    assert "remove subjects from policy ns/p" in refused.remedy
-    assert "add {hostnames" not in refused.remedy
+    told = f"{refused} {refused.remedy} {refused.rule}"
+    assert "theirs" not in told
+    assert "subjects" not in told
+    assert refused.detail == (
+        '{hostnames: ["a.test"], ports: [443]} in destinations.allow of policy ns/theirs is for its subjects alone'
+    )
     other = policy.decide(parse_authority(b"a.test:80", None))
     assert other is not None
-    assert "add {hostnames" in other.remedy
+    assert not other.detail
+    nothing = DestinationPolicy(replace(spec, allow=()), ()).decide(parse_authority(b"a.test:443", None))
+    assert nothing is not None
+    assert (nothing.reason, nothing.detail) == (Reason.NO_POLICY, refused.detail)
 
 
 # --- what allows -----------------------------------------------------------------------------------------------------

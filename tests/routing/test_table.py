@@ -367,3 +367,16 @@ def test_matches_with_expressions_are_compiled_one_at_a_time():
     for match in (prefix("/", headers=(pattern,)), prefix("/", query=(pattern,)), MatchIR("/[a-z]{9}", REGEX)):
         spec = HttpRouteIR("r", ("a.test",), (HttpRuleIR(matches=(match,) * 20),))
         assert len(list(HttpTable.building([(spec, ["r"])]))) >= 20
+
+
+def test_the_rule_of_every_request_for_a_host_is_known():
+    assert table(route("r", prefix("/"))).sole("a.test") == "r"
+    assert table(route("r", prefix("/"), hosts=("*.test",))).sole("a.test") == "r"
+    assert table(route("r", prefix("/"), hosts=())).sole("a.test") == "r"
+    assert table(route("r", prefix("/"))).sole("b.test") is None
+    assert table(route("r", prefix("/v1"))).sole("a.test") is None
+    assert table(route("r", prefix("/", method="GET"))).sole("a.test") is None
+    assert table(route("r", prefix("/"), prefix("/v1"))).sole("a.test") is None
+    own, common = route("own", prefix("/v1")), route("common", prefix("/"), hosts=("*.test",))
+    assert table(own, common).sole("a.test") is None, "some go by the one, others by the other"
+    assert table(own, common).sole("b.test") == "common"

@@ -18,7 +18,7 @@ from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.health_checks import HealthChecks
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
+from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
 from egressproxy.gateway.backends.parent_specs import direct_spec, parent_spec, specs_of_ways
 from egressproxy.gateway.backends.parent_ways import OpenerOfWays, ParentWays
@@ -412,6 +412,14 @@ class Connector:
         for hop in self.all_hops():
             for target in hop.targets.known.values():
                 target.close_idle()
+
+    def tls_failure(self, host: str) -> TlsFailure | None:
+        """Why the latest handshake with this host (any host: "") failed, by whichever way; None where none has since
+        the last that succeeded.
+        """
+        ways: list[Connector] = [self] if self.ways is None else [self, *self.ways.connectors]
+        failures = [failure for way in ways if (failure := way.opener.tls_failure) and host in ("", failure.host)]
+        return max(failures, default=None)
 
     @property
     def is_retired(self) -> bool:

@@ -14,6 +14,7 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.net.timers import Wheel
+from egressproxy.net.tls_resumption import TlsResumption
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool
@@ -72,6 +73,7 @@ class DialTarget:
     name: FollowedName = UNFOLLOWED
     watch: TargetWatch | None = None
     only: IPAddress | None = None  # of the addresses of a name, for health checks
+    resumption: TlsResumption | None = None  # None: each handshake is a whole one
 
 
 class SharedConnections(ABC):
@@ -264,6 +266,8 @@ class Targets:
         """A new target. Its `name` says whether connections to it may be used: behind a parent, that of the parent."""
         own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
         target = Target(host, port, tls, self._first_hop or own, pool=Pool(self._name), client=client)
+        if tls is not None and not tls.crl_pem:
+            target.resumption = TlsResumption()
         if self.watches is not None:
             target.watch = self.watches.watch(target)
         self.known[target.key] = target

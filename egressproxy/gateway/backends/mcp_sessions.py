@@ -74,7 +74,7 @@ class McpSessions:
         fields.remove(SESSION_ID)  # what origins read as this field, too
         if not shown or fields.get(PROTOCOL_VERSION) in STATELESS_REVISIONS:
             return None
-        session = self._read(shown[0])
+        session = self._read(shown[0], x)
         if session is None:
             raise session_not_found()
         fields.add(b"Mcp-Session-Id", session.server_id)
@@ -88,7 +88,7 @@ class McpSessions:
             return session
         return self.others.find(x) if self.others is not None else None
 
-    def _read(self, shown: bytes) -> McpSession | None:
+    def _read(self, shown: bytes, x: Exchange) -> McpSession | None:
         server_id, _, signed = shown.rpartition(b".")
         if len(signed) != _SIGNED_TEXT or not server_id:
             return None
@@ -97,7 +97,7 @@ class McpSessions:
         except ValueError:
             return None
         place, digest = token[:PLACE], token[PLACE:]
-        if not hmac.compare_digest(digest, self._digest(b"id", place + server_id)) or _text(token) != signed:
+        if not hmac.compare_digest(digest, self._signature(place, server_id, x)) or _text(token) != signed:
             return None
         found = self._places.find(place)
         return McpSession(0, 0, place, *found, server_id) if found is not None else None
@@ -111,8 +111,15 @@ class McpSessions:
         if not server_id:
             return
         place = self._places.digest_of(backend, target)
-        signed = _text(place + self._digest(b"id", place + server_id))
+        signed = _text(place + self._signature(place, server_id, x))
         x.response.fields.set(b"Mcp-Session-Id", server_id + b"." + signed)
+
+    def _signature(self, place: bytes, server_id: bytes, x: Exchange) -> bytes:
+        """That of the id for the client that begins the session, where it is known: it is of no use to another."""
+        name = x.identity.name
+        return self._digest(
+            b"id", place + server_id if name == "-" else b"%b%b\0%b" % (place, server_id, name.encode())
+        )
 
     def _digest(self, purpose: bytes, message: bytes) -> bytes:
         text = b"mcp %b\0%b\0%b" % (purpose, self._route.encode(), message)

@@ -14,6 +14,7 @@ from egressproxy.model.shares import Shares, most_of
 from egressproxy.net.descriptors import descriptors
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
+from egressproxy.upstream.dns_query import OnQuery
 from egressproxy.upstream.endpoint_health import HealthRegistry
 from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.resolver import Resolver
@@ -54,6 +55,10 @@ class Network:
         self.on_parent_change: Callable[[BackendIR, Reason | None, str], None] = lambda parent, reason, message: None
         #: Called with a backend of a Failover, why, and the seconds for which it is put aside (0.0: it returns).
         self.on_failover_change: Callable[[BackendIR, str, float], None] = lambda backend, why, aside: None
+        #: Called with the label of a DNS server, how a query to it ended, and seconds (`upstream.dns_query.OnQuery`).
+        self.on_dns_query: OnQuery = lambda server, result, seconds: None
+        #: Called with what the names of an address said: "agrees", "differs" or "failed".
+        self.on_reverse: Callable[[str], None] = lambda result: None
         self._count_dns = count_dns
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS
@@ -66,7 +71,9 @@ class Network:
         """The resolver for this backend's DNS spec. Backends with equal specs share it and its cache."""
         found = self._resolvers.get(spec.dns)
         if found is None:
-            found = self._resolvers[spec.dns] = Resolver(spec.dns, self._count_dns)
+            found = self._resolvers[spec.dns] = Resolver(
+                spec.dns, self._count_dns, on_query=lambda *query: self.on_dns_query(*query)
+            )
         return found
 
     def keep_resolvers(self, specs: set[object]) -> None:

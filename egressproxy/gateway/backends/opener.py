@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
@@ -24,20 +24,24 @@ from egressproxy.gateway.backends.parent_connect import (
     is_socks,
 )
 from egressproxy.gateway.backends.parent_socks import SocksHandshake
+from egressproxy.gateway.backends.reverse_check import check_addresses
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol
+from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.net.tls import TlsStream, tls_fault
+from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import HTTP_1_1, client_tls
+from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 from egressproxy.protocols.http1.writer import via_line
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
+from egressproxy.upstream.resolved import Resolved
 
-__all__ = ["OPERATOR", "ConnectionOpener", "Parent", "is_http2", "named_address"]
+__all__ = ["OPERATOR", "ConnectionOpener", "Parent", "TlsFailure", "is_http2", "named_address"]
 
 #: Their protocol is not ours to name, or has no name.
 NOT_HTTP = (BackendProtocol.TCP, BackendProtocol.SOCKS5)
@@ -56,20 +60,45 @@ class Parent(Protocol):
         """As `Connector.target`."""
 
 
+class TlsFailure(NamedTuple):
+    """The latest handshake with a backend, where it failed; for `explain`. `at` is on the wheel's clock."""
+
+    at: float
+    host: str
+    message: str
+    remedy: str
+    detail: str
+
+
 class ConnectionOpener:
     """Opens connections to a backend, under one set of DNS, address and TLS rules."""
 
-    __slots__ = ("_is_parent", "_network", "_parent", "_policy", "_policy_own", "_spec", "resolver")
+    __slots__ = (
+        "_is_parent",
+        "_network",
+        "_parent",
+        "_policy",
+        "_policy_own",
+        "_spec",
+        "_who",
+        "resolver",
+        "reverse_check",
+        "tls_failure",
+    )
 
     def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, *, is_parent: bool = False) -> None:
         """`is_parent`: the backend is a proxy on the way to another, and what fails there says so."""
         self._is_parent = is_parent
         self._spec = spec
+        is_named = spec.backend.destination is not Destination.DYNAMIC
+        self._who = f"backend {spec.backend.label}" if is_named else "the destination"
+        self.tls_failure: TlsFailure | None = None
         self._network = network
         self._parent = parent
         self.resolver = network.resolver(spec)
         self._policy = AddressPolicy(spec.addresses, network.own)
         self._policy_own = network.own
+        self.reverse_check = spec.dns.reverse_check
 
     async def open(
         self,
@@ -88,7 +117,7 @@ class ConnectionOpener:
             if target.tls is None:
                 parked.hand_over(protocol)
                 return parked.transport
-            return await self._handshake(parked, target.tls, target.host, protocol, alpn)
+            return await self._handshake(parked, target, target.tls, protocol, alpn)
         except UpstreamFault as error:
             if not self._is_parent:
                 raise
@@ -125,6 +154,7 @@ class ConnectionOpener:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self.address_policy()
         is_named = False  # the client has named an address, about which `destinations` has decided
+        resolved: Sequence[IPAddress] = ()
         if self._spec.backend.destination in OPERATOR:
             address = ip_address(target.host)
             policy.check_operator(address, target.port)
@@ -133,24 +163,36 @@ class ConnectionOpener:
             literal = named_address(x, target)
             if literal is not None:
                 is_named = True
-                resolved: Sequence[IPAddress] | None = (literal,)
+                resolved = (literal,)
             else:
-                resolved = self.resolver.cached(target.host)
-                if resolved is None:
-                    resolved = await self.resolver.resolve(target.host, client_of(x))
-            assert resolved is not None
+                known = self.resolver.cached(target.host)
+                resolved = known if known is not None else await self.resolver.resolve(target.host, client_of(x))
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
+            if self.reverse_check is not ReverseCheck.OFF and not is_named:
+                addresses = await self._reverse_checked(x, target, resolved, addresses)
             if target.only is not None:
                 addresses = tuple(address for address in addresses if address == target.only)
             elif target.watch is not None:
                 addresses = tuple(target.watch.order(target, addresses))
-        if policy.reports and not is_named and policy.would_deny(addresses, target.port):
+        if policy.reports and not is_named and policy.would_deny(addresses, target.port, resolved):
             x.note_denials(Reason.ADDRESS_DENIED)
         x.addresses = addresses
         if connect is not None and await run_to_end(connect, x) is not None:
             raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
         return [(address, target.port) for address in addresses]
+
+    async def _reverse_checked(
+        self, x: Exchange, target: DialTarget, resolved: Sequence[IPAddress], addresses: tuple[IPAddress, ...]
+    ) -> tuple[IPAddress, ...]:
+        """Those of the addresses that `dns.reverseCheck` lets be dialled. Raises Denied, UpstreamFault."""
+        if self.resolver.why_not_asked(target.host):
+            return addresses  # an operator wrote them
+        through = resolved.through if isinstance(resolved, Resolved) else ()
+        authority = Authority(target.host, target.port)
+        return await check_addresses(
+            x, self.reverse_check, self.resolver, authority, addresses, through, client_of(x), self._network.on_reverse
+        )
 
     async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6, RFC 1928)."""
@@ -180,18 +222,31 @@ class ConnectionOpener:
         return ConnectHandshake(authority, lines, backend)
 
     async def _handshake(
-        self, parked: PendingProtocol, tls: BackendTlsIR, host: str, protocol: asyncio.Protocol, alpn: tuple[str, ...]
+        self,
+        parked: PendingProtocol,
+        target: DialTarget,
+        tls: BackendTlsIR,
+        protocol: asyncio.Protocol,
+        alpn: tuple[str, ...],
     ) -> asyncio.Transport:
+        host = target.host
         done: asyncio.Future[None] = self._network.loop.create_future()
         waiting = [done]
+        expected = TlsExpectation(self._who, host, tls)
 
         def on_handshake(stream: TlsStream, error: Exception | None) -> None:
             if not waiting or waiting[0].done():
                 return
             if error is None:
+                if self.tls_failure is not None and self.tls_failure.host == host:
+                    self.tls_failure = None
                 waiting[0].set_result(None)
             else:
-                waiting[0].set_exception(tls_fault(error, RetrySafety.SAFE))
+                peer = stream.get_extra_info("ssl_object")
+                fault = tls_fault(error, RetrySafety.SAFE, expected=expected, peer=peer)
+                now = self._network.wheel.now
+                self.tls_failure = TlsFailure(now, host, fault.message, fault.remedy, fault.detail)
+                waiting[0].set_exception(fault)
 
         try:
             client = client_tls(tls, host, NO_ALPN if self._spec.backend.protocol in NOT_HTTP else alpn)
@@ -201,7 +256,8 @@ class ConnectionOpener:
             raise GatewayFault(Reason.BACKEND_INVALID, message, detail=str(error)) from None
         stream = TlsStream(
             client.context, server_side=False, server_hostname=client.server_hostname, inner=protocol,
-            on_handshake=on_handshake, verify=client.verify,
+            on_handshake=on_handshake, verify=client.verify, expected=expected,
+            resumption=target.resumption,
         )  # fmt: skip
         timer = self._network.loop.call_later(self._spec.tls_handshake_s or 60.0, stream.abort_handshake)
         try:

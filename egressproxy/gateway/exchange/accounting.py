@@ -53,11 +53,19 @@ class Accounting:
         x.reason = error.reason
         x.rule = error.rule
         x.detail = error.detail
+        if error.ech_outer_name is not None:
+            self.note_ech(x, error.ech_outer_name)
         x.denied = is_denial(error)
         if x.denied or is_told(error):
-            self.notices.refused(x.series, error, "" if resources.route is None else resources.route.kind)
+            kind = "" if resources.route is None else resources.route.kind
+            self.notices.refused(x.series, error, kind, x.identity)
         if error.policy != "-":
             x.series = self.metrics.denied_by(x.series, error.policy, error.entry)
+
+    def note_ech(self, x: Exchange, outer_name: str) -> None:
+        """Log and count a ClientHello with ECH (RFC 9849): what it names may not be whom it is for."""
+        x.detail = f"ClientHello with ECH, outer name {outer_name}"
+        self.metrics.ech_hellos.count(x.gateway, x.listener, outer_name)
 
     def account(self, x: Exchange, resources: HeldResources) -> None:
         """Give back what the exchange holds, and say what it was."""
@@ -80,6 +88,9 @@ class Accounting:
         if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
             x.reason = Reason.DRAINED
         if x.identity is not ANONYMOUS:
+            resources.identity = ANONYMOUS
+            if self.gate is not None and self.gate.killed and x.reason in (Reason.OK, Reason.CLIENT_GONE):
+                self.note_killed(x)
             x.series = self.metrics.of_client(x.series, x.identity, is_denied=x.denied)
         x.ended_at = monotonic()
         x.series.observe(x)
@@ -90,6 +101,12 @@ class Accounting:
                 x.reason,
             )
         )  # fmt: skip
+
+    def note_killed(self, x: Exchange) -> None:
+        """An exchange that ends without an error, or with its connection, was cut if its client is killed."""
+        assert self.gate is not None
+        if self.gate.killed.has(x.identity):
+            x.reason, x.denied = Reason.IDENTITY_KILLED, True
 
     def __repr__(self) -> str:
         return f"Accounting({len(self.recent)} recent decisions)"

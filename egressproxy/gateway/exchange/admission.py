@@ -13,22 +13,28 @@ from contextlib import suppress
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
 from egressproxy.gateway.enforcement import lifted
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.exchange import CallerIdentity, Exchange, service_account_name
 from egressproxy.model.forwarded_identity import NotVerified, SeenValues, verify
-from egressproxy.model.message import RequestHead, TargetForm
+from egressproxy.model.message import RequestHead
+from egressproxy.model.own_host import OWN_HOST
 from egressproxy.protocols.tls.client_hello import ClientHello
+from egressproxy.routing.hosts import patterns_of
 
 __all__ = [
     "HTTP_PORT",
     "admit_http",
     "connect_not_served",
+    "decide_names",
+    "default_route",
     "judge",
     "name_request",
     "name_stream",
+    "of_client",
     "read_authority",
     "read_identity",
     "refuse_loops",
@@ -45,19 +51,21 @@ HTTPS_PORT = 443
 
 
 def name_request(
-    x: Exchange, port: Port, server_name: str, inside: Authority | None, head: RequestHead
+    x: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None, head: RequestHead
 ) -> ActiveListener:
     """Write into `x` what a request names: logged path, scheme, authority and listener. Returns the listener.
 
-    `server_name`: the SNI of the client's TLS, or "". `inside`: the authority of the tunnel that the request came in,
-    or None. Raises BadRequest (400), and GatewayFault as `Port.listener_for`. Source: RFC 9112 section 3.2.
+    `server_name`: the SNI of the client's TLS, or "". `inside`: the tunnel that the request came in, or None.
+    Raises BadRequest (400), GatewayFault as `Port.listener_for`, and as `OpenedTunnel.check`. Source: RFC 9112 section
+    3.2.
     """
     listener = port.first
     path = head.path
     query = path.find(b"?")
     x.path = path if query < 0 else path[:query]
     if inside is not None:
-        x.authority = authority_inside(inside, head)
+        x.scheme, x.authority = inside.scheme, inside.authority
+        x.authority = inside.check(head)
         return listener
     if head.scheme:  # absolute-form
         x.scheme = head.scheme
@@ -74,15 +82,6 @@ def name_request(
         listener = port.listener_for(x.authority.host, server_name)
         x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
     return listener
-
-
-def authority_inside(inside: Authority, head: RequestHead) -> Authority:
-    """HTTP in a tunnel to port 80 goes to the tunnel's authority. Raises BadRequest (400) where it names another."""
-    if head.form is TargetForm.ABSOLUTE and head.scheme != b"http":
-        raise BadRequest(Reason.BAD_TARGET, "only http is spoken inside a tunnel to port 80")
-    if head.host and read_authority(head.host, HTTP_PORT) != inside:
-        raise BadRequest(Reason.BAD_HOST, "the Host inside the tunnel is not the one that the tunnel was opened to")
-    return inside
 
 
 def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
@@ -147,7 +146,13 @@ def read_identity(
         counted[error.result] += 1
         return
     counted["verified"] += 1
-    x.identity = CallerIdentity(who.namespace, who.service_account, who.client, who.gateway)
+    name = service_account_name(who.namespace, who.service_account)
+    x.identity = CallerIdentity(who.namespace, who.service_account, who.client, who.gateway, name, "gateway")
+
+
+def of_client(x: Exchange, listener: ActiveListener) -> ActiveListener:
+    """The listener as it is for the client of this exchange. Raises Denied as `ClientVariants.of`."""
+    return listener if listener.variants is None else listener.variants.of(x.identity)
 
 
 def route_request(listener: ActiveListener, authority: Authority, head: RequestHead) -> tuple[Route, bytes, Noted]:
@@ -169,6 +174,20 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
         remedy="attach a route whose hostnames and matches (path, method, headers, query) fit; status of those"
         " that are there says whether they are attached",
     )
+
+
+def decide_names(listener: ActiveListener, authority: Authority, head: RequestHead) -> object:
+    """What is decided of this request, or this CONNECT, on names alone. Raises as `route_request`, `route_tunnel`."""
+    if head.method != b"CONNECT":
+        if not listener.is_forward and not _serves(listener, authority):
+            raise GatewayFault(Reason.NO_ROUTE, f"{authority.host} is not served on this listener", status=404)
+        return route_request(listener, authority, head)
+    return route_tunnel(listener, authority)
+
+
+def _serves(listener: ActiveListener, authority: Authority) -> bool:
+    hostname = listener.spec.hostname
+    return not hostname or hostname in patterns_of(authority.host)
 
 
 def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
@@ -235,6 +254,9 @@ def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route
     known = defaults.known.get((authority.host, authority.port))
     if known is not None:
         return known, ()
+    if authority.host == OWN_HOST:
+        message = f"{OWN_HOST} is answered by the gateway itself, at http://{OWN_HOST}/ alone"
+        raise Denied(Reason.DESTINATION_NOT_ALLOWED, message)
     if listener.mode is Mode.OPEN:
         denied, mode = listener.destinations.decide_firm(authority), Mode.ENFORCE
     else:

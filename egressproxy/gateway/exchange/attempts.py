@@ -27,16 +27,14 @@ from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untr
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
 from egressproxy.gateway.exchange.attempt_timer import AttemptTimer
-from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.hedging import HedgedCall
-from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
+from egressproxy.gateway.exchange.kept_body import kept_body
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.grpc_status import GRPC_NAMES
-from egressproxy.model.message import CHUNKED, ResponseHead
-from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status, retry_pushback_s
 from egressproxy.protocols.upstream import Upstream
 
@@ -354,6 +352,7 @@ class Attempts:
 
     async def _attempt_hedged(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         """As `_attempt`. The attempt that decides is the one that what follows looks at."""
+        finish_attempts(self._x, self._route, self._chosen[:-1])
         hedging = HedgedCall(
             self._policy,
             self._client,
@@ -445,33 +444,6 @@ def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) ->
     for backend in chosen:
         if backend is not last:
             finish([each for each in backend.chain.complete if each.mark not in later], x)
-
-
-def kept_body(
-    x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
-) -> ReplayableBody | None:
-    """The request's body in a form that can be sent more than once; None where it has none. `limit` in bytes."""
-    length, chain = x.request.body, None
-    if route.chain.request_body is not None:
-        chain = client.resources.request_chain
-    early: BufferedRequest | None = x.notes.get(HELD) if x.notes is not None else None
-    source = early or client
-    if isinstance(collected, ReplayableBody):
-        return collected
-    if collected is not None:
-        return ReplayableBody.whole(collected)
-    if length == 0:
-        return None
-
-    def start(sink: BodySink) -> Reads:
-        if chain is None:
-            source.send_request_body_to(sink)
-            return client
-        body_filter = client.resources.request_filter = BodyFilter(x, chain, sink, client, client)
-        source.send_request_body_to(body_filter)
-        return body_filter
-
-    return ReplayableBody(length if chain is None or chain.keeps_length else CHUNKED, start, limit, client)
 
 
 def discard(client: Client, upstream: Upstream) -> None:

@@ -1,6 +1,7 @@
 """Client: what the conductor serves, whatever version of HTTP it speaks: a connection, or one of its streams.
 
-The protocol's own class says how things are said; here is what the gateway knows beside it: listener, exchange, clock.
+The protocol's own class says how things are said; here is what the gateway knows beside it: the listener, and what the
+exchange in progress holds and sends. How long it may take is in `clock`.
 """
 
 from __future__ import annotations
@@ -8,88 +9,79 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from math import inf
 
-from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import GatewayError
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.heads import EVENT_STREAM
 from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
-from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.own_leg import flowing_leg, unfiltered_body
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.body_filter import BodyFilter
+from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock
 from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.identity.authenticator import Verdict
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange, LocalResponse
-from egressproxy.model.fields import media_type
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.net.timers import NEVER
 from egressproxy.protocols.grpc.statuses import grpc_trailers
+from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.upstream import Upstream
 
-__all__ = ["ANSWER_S", "Client"]
-
-#: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
-ANSWER_S = 600.0
+__all__ = ["Client"]
 
 
-_OF_THE_PROTOCOL: tuple[str, ...] = ()  # whose class has the slots
-
-
-class Client(UpstreamCaller):
+class Client(ExchangeClock):
     """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
 
     `state` is the open connections of its port, and leads to the port. `idle_s` is how long the connection may wait for
-    its next request, `idle_limit_s` how long nothing may move in the exchange under way; the first is the listener's,
-    the second the route's.
+    its next request.
 
     The attributes are those of the protocol's class, and `init_exchange` sets ours.
     """
 
-    __slots__ = _OF_THE_PROTOCOL
+    __slots__ = SLOTS_OF_PROTOCOL
 
     may_flow = True
     # of the protocol
     body_limit: int
     client: str
-    deadline: Deadline
-    has_ended: bool
     idle_s: float
-    octets_in: int
-    octets_out: int
     request_headers_s: float
     transport: asyncio.Transport
-    wheel: TimerWheel
     # of the gateway
-    attempt_ends_at: float
-    exchange_ends_at: float
     identity: CallerIdentity  # of the connection: an exchange may know better
-    idle_limit_s: float
-    resources: HeldResources
-    seen_octets: int
+    identity_until: float  # seconds since 1970
     server_name: str  # what the client's ClientHello named, on a listener that terminates TLS
     state: OpenConnections
-    tunnel_authority: Authority | None
+    tunnel: OpenedTunnel | Redirection | None  # that the requests come in
+    verdict: Verdict | None  # who the client was of the latest request
 
     def init_exchange(self, state: OpenConnections) -> None:
         """Before the first request."""
         self.state = state
         self.server_name = ""
         self.identity = ANONYMOUS
+        self.identity_until = inf
+        self.verdict = None
         self.resources = HeldResources()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
         self.seen_octets = 0
-        self.tunnel_authority = None
+        self.tunnel = None
+
+    def remember(self, verdict: Verdict) -> None:
+        """Who the client is: for its next request, too, if that shows the same."""
+        self.verdict = verdict
 
     @property
     def listener(self) -> ActiveListener:
@@ -140,30 +132,7 @@ class Client(UpstreamCaller):
         """An error has come behind the head of the response."""
         self.abort()
 
-    # --- the exchange's clock ------------------------------------------------------------------------------------
-    def start_clock(self, request_s: float, idle_s: float) -> None:
-        """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it
-        moves.
-        """
-        now = self.wheel.now
-        self.exchange_ends_at = at = now + request_s if request_s > 0 else NEVER
-        self.attempt_ends_at = NEVER
-        self.idle_limit_s = idle_s
-        self.seen_octets = self.octets_in + self.octets_out
-        if 0 < idle_s < at - now:
-            at = now + idle_s
-        self.deadline.set(at)
-
-    def start_attempt(self) -> None:
-        """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
-        backend_request_s = self.resources.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
-        if backend_request_s > 0:
-            at = self.attempt_ends_at = self.wheel.now + backend_request_s
-            if at < self.deadline.at:
-                self.deadline.set(at)
-        else:
-            self.attempt_ends_at = NEVER
-
+    # --- the request, to a backend ------------------------------------------------------------------------------
     def count_attempt(self, result: str) -> None:
         """An attempt has ended; `result` is "ok" or the reason of its failure."""
         self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
@@ -280,90 +249,6 @@ class Client(UpstreamCaller):
         elif head.status == 100:
             self.send_continue()  # without its fields, which no filter would have seen
 
-    def end_attempt(self) -> None:
-        """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""
-        self.attempt_ends_at = NEVER
-        self.seen_octets = -1
-        self._set_deadline(self.wheel.now)
-
-    def leave_clock_to_attempts(self) -> None:
-        """Several attempts are under way, with a clock each: here the time of the whole request goes on alone."""
-        self.attempt_ends_at = NEVER
-        if not self.has_ended:  # else it has left, nearly always
-            self.idle_limit_s = 0.0
-        self.seen_octets = -1
-        self._set_deadline(self.wheel.now)
-
-    def take_clock_back(self, attempt_ends_at: float, idle_s: float) -> None:
-        """One of them goes on, until `attempt_ends_at` (monotonic seconds) at most."""
-        self.attempt_ends_at = attempt_ends_at
-        self.idle_limit_s = idle_s
-        self.seen_octets = -1
-        self._set_deadline(self.wheel.now)
-
-    def end_late_attempt(self) -> None:
-        """The time for the attempt under way is over."""
-        self.driver.throw(self._late())
-
-    def end_late_request(self) -> None:
-        """The time for the whole request is over."""
-        self.driver.throw(UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504))
-
-    def look_at_clock(self) -> GatewayError | None:
-        """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
-        now = self.wheel.now
-        if self.awaits_bytes:
-            return BadRequest(Reason.CLIENT_TIMEOUT, "nothing came in the tunnel", status=408)
-        if now >= self.exchange_ends_at:
-            return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
-        if now >= self.attempt_ends_at:
-            return self._late()
-        octets = self.octets_in + self.octets_out - self.unsent_octets
-        if octets == self.seen_octets and not (self._waits_for_answer() or self._may_be_quiet()):
-            return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
-        self.seen_octets = octets
-        self._set_deadline(now)
-        return None
-
-    def _late(self) -> UpstreamFault:
-        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
-        return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
-
-    def _waits_for_answer(self) -> bool:
-        """Whether the backend has the whole request and may still take its time.
-
-        That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall. Where neither is set it
-        is ANSWER_S, since a client that waits cannot be seen to have left; but one that has ended its side has left,
-        nearly always: that `idle` is long enough for the few that have not.
-        """
-        upstream = self.resources.upstream
-        if self.has_ended:
-            return False
-        if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
-            return False
-        return self.wheel.now - upstream.last_read < ANSWER_S
-
-    def _may_be_quiet(self) -> bool:
-        """Whether an MCP server has begun a stream of events, and may have nothing to say on it.
-
-        It has the time `tunnelIdle` of the route, unless the client has left or does not read.
-        """
-        resources = self.resources
-        upstream, backend, route = resources.upstream, resources.backend, resources.route
-        if upstream is None or backend is None or route is None or self.has_ended or self.unsent_octets:
-            return False
-        if upstream.head is None or not (speaks_mcp(backend) and media_type(upstream.head.fields) == EVENT_STREAM):
-            return False
-        return route.tunnel_idle_s <= 0 or self.wheel.now - upstream.last_read < route.tunnel_idle_s
-
-    def _set_deadline(self, now: float) -> None:
-        at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
-        if self.exchange_ends_at < at:
-            at = self.exchange_ends_at
-        if self.attempt_ends_at < at:
-            at = self.attempt_ends_at
-        self.deadline.set(at)
-
     # --- what a protocol does --------------------------------------------------------------------------------------
     @property
     @abstractmethod
@@ -387,13 +272,13 @@ class Client(UpstreamCaller):
 
     @property
     @abstractmethod
-    def handler_has_no_memory(self) -> bool:
-        """Whether the process has no memory left: no body that is held may grow."""
+    def request_handler(self) -> RequestHandler:
+        """Who is told of requests: the conductor."""
 
     @property
     @abstractmethod
-    def awaits_bytes(self) -> bool:
-        """Whether the exchange waits for what the client says behind its request: see `listen`."""
+    def handler_has_no_memory(self) -> bool:
+        """Whether the process has no memory left: no body that is held may grow."""
 
     @property
     @abstractmethod
@@ -404,11 +289,6 @@ class Client(UpstreamCaller):
     @abstractmethod
     def first_byte(self) -> bytes:
         """The first of the bytes that are `unread`; b"" if there is none."""
-
-    @property
-    @abstractmethod
-    def unsent_octets(self) -> int:
-        """Bytes that were said, and that the client has not taken."""
 
     @abstractmethod
     def listen(self) -> None:
@@ -477,8 +357,12 @@ class Client(UpstreamCaller):
         """The tunnel that was given the transport has ended, and the transport with it."""
 
     @abstractmethod
-    def enter_tunnel(self, authority: Authority, limits: HeadLimits) -> None:
-        """Read requests of HTTP/1 inside a tunnel to this authority."""
+    def continued(self) -> None:
+        """What was detached is served on, or has ended: this one has no more to do with it."""
+
+    @abstractmethod
+    def enter_tunnel(self, tunnel: OpenedTunnel, limits: HeadLimits) -> None:
+        """Read requests of HTTP/1 inside this tunnel."""
 
     @abstractmethod
     def finish(self, *, close: bool) -> None:

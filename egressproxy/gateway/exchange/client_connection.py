@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.authority import Authority
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -29,12 +29,14 @@ class ClientConnection(DownstreamConnection, Client):
         "attempt_ends_at",
         "exchange_ends_at",
         "identity",
+        "identity_until",
         "idle_limit_s",
         "resources",
         "seen_octets",
         "server_name",
         "state",
-        "tunnel_authority",
+        "tunnel",
+        "verdict",
     )
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections) -> None:
@@ -46,6 +48,11 @@ class ClientConnection(DownstreamConnection, Client):
     def handler_is_pressed(self) -> bool:
         """See Client."""
         return is_pressed(self.handler)
+
+    @property
+    def request_handler(self) -> RequestHandler:
+        """See Client."""
+        return self.handler
 
     @property
     def handler_has_no_memory(self) -> bool:
@@ -61,9 +68,13 @@ class ClientConnection(DownstreamConnection, Client):
         """Those of an answer."""
         return self.passable_trailers(trailers)
 
-    def enter_tunnel(self, authority: Authority, limits: HeadLimits) -> None:
-        """Read requests anew, inside a tunnel to this authority that we speak HTTP in."""
-        self.tunnel_authority = authority
+    def continued(self) -> None:
+        """See Client."""
+        self.tunnel_ended()
+
+    def enter_tunnel(self, tunnel: OpenedTunnel, limits: HeadLimits) -> None:
+        """Read requests anew, inside a tunnel that we speak HTTP in."""
+        self.tunnel = tunnel
         self.read_anew(limits)
 
     def discard(self) -> None:

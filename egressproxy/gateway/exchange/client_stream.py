@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from time import monotonic
+from typing import cast
 
 from h2.errors import ErrorCodes
 
@@ -14,8 +16,9 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, has_no_memory, is_pressed
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.identity.authenticator import Verdict, copy_identity
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
@@ -45,13 +48,15 @@ class ClientStream(DownstreamStream, Client):
         "call",
         "exchange_ends_at",
         "identity",
+        "identity_until",
         "idle_limit_s",
         "inner",
         "resources",
         "seen_octets",
         "server_name",
         "state",
-        "tunnel_authority",
+        "tunnel",
+        "verdict",
     )
 
     connection: ClientHttp2
@@ -61,8 +66,12 @@ class ClientStream(DownstreamStream, Client):
         super().__init__(connection, number)
         self.init_exchange(connection.state)
         self.server_name = connection.server_name
-        self.identity = connection.identity
+        copy_identity(self, connection)
         self.inner: tuple[ClientConnection, bytes] | None = None
+
+    def remember(self, verdict: Verdict) -> None:
+        """As of Client, for the streams that follow."""
+        self.verdict = self.connection.verdict = verdict
 
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
         """The head is here: the exchange begins. One of gRPC is a call."""
@@ -85,6 +94,11 @@ class ClientStream(DownstreamStream, Client):
         return is_pressed(self.connection.handler)
 
     @property
+    def request_handler(self) -> RequestHandler:
+        """See Client."""
+        return self.connection.handler
+
+    @property
     def handler_has_no_memory(self) -> bool:
         """See Client."""
         return has_no_memory(self.connection.handler)
@@ -98,12 +112,15 @@ class ClientStream(DownstreamStream, Client):
         """Those of an answer."""
         return self.passable_trailers(trailers)
 
-    def enter_tunnel(self, authority: Authority, limits: HeadLimits) -> None:
+    def continued(self) -> None:
+        """See Client. The stream goes on until its transport has ended."""
+
+    def enter_tunnel(self, tunnel: OpenedTunnel, limits: HeadLimits) -> None:
         """From now on requests of HTTP/1 are read here, which begins when this exchange is over."""
         inner = ClientConnection(self.connection.handler, self.wheel, self.state)
         inner.server_name = self.server_name
-        inner.identity = self.identity
-        inner.tunnel_authority = authority
+        copy_identity(inner, self)
+        inner.tunnel = tunnel
         self.inner = inner, self.detach()
 
     def finish(self, *, close: bool) -> None:
@@ -125,9 +142,20 @@ class ClientStream(DownstreamStream, Client):
             self.transport.close()
 
     def close_if_idle(self) -> bool:
-        """A stream is there for its exchange; only in a tunnel to port 80 may nobody ask for anything."""
+        """A stream is there for its exchange; only in a tunnel that we read may nobody ask for anything."""
+        close_if_idle = getattr(self.in_tunnel, "close_if_idle", None)  # of HTTP, or of TLS in front of it
+        return close_if_idle is not None and bool(close_if_idle())
+
+    @property
+    def in_tunnel(self) -> object:
+        """What reads in the tunnel that this stream has become; None where it is none."""
         inner = self.transport.get_protocol() if self.transport is not self.connection.transport else None
-        return isinstance(inner, ClientConnection) and inner.close_if_idle()
+        return inner if cast(object, inner) is not self else None
+
+    def serving(self) -> tuple[HeldResources, ...]:
+        """As of Client, or of the exchanges in its tunnel."""
+        serving = getattr(self.in_tunnel, "serving", None)
+        return super().serving() if serving is None else tuple(serving())
 
 
 class GrpcCall:
@@ -233,7 +261,7 @@ class CallStream(ClientStream):
 class ClientHttp2(DownstreamHttp2):
     """A client's connection, which counts with its listener like one of HTTP/1."""
 
-    __slots__ = ("identity", "metrics", "server_name", "state")
+    __slots__ = ("identity", "identity_until", "metrics", "server_name", "state", "verdict")
 
     silent_until = 0.0  # of all: who floods us with requests shall not flood the log
 
@@ -252,6 +280,8 @@ class ClientHttp2(DownstreamHttp2):
         self.metrics = metrics
         self.server_name = ""
         self.identity = ANONYMOUS
+        self.identity_until = inf
+        self.verdict: Verdict | None = None
 
     def new_stream(self, number: int) -> DownstreamStream:
         """What the conductor serves."""
@@ -295,7 +325,7 @@ class ClientHttp2(DownstreamHttp2):
     def serving(self) -> list[HeldResources]:
         """What is held by each exchange in progress."""
         streams = list(self.streams.values())
-        return [each.resources for each in streams if isinstance(each, ClientStream) and each.driver.is_busy]
+        return [held for each in streams if isinstance(each, ClientStream) for held in each.serving()]
 
     @property
     def may_leave_gently(self) -> bool:

@@ -16,6 +16,7 @@ from egressproxy.filters.body_plan import PARTS, BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
+from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
@@ -23,7 +24,13 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody, end_if_no_memory
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
+from egressproxy.gateway.exchange.admission import (
+    decide_names,
+    name_request,
+    read_identity,
+    refuse_loops,
+    route_request,
+)
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
@@ -34,7 +41,8 @@ from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, i
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
-from egressproxy.gateway.route import Route
+from egressproxy.gateway.route import SELF_SERVICE, Route
+from egressproxy.gateway.self_service.answers import answer_caller
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import BACKEND_CHOICE, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
@@ -107,10 +115,18 @@ class Conductor:
                 if answer is not None:
                     self.answer(x, client, answer)
                 return
-            listener = name_request(x, client.state.port, client.server_name, client.tunnel_authority, head)
+            listener = name_request(x, client.state.port, client.server_name, client.tunnel, head)
             if head.via or head.method == b"TRACE":
                 refuse_loops(head, self.pseudonym)
                 read_identity(x, listener, head, self.accounting.seen, self.accounting.metrics.forwarded_identities)
+                resources.identity = x.identity
+            if listener.authenticator is not None:
+                checking = listener.authenticator.admit(x, client, head)
+                if checking is not None:
+                    await checking
+                resources.identity = x.identity
+            if listener.variants is not None:
+                listener = listener.variants.of(x.identity)
             route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
             resources.route = route
             x.route = route.name
@@ -129,6 +145,10 @@ class Conductor:
             steps = route.chain.request_headers
             if steps is not None:
                 if route.reads_early:
+                    if route.kind == SELF_SERVICE:
+                        held = BufferedRequest(client, head)
+                        self.answer(x, client, await answer_caller(x, listener, head, held, decide_names))
+                        return
                     x.keep(HELD, BufferedRequest(client, head))
                 outcome = run(steps, x)
                 if outcome is not None:
@@ -375,7 +395,7 @@ class Conductor:
             resources.close = True
             last = b""
             if response_filter is not None and x.status and not client.is_lost and not isinstance(error, ClientGone):
-                call = McpCall.of(x) or provider_call(x, client.backends)
+                call = McpCall.of(x) or AiCall.provider_of_client(x) or provider_call(x, client.backends)
                 last = error_event(error, x, call, response_filter.chain, response_filter.tail)
             if last:
                 client.send_body(last)
@@ -406,7 +426,7 @@ class Conductor:
                 client.state.leave(client)
             else:
                 if request is None or request.upgrade or x.is_tunnel:
-                    close = close or (client.tunnel_authority is None and has_stray_octets(x, client))
+                    close = close or (client.tunnel is None and has_stray_octets(x, client))
                 client.finish(close=close)
 
     def must_close(self, client: Client, head: RequestHead | None) -> bool:

@@ -24,6 +24,7 @@ from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
     admit_http,
     connect_not_served,
+    of_client,
     read_authority,
     read_identity,
     refuse_loops,
@@ -32,6 +33,8 @@ from egressproxy.gateway.exchange.admission import (
 )
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.interception import intercept
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.open_connections import OpenConnections
@@ -62,51 +65,71 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     listener = client.listener
     x.is_tunnel = True
     x.kind = "tunnel"
-    if not listener.is_forward or client.tunnel_authority is not None:
+    if not listener.is_forward or client.tunnel is not None:
         raise connect_not_served()
     authority = x.authority = read_authority(head.target, None)
     if head.via:
         refuse_loops(head, accounting.pseudonym)
         read_identity(x, listener, head, accounting.seen, accounting.metrics.forwarded_identities)
+        client.resources.identity = x.identity
+    if listener.authenticator is not None:
+        checking = listener.authenticator.admit(x, client, head)
+        if checking is not None:
+            await checking
+        client.resources.identity = x.identity
+    listener = of_client(x, listener)
     if authority.port == HTTP_PORT:
-        return await serve_http_port(accounting, x, client, authority)
+        return await serve_http_port(accounting, x, client, authority, listener)
+    leaves = listener.leaves.match(authority.host) if listener.leaves is not None else None
+    if leaves is not None:
+        if accounting.gate is not None:
+            client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
+        await intercept(accounting, x, client, authority, leaves)
+        return None
     route, noted = route_tunnel(listener, authority)
     if noted:
         x.note_denials(*noted)
     if accounting.gate is not None:
         client.resources.tenant = accounting.gate.admit(x, route.priority)
-    return await open_tunnel(accounting, x, client, authority, route)
+    return await open_tunnel(accounting, x, client, authority, route, listener)
 
 
 async def serve_http_port(
-    accounting: Accounting, x: Exchange, client: Client, authority: Authority
+    accounting: Accounting, x: Exchange, client: Client, authority: Authority, listener: ActiveListener
 ) -> LocalResponse | None:
     """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200 and listened to.
 
     The first byte tells: no method of HTTP begins with one that a TLS server would take.
     """
-    ways_to_http_port(client.listener, authority)
+    ways_to_http_port(listener, authority)
     if accounting.gate is not None:
-        client.resources.tenant = accounting.gate.admit(x, client.listener.spec.policy.priority)
+        client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
     client.accept_tunnel()
     x.status = 200
     listener = await first_bytes(client)
     first = client.first_byte
     if not first or not may_start_tls(first):
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
-            x.note_denials(*admit_http(listener, authority))
+            x.note_denials(*admit_http(of_client(x, listener), authority))
         client.identity = x.identity
-        client.enter_tunnel(authority, client.state.port.head_limits)
+        client.enter_tunnel(OpenedTunnel(authority), client.state.port.head_limits)
         return None
     try:
-        route, noted = route_tunnel(listener, authority)
+        listener = of_client(x, listener)
+        leaves = listener.leaves.match(authority.host) if listener.leaves is not None else None
+        found = route_tunnel(listener, authority) if leaves is None else None
     except Denied as denied:
         accounting.blame(x, client.resources, denied)
         client.send(ACCESS_DENIED)
         client.resources.close = True
         return None
+    if leaves is not None:
+        await intercept(accounting, x, client, authority, leaves)
+        return None
+    assert found is not None
+    route, noted = found
     x.note_denials(*noted)
-    return await open_tunnel(accounting, x, client, authority, route)
+    return await open_tunnel(accounting, x, client, authority, route, listener)
 
 
 async def first_bytes(client: Client) -> ActiveListener:
@@ -126,10 +149,10 @@ async def first_bytes(client: Client) -> ActiveListener:
 
 
 async def open_tunnel(
-    accounting: Accounting, x: Exchange, client: Client, authority: Authority, route: Route
+    accounting: Accounting, x: Exchange, client: Client, authority: Authority, route: Route, listener: ActiveListener
 ) -> LocalResponse | None:
     """Filter, choose, dial, answer 200 unless that was said already, relay. Returns and raises as `serve_connect`."""
-    listener, resources = client.listener, client.resources
+    resources = client.resources
     resources.route = route
     x.route = route.name
     x.series = route.series
@@ -149,10 +172,11 @@ async def open_tunnel(
     take_tunnel_slot(x, client.state, resources, listener)
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is SniCheck.MATCH
-    if is_tls or checks_name or x.status:
+    leaves = listener.leaves
+    if is_tls or checks_name or x.status or leaves is not None:
         guard = SniGuard(
             authority, must_be_tls=is_tls or x.status != 0, only_reports=route.only_reports,
-            checks_name=is_tls or checks_name,
+            checks_name=is_tls or checks_name, is_opened=None if leaves is None else leaves.match,
         )  # fmt: skip
     upstream = await dial(x, backend, resources)
     if not x.status:
@@ -164,7 +188,7 @@ async def open_tunnel(
     ):
         return None
     relaying = relay(
-        accounting.wheel,
+        accounting,
         x,
         client,
         upstream,
@@ -253,7 +277,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
     parked.transport = upstream.transport
     try:
         relaying = relay(
-            accounting.wheel, x, client, parked, client.detach(), upstream_rest, None, resources.route.tunnel_idle_s
+            accounting, x, client, parked, client.detach(), upstream_rest, None, resources.route.tunnel_idle_s
         )
         del upstream_rest
         await relaying

@@ -27,7 +27,8 @@ from egressproxy.gateway.backends.upstream_call import (
     call_upstream,
     filtered_answer,
 )
-from egressproxy.gateway.exchange.client import ANSWER_S, Client
+from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.clock import ANSWER_S
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, ResponseHead

@@ -11,6 +11,7 @@ Who loses is cancelled. However the exchange ends, `result` gives everything bac
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from time import monotonic, time
 from typing import Final
 
@@ -34,7 +35,7 @@ from egressproxy.net.driver import pause
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
 
-__all__ = ["HedgedCall"]
+__all__ = ["HedgedCall", "finish_attempts"]
 
 #: The outcome in the trail of a first attempt that another one has overtaken; of others it is CANCELLED.
 HEDGED: Final = "hedged"
@@ -273,3 +274,16 @@ class HedgedCall:
 
     def __repr__(self) -> str:
         return f"HedgedCall({self._attempts}, {self.decisive})"
+
+
+def finish_attempts(x: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
+    """Run `complete` of those filters that ran for each of these attempts: several attempts at once begin with nothing
+    of what others hold, and each gives back what is its own.
+    """
+    if not earlier:
+        return
+    chain = route.chain
+    steps = (*(chain.request_headers or ()), *(chain.request_body.steps if chain.request_body is not None else ()))
+    of_request = {step.own_mark for step in steps}
+    for backend in earlier:
+        finish([each for each in backend.chain.complete if each.mark not in of_request], x)

@@ -11,6 +11,7 @@ from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import Route
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 
 __all__ = ["HeldResources"]
 
@@ -23,6 +24,7 @@ class HeldResources(HeldConnection):
     `request_chain`: the body filters of the route for the request under way, where the route has any and the request
     has a body; None where all of them let it pass unread, or it has passed them.
     `leg_filter`: those of the backend, of the attempt under way.
+    `identity`: who the client of the exchange is, where its request has said so.
     `tenant`: who the exchange is counted for, while the gateway is short of something (`gateway/overload`).
     """
 
@@ -30,6 +32,7 @@ class HeldResources(HeldConnection):
         "backend",
         "close",
         "copies",
+        "identity",
         "is_handed_over",
         "leg_filter",
         "on_complete",
@@ -43,13 +46,14 @@ class HeldResources(HeldConnection):
     def __init__(self) -> None:
         super().__init__()
         self.upstream = None
-        # None again as soon as each is given back (`Accounting.account`), which few exchanges have:
+        # As before as soon as each is given back (`Accounting.account`), which few exchanges have:
         self.request_filter: BodyFilter | None = None
         self.leg_filter: BodyFilter | None = None
         self.response_filter: BodyFilter | None = None
         self.request_chain: BodyChain | None = None
         self.on_complete: Callable[[], None] | None = None
         self.tenant: Tenant | None = None
+        self.identity: CallerIdentity = ANONYMOUS
 
     def reset(self) -> None:
         """Forget the rest, when what is held was given back."""

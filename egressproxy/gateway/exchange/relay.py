@@ -16,11 +16,10 @@ from egressproxy.errors import Reason
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.sockets import SocketTransport
-from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.socket_tunnel import SocketTunnel
 from egressproxy.protocols.tunnel.transport_tunnel import TransportTunnel
@@ -49,6 +48,10 @@ class PlainClient(TunnelClient, Protocol):
 
     resources: HeldResources
     state: OpenConnections
+
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client is, where its connection has said so."""
 
     def abort(self) -> None:
         """Break the connection off."""
@@ -122,6 +125,11 @@ class ServedTunnel(SocketTunnel):
         """A tunnel is being served for as long as it is open."""
         return False
 
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client is."""
+        return self.exchange.identity
+
     def serving(self) -> tuple[HeldResources, ...]:
         """What is held by the tunnel's exchange."""
         return (self.resources,)
@@ -138,17 +146,19 @@ class ServedTunnel(SocketTunnel):
             self.accounting.blame(x, self.resources, error)
         if guard is not None and guard.would_deny is not None:
             x.note_denials(guard.would_deny)
+            if guard.ech_outer_name is not None:
+                self.accounting.note_ech(x, guard.ech_outer_name)
         self.accounting.account(x, self.resources)
 
 
 async def relay(
-    wheel: TimerWheel, x: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
+    accounting: Accounting, x: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
     upstream_rest: bytes, guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> None:  # fmt: skip
     """Bytes both ways until both ends are gone. Raises Denied where the guard refuses."""
     series = x.series
     tunnel = TransportTunnel(
-        client.driver, wheel, idle_s, guard, client.request_headers_s,
+        client.driver, accounting.wheel, idle_s, guard, client.request_headers_s,
         holds_upstream=holds_upstream(guard, through_parent=through_parent),
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out
@@ -166,7 +176,11 @@ async def relay(
     finally:
         if guard is not None and guard.would_deny is not None:
             x.note_denials(guard.would_deny)
+            if guard.ech_outer_name is not None:
+                accounting.note_ech(x, guard.ech_outer_name)
         series.tunnels_active -= 1
         client.tunnel_ended()
         x.bytes_in = head_in + tunnel.octets_in
         x.bytes_out = head_out + tunnel.octets_out
+        if not x.bytes_in:  # a client that has said nothing is counted by what its connection says
+            client.octets_out = x.bytes_out

@@ -24,7 +24,7 @@ from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.tls.client_hello import ClientHello
 
 __all__ = ["Decision", "decide"]
@@ -32,9 +32,11 @@ __all__ = ["Decision", "decide"]
 
 @dataclass(slots=True)
 class Decision:
-    """`route` None with no `error`: a tunnel to port 80, whose requests are decided one by one.
+    """`route` None with no `error`: a tunnel to port 80, or one that is opened, whose requests are decided one by one.
+    `opened_by`: the policy whose `intercept` names the host of that, "" where none does.
 
-    `tls_route`: what TLS in such a tunnel goes by; None: it is refused.
+    `tls_route`: what TLS in such a tunnel goes by; None: it is refused. `has_subjects`: policies of the listener have
+    some, and with `has_conditions` some of them ask for groups or claims.
     """
 
     question: HypotheticalRequest
@@ -44,6 +46,9 @@ class Decision:
     route: Route | None = None
     error: GatewayError | None = None
     tls_route: Route | None = None
+    opened_by: str = ""
+    has_subjects: bool = False
+    has_conditions: bool = False
 
     @property
     def originates_tls(self) -> bool:
@@ -59,7 +64,7 @@ def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
     question.check()
     port = question.port(snapshot)
     x = Exchange("-", port.first.gateway, port.first.name, 0.0)
-    x.identity = CallerIdentity(question.namespace, question.service_account)
+    x.identity = question.identity
     made = Decision(question, x, port, port.first)
     try:
         if port.is_stream or (port.is_mixed and port.leads_to_stream(question.host)):
@@ -71,6 +76,14 @@ def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
     except GatewayError as error:
         made.error = error.with_traceback(None)
     return made
+
+
+def _find_variant(made: Decision) -> None:
+    """Have the listener be what it is for who asks. Raises Denied."""
+    variants = made.listener.variants
+    if variants is not None:
+        made.has_subjects, made.has_conditions = True, variants.depends_on_more
+        made.listener = variants.of(made.x.identity)
 
 
 def _decide_request(made: Decision) -> None:
@@ -85,6 +98,7 @@ def _decide_request(made: Decision) -> None:
     if head.via or head.method == b"TRACE":
         refuse_loops(head, b"")
     assert x.authority is not None
+    _find_variant(made)
     made.route, x.path_prefix, noted = route_request(made.listener, x.authority, head)
     x.route, x.series = made.route.name, made.route.series
     x.note_denials(*noted)
@@ -99,6 +113,12 @@ def _decide_tunnel(made: Decision) -> None:
     if not made.listener.is_forward:
         raise connect_not_served()
     x.authority = read_authority(head.target, None)
+    _find_variant(made)
+    leaves = made.listener.leaves.match(x.authority.host) if made.listener.leaves is not None else None
+    if leaves is not None:
+        made.opened_by = leaves.policy
+        if x.authority.port != HTTP_PORT:
+            return
     if x.authority.port == HTTP_PORT:
         made.tls_route, reads_http = ways_to_http_port(made.listener, x.authority)
         if reads_http:
@@ -118,6 +138,7 @@ def _decide_stream(made: Decision) -> None:
     if port.first.spec.protocol is not ListenerProtocol.TCP:
         hello = ClientHello(host, (), (), has_ech=False)
     made.listener = name_stream(x, port, hello)
+    _find_variant(made)
     made.route = made.listener.streams.match(x.authority.host if x.authority is not None else "")
     if made.route is None:
         raise GatewayFault(Reason.NO_ROUTE, f"no route for {host} on this listener", status=404)

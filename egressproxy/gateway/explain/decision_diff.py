@@ -170,7 +170,8 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     decided = _decided(snapshot, decision)
     if decided is None:
         return Outcome(False, NO_LISTENER)
-    is_sure = not decision.is_cut and not _depends_on_fields(decided)
+    # Which groups and claims a client had is not kept.
+    is_sure = not (decision.is_cut or decided.has_conditions or _depends_on_fields(decided))
     if decided.error is not None:
         return Outcome(False, decided.error.reason.value, is_sure)
     if decided.route is None:

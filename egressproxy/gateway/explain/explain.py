@@ -39,11 +39,12 @@ from egressproxy.gateway.explain.render import (
     timeout_values,
     tls_values,
 )
-from egressproxy.gateway.route import Route
+from egressproxy.gateway.explain.resolved_addresses import address_values, describe_resolved
+from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import Snapshot
-from egressproxy.ir.backend import Destination
+from egressproxy.ir.backend import BackendTlsIR, Destination
 from egressproxy.ir.policy import Mode
-from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.grpc.statuses import is_grpc, status_of
 from egressproxy.routing.permission import Permission
@@ -55,6 +56,7 @@ __all__ = ["explain"]
 
 #: Backends of one rule that are looked at: each may ask a name server.
 MAX_BACKENDS = 16
+_OF_ADDRESSES = (Reason.ADDRESS_DENIED.value, Reason.REVERSE_DNS_DENIED.value)
 _DENIED_NOWHERE = ", and denied nowhere"
 _PERMITTED = f"allowed by the route{_DENIED_NOWHERE}"
 #: Rules of a host that are shown where none of them matches.
@@ -85,7 +87,7 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
     error = None
     if decided.error is not None:
         error = _remedied(decided, error_values(decided.error))
-    elif route is not None:
+    elif route is not None and route.kind != SELF_SERVICE:
         made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES, x)
         backends = route.backends[:MAX_BACKENDS]
         found = [_backend(decided, route, backend, snapshot.filters) for backend in backends]
@@ -95,7 +97,7 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
         if route.auth is not None and not route.auth.is_usable:
             error = error_values(route.auth.unusable())
     if error is not None:
-        if error["reason"] == Reason.ADDRESS_DENIED.value and decided.error is None:
+        if error["reason"] in _OF_ADDRESSES and decided.error is None:
             allowed = made["policy"]["decision"].removesuffix(_DENIED_NOWHERE)
             made["policy"]["decision"] = f"{allowed}, but no address of it may be dialled"
         if _is_call(decided, error):
@@ -284,7 +286,7 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
                 policy.check_operator(endpoint.address, endpoint.port)
             else:
                 verdict, why = "refuse", policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)[1]
-            made["addresses"].append(_address(endpoint.address, endpoint.port, verdict, why))
+            made["addresses"].append(address_values(endpoint.address, endpoint.port, verdict, why))
         _describe_endpoints(made, connector)
         if not connector.endpoints:
             connector.tunnel_target(x)  # says what is missing
@@ -335,7 +337,7 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, connector: C
     await _describe_way(values, decided, parent)
     tls = parent.spec.backend.tls
     if tls is not None:  # that of a tunnel's client is not ours, that to the parent is
-        values["tls"] = tls_values(tls, values.get("host", ""), parent.spec.backend.destination)
+        values["tls"] = _tls_values(tls, parent, values.get("host", ""))
 
 
 async def _describe_addresses(
@@ -345,25 +347,14 @@ async def _describe_addresses(
     literal = named_address(decided.x, target)
     if literal is not None:
         made["dns"] = "not asked: the client named an address"
-        found: tuple[IPAddress, ...] = (literal,)
+        policy = connector.opener.address_policy()
+        may_be_dialled, why = policy.verdict(target.host, literal, target.port)
+        made["addresses"] = [address_values(literal, target.port, "dial" if may_be_dialled else "refuse", why)]
+        policy.check(target.host, (literal,), target.port)
     elif not decided.question.asks_dns:
         made["dns"] = "not asked"
-        return
     else:
-        resolver = connector.opener.resolver
-        why = resolver.why_not_asked(target.host)
-        made["dns"] = f"not asked: {why}" if why else "asked"
-        found = await resolver.resolve(target.host)
-    policy = connector.opener.address_policy()
-    made["addresses"] = []
-    for address in found:
-        may_be_dialled, why = policy.verdict(target.host, address, target.port)
-        made["addresses"].append(_address(address, target.port, "dial" if may_be_dialled else "refuse", why))
-    policy.check(target.host, found, target.port)
-
-
-def _address(address: IPAddress, port: int, verdict: str, why: str) -> dict[str, Any]:
-    return {"address": str(address), "port": port, "verdict": verdict, "why": why}
+        await describe_resolved(made, connector.opener, target.host, target.port)
 
 
 def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:
@@ -374,7 +365,22 @@ def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] |
         tls = (tls or DEFAULT_TLS) if decided.x.scheme == b"https" else None
     if tls is None or not decided.originates_tls:
         return None
-    return tls_values(tls, host, backend.destination)
+    return _tls_values(tls, connector, host)
+
+
+def _tls_values(tls: BackendTlsIR, connector: Connector, host: str) -> dict[str, Any]:
+    """How the server is verified, and why the latest handshake with it failed, where it did."""
+    values = tls_values(tls, host, connector.spec.backend.destination)
+    failure = connector.tls_failure(host)
+    if failure is not None:
+        values["latestFailure"] = {
+            "secondsAgo": round(connector.network.wheel.now - failure.at, 1),
+            "host": failure.host,
+            "message": failure.message,
+            "remedy": failure.remedy,
+            "detail": failure.detail,
+        }
+    return values
 
 
 def _forecast(steps: Steps | None, x: Exchange) -> dict[str, Any] | None:

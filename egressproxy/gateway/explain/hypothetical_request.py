@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.authority import AuthorityError, parse_authority
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, service_account_name
 from egressproxy.model.fields import TOKEN, VALUE
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import RequestReader
@@ -19,7 +20,7 @@ from egressproxy.protocols.http1.codec import RequestReader
 __all__ = ["HypotheticalRequest", "HypotheticalRequestError"]
 
 _URL = re.compile(r"(https?)://([^/?#]+)(/?[^#]*)", re.IGNORECASE)
-_KNOWN = ("method", "url", "as", "gateway", "listener", "header", "dns")
+_KNOWN = ("method", "url", "as", "group", "claim", "gateway", "listener", "header", "dns")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -41,18 +42,30 @@ class HypotheticalRequest:
     gateway: str = ""
     listener: str = ""
     asks_dns: bool = True
+    groups: tuple[str, ...] = ()
+    claims: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HypotheticalRequest:
-        """A request by the parameters of /explain; `header` may be repeated. Raises HypotheticalRequestError."""
+        """A request by the parameters of /explain; `header`, `group` and `claim` may be repeated.
+
+        Raises HypotheticalRequestError.
+        """
         values: dict[str, str] = {}
-        fields = []
+        fields, groups, claims = [], [], []
         for key, value in pairs:
             if key == "header":
                 name, colon, text = value.partition(":")
                 if not colon:
                     raise HypotheticalRequestError(f"header {name!r} is not NAME: VALUE")
                 fields.append((name.strip(), text.strip()))
+            elif key == "group":
+                groups.append(value)
+            elif key == "claim":
+                name, equals, text = value.partition("=")
+                if not (name and equals and text):
+                    raise HypotheticalRequestError(f"claim {value!r} is not NAME=VALUE")
+                claims.append((name, text))
             elif key not in _KNOWN:
                 raise HypotheticalRequestError(f"unknown parameter {key!r}; known are {', '.join(_KNOWN)}")
             elif key in values:
@@ -63,11 +76,20 @@ class HypotheticalRequest:
             raise HypotheticalRequestError("url is missing: name what is asked for")
         namespace, slash, account = values.get("as", "-/-").partition("/")
         if not (slash and namespace and account):
-            raise HypotheticalRequestError(f"{values['as']!r} is not NAMESPACE/SERVICEACCOUNT")
+            raise HypotheticalRequestError(f"as {values['as']!r} is not NAMESPACE/SERVICEACCOUNT")
         return cls(
             values.get("method", "GET"), values["url"], tuple(fields), namespace, account,
             values.get("gateway", ""), values.get("listener", ""), values.get("dns", "1") not in ("0", "false", "off"),
+            tuple(groups), tuple(claims),
         )  # fmt: skip
+
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who asks; ANONYMOUS where nothing is said of it."""
+        if self.namespace == self.service_account == "-" and not self.groups and not self.claims:
+            return ANONYMOUS
+        name = service_account_name(self.namespace, self.service_account)
+        return CallerIdentity(self.namespace, self.service_account, name=name, groups=self.groups, claims=self.claims)
 
     @property
     def is_connect(self) -> bool:
@@ -139,7 +161,9 @@ class HypotheticalRequest:
             return None
         first = port.first
         if first.is_forward:
-            return 1 if self.is_connect or self.scheme else None
+            if not (self.is_connect or self.scheme):
+                return None
+            return 1 if port.first_words is None else 5
         if port.is_stream:
             return (2 if self._is_hosted(port) else 3) if self.is_connect else None
         if port.is_mixed and self.is_connect and port.leads_to_stream(self.host):

@@ -6,11 +6,13 @@ from egressproxy.errors import Reason
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
+from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.explain.decision import Decision
 from egressproxy.gateway.explain.render import steps_of
 from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import Priority, SniCheck
 from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import ANONYMOUS
 
 __all__ = ["may_answer", "notes"]
 
@@ -36,9 +38,18 @@ def notes(decided: Decision) -> list[str]:
         made.append(
             f"traffic.priority is {decided.route.priority.value}: where the gateway is overloaded, it is refused {when}"
         )
-    if question.namespace != "-":
-        made.append("identities are not told apart yet: what is said holds for every client")
-    if x.is_tunnel and decided.error is None and decided.route is None:
+    if decided.has_subjects and question.identity is ANONYMOUS:
+        made.append("some policies here are for some clients alone: say who asks with --as, --group or --claim")
+    if decided.opened_by and x.authority is not None:
+        url = f"https://{x.authority.host_field(443).decode()}/"
+        made.append(
+            f"policy {decided.opened_by} has TLS in this tunnel opened (intercept): explain {url} for its requests"
+        )
+    if decided.opened_by and x.authority is not None and x.authority.port != HTTP_PORT:
+        made.append(
+            "what is wrong is told inside, where clients see it: an answer in HTTP, behind a 200 to the CONNECT"
+        )
+    elif x.is_tunnel and decided.error is None and decided.route is None:
         made.append(f"HTTP is read inside a tunnel to port 80: explain http://{x.authority}/ for its requests")
         tls = decided.tls_route
         goes = "is refused there" if tls is None else f"there goes by {'policy' if tls.name == '-' else tls.name}"

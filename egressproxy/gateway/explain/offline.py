@@ -10,6 +10,7 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import build
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.gateway import ConfigIR
+from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.own_sockets import OwnSockets
@@ -24,5 +25,5 @@ def offline(config: ConfigIR) -> Snapshot:
     """
     network = Network(asyncio.get_running_loop(), TimerWheel(), lambda _word: None, b"")
     snapshot = build(config, Catalog(), network, Metrics(""), None)
-    network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports)
+    network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports if not is_unix(address))
     return snapshot

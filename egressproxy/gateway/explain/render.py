@@ -16,6 +16,7 @@ from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
+from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match
@@ -59,8 +60,29 @@ def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
         identity["gatewayKeys"] = len(spec.policy.gateway_keys)
     if port.trust_domains:
         identity["trustDomains"] = list(port.trust_domains)
+    rules = spec.policy.identity
+    if rules is not None:
+        identity |= identity_values(rules)
     if identity:
         made["identity"] = identity
+    return made
+
+
+def identity_values(rules: IdentityIR) -> dict[str, Any]:
+    """What makes clients known, as plain values: of users and addresses how many there are."""
+    made: dict[str, Any] = {}
+    if rules.is_required:
+        made["required"] = True
+    if rules.issuers:
+        made["issuers"] = [{"issuer": each.issuer, "audiences": list(each.audiences)} for each in rules.issuers]
+    if rules.token_field:
+        made["header"] = rules.token_field
+    if rules.users:
+        made["users"] = len(rules.users)
+    if rules.addresses:
+        made["addresses"] = sum(len(each.networks) for each in rules.addresses)
+    if rules.senders:
+        made["proxyProtocol"] = list(map(str, rules.senders))
     return made
 
 

@@ -15,23 +15,27 @@ from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
-from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.exchange.conductor import Conductor
-from egressproxy.gateway.listeners.refused_client import RefusedClient
+from egressproxy.gateway.listeners.counted_client import CountedClient
+from egressproxy.gateway.listeners.proxy_header import ProxyHeaderFront
 from egressproxy.gateway.listeners.sni_dispatch import SniDispatch
+from egressproxy.gateway.listeners.socks_connection import SocksConnection
 from egressproxy.gateway.listeners.stream_connection import StreamConnection
-from egressproxy.gateway.open_connections import BAD_CERTIFICATE, OF_PROCESS, TOO_MANY, Holder, OpenConnections
+from egressproxy.gateway.listeners.transparent_connection import TransparentConnection
+from egressproxy.gateway.open_connections import BAD_CERTIFICATE, Holder, OpenConnections
 from egressproxy.gateway.snapshot import Port
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.model.exchange import CallerIdentity
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.listener_watch import ListenerWatch
 from egressproxy.net.listening import BACKLOG
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import is_about_certificate, server_name
+from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
+from egressproxy.net.unix_listening import accepting_unix
 from egressproxy.net.watched_socket import Socket
 from egressproxy.telemetry.metrics import Metrics
 
@@ -43,11 +47,14 @@ log = logging.getLogger(__name__)
 MAX_AT_ONCE = 64
 #: After so many, it is another process's turn.
 TURN_CONNECTIONS = 8
+#: Clients that say something else before HTTP, or in its place.
+_WITH_FIRST_WORDS: dict[ListenerProtocol, type[CountedClient]] = {
+    ListenerProtocol.SOCKS5: SocksConnection,
+    ListenerProtocol.TRANSPARENT: TransparentConnection,
+}
 #: Without descriptors or memory: how long nothing is accepted, and how often it is said.
 PAUSE_S = 0.1
 SILENCE_S = 10.0
-#: How a client of HTTP/2 that knows us begins; no request of HTTP/1 can.
-PREFACE_LINE = b"PRI * HTTP/2.0\r\n"
 
 
 class BoundPort:
@@ -62,6 +69,8 @@ class BoundPort:
         self._silent_until = 0.0
         self._is_held = False  # see `pause_accepting`
         self._accept_one = sock._accept  # type: ignore[attr-defined]    # without the Python class around the result
+        if sock.family == socket.AF_UNIX:
+            self._accept_one = accepting_unix(self._accept_one)
         self._family = int(sock.family)
         self._at_once = 1  # how many connections are taken in one turn
         self._taken = 0  # since we joined the end of the queue of processes
@@ -184,11 +193,18 @@ class BoundPort:
             self._go_on_later()
 
     def _accept(self) -> asyncio.BaseProtocol:
+        state = self.state
+        if state.port.senders is None:
+            return self._accept_client()
+        return ProxyHeaderFront(state.port.senders, self._accept_client, self._conductor.wheel, self._metrics, state)
+
+    def _accept_client(self) -> asyncio.BaseProtocol:
         port = self.state.port
         if port.is_stream:
             return StreamConnection(self._conductor.accounting, self._metrics, self.state)
         if port.tls is None:
-            return CountedClient(self._conductor, self._metrics, self.state)
+            kind = CountedClient if port.first_words is None else _WITH_FIRST_WORDS[port.first_words]
+            return kind(self._conductor, self._metrics, self.state)
         if port.is_mixed:
             return self._fork(self.state)
         return self._secured(self.state)
@@ -219,49 +235,6 @@ class BoundPort:
 
     def __repr__(self) -> str:
         return f"BoundPort({self.state})"
-
-
-class CountedClient(ClientConnection):
-    """A client's connection without TLS, which counts against its listener's limits of connections."""
-
-    __slots__ = ("metrics",)
-
-    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
-        super().__init__(conductor, conductor.wheel, state)
-        self.metrics = metrics
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answers 503 where the listener has its connections already."""
-        super().connection_made(transport)
-        if self.state.is_closed:  # accepted in the moment in which its listener went
-            self.abort()
-            return
-        refused = self.state.admit(self, self.client)
-        if refused is not None:
-            self.state.count_refusal(self.metrics, refused)
-            is_of_all = refused is TOO_MANY or refused is OF_PROCESS
-            says = b"too many connections\n" if is_of_all else b"too many connections of this client\n"
-            self._refuse_connection(LocalResponse(503, ((b"Retry-After", b"1"),), says))
-
-    def _refuse_connection(self, answer: LocalResponse) -> None:
-        transport = self.transport
-        self.detach()
-        transport.set_protocol(RefusedClient(transport, self.wheel, answer, self.state.clients))
-
-    def refuse(self, error: GatewayError) -> None:
-        """What is no request of HTTP/1 may be the preface of HTTP/2, which begins like one (RFC 9113 section 3.4)."""
-        if self.reader.is_untouched and self.tunnel_authority is None and self.reader.begins_with(PREFACE_LINE):
-            self._speak_http2()
-        else:
-            super().refuse(error)
-
-    def _speak_http2(self) -> None:
-        transport, said = self.transport, self.detach()
-        other = ClientHttp2(self.handler, self.wheel, self.state, self.metrics)
-        self.state.replace(self, other)
-        transport.set_protocol(other)
-        other.connection_made(transport)
-        other.data_received(said)
 
 
 class TlsFront(TlsStream):
@@ -305,6 +278,11 @@ class TlsFront(TlsStream):
             return True
         return self._client.close_if_idle()
 
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client is, by its certificate."""
+        return self._client.identity
+
     def serving(self) -> Iterable[Holder]:
         """What is held by each exchange in progress."""
         return self._client.serving()
@@ -323,6 +301,7 @@ class TlsFront(TlsStream):
                 self.set_protocol(self._client)
             self._client.server_name = server_name(peer)
             self._client.identity = client.state.port.identity_of(peer)
+            self._client.identity_until = verified_until(peer)
         else:
             client.discard()
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from egressproxy.gateway.open_connections import Holder, OpenConnections
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHelloReader, NotTls
@@ -89,6 +90,11 @@ class SniDispatch(asyncio.Protocol):
     def abort(self) -> None:
         """Break the connection off."""
         self._transport.abort()
+
+    @property
+    def identity(self) -> CallerIdentity:
+        """Nobody yet."""
+        return ANONYMOUS
 
     def serving(self) -> tuple[Holder, ...]:
         """Nothing yet."""

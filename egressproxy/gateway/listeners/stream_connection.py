@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import inf
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import judge, name_stream
+from egressproxy.gateway.exchange.admission import judge, name_stream, of_client
 from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunnel_slot
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.exchange import ANONYMOUS, Exchange
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import Driver, pause
@@ -26,7 +27,7 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import is_about_certificate, server_name
+from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -137,6 +138,11 @@ class StreamConnection(FlowControl):
         self.abort()
         return True
 
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client is, where that is known."""
+        return self.resources.identity
+
     def serving(self) -> tuple[HeldResources, ...]:
         """What is held by the stream's exchange."""
         return (self.resources,) if self.driver.is_busy else ()
@@ -209,6 +215,16 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     if client.state.is_closed:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
     listener = name_stream(x, client.state.port, client.hello)
+    if client.hello is not None and client.hello.has_ech:
+        accounting.note_ech(x, client.hello.sni or "-")
+    inner = None
+    if listener.terminate is None:
+        if listener.authenticator is not None:
+            listener.authenticator.admit_stream(x, ANONYMOUS, inf)
+            resources.identity = x.identity
+    elif listener.variants is not None:  # who the client is decides about its route, and its certificate may say it
+        inner = await begin_tls(x, client, listener)
+    listener = of_client(x, listener)
     host = x.authority.host if x.authority is not None else ""
     route = listener.streams.match(host)
     if route is None:
@@ -217,6 +233,9 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     x.route, x.series = route.name, route.series
     if x.authority is not None:
         x.note_denials(*judge(route, x.authority))
+        leaves = listener.leaves.match(host) if listener.leaves is not None else None
+        if leaves is not None:
+            raise not_opened(host, leaves.policy)
     if accounting.gate is not None:
         resources.tenant = accounting.gate.admit(x, route.priority)
     if route.chain.request_headers is not None:
@@ -236,16 +255,36 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         if hand_over(accounting, x, client, upstream, held, guard, route.tunnel_idle_s):
             client.deadline.close()
             return
-        relaying = relay(accounting.wheel, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
+        relaying = relay(accounting, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
         del held
         await relaying
         return
-    inner = await terminate(client, listener)
-    x.identity = client.state.port.identity_of(inner.transport.get_extra_info("ssl_object"))
+    if inner is None:
+        inner = await begin_tls(x, client, listener)
     upstream = await dial(x, backend, resources, terminated=True)
     x.status = 200
-    await relay(accounting.wheel, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
+    await relay(accounting, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()
+
+
+def not_opened(host: str, policy: str) -> Denied:
+    """Why a stream is refused whose TLS is to be opened (`intercept`): what passes here cannot be looked at."""
+    message = f"{host} is denied by policy {policy}: its TLS is to be opened, which TLS listeners do not do"
+    remedy = f"let clients CONNECT to {host} through a forward-proxy listener, or take it out of intercept.hostnames"
+    return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
+
+
+async def begin_tls(x: Exchange, client: StreamConnection, listener: ActiveListener) -> _Inner:
+    """TLS with the client, which may say who it is. Raises what refuses a client that is not known."""
+    inner = await terminate(client, listener)
+    peer = inner.transport.get_extra_info("ssl_object")
+    x.identity = client.state.port.identity_of(peer)
+    if listener.authenticator is not None:
+        listener.authenticator.admit_stream(x, x.identity, verified_until(peer))
+    client.resources.identity = x.identity
+    if client.accounting.gate is not None:  # which may have been asked before
+        client.accounting.gate.killed.refuse(x.identity)
+    return inner
 
 
 def alert_for(error: GatewayError, hello: ClientHello) -> bytes:

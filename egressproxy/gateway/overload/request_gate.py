@@ -22,6 +22,7 @@ from typing import Final
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.ir.policy import Priority
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.shares import origin_of
 
 __all__ = ["RequestGate", "Tenant"]
@@ -67,11 +68,12 @@ class Tenant:
 
 class RequestGate:
     """Counts requests in progress by tenant. `limit` is how many there may be; 0: any number, and they are counted.
+    Clients that are `killed` have none.
 
     `tenants` has those with a request in progress, and what they are a part of: at most four times as many as requests.
     """
 
-    __slots__ = ("_ceilings", "active", "is_closed", "is_pressed", "limit", "shed", "tenants")
+    __slots__ = ("_ceilings", "active", "is_closed", "is_pressed", "killed", "limit", "shed", "tenants")
 
     def __init__(self, limit: int = 0) -> None:
         self.active = 0
@@ -79,6 +81,7 @@ class RequestGate:
         self.shed: Counter[tuple[str, str]] = Counter()  # by why and priority
         self.is_closed = False
         self.is_pressed = False
+        self.killed = KilledIdentities()
         self.set_limit(limit)
 
     def set_limit(self, limit: int, *, is_closed: bool = False, is_pressed: bool = False) -> None:
@@ -89,7 +92,12 @@ class RequestGate:
         self._ceilings = {priority: max(1, -(-limit * part // OF)) for priority, part in CEILINGS.items()}
 
     def admit(self, x: Exchange, priority: Priority) -> Tenant:
-        """Count a request. The result is to be told when it ends. Raises LimitExceeded (OVERLOADED, 503)."""
+        """Count a request. The result is to be told when it ends.
+
+        Raises LimitExceeded (OVERLOADED, 503), Denied (IDENTITY_KILLED, 403).
+        """
+        if self.killed:
+            self.killed.refuse(x.identity)
         if self.is_closed:
             raise self._refusal("memory", priority, "the gateway has no memory left for it")
         if self.is_pressed and priority is Priority.LOW:

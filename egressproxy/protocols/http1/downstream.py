@@ -4,46 +4,14 @@ The handler (the conductor) is told of each request head and runs the exchange; 
 to the sink that it is given, and the driver is woken or ended when something happens that the exchange may wait for.
 Pipelined requests stay unread until the exchange before them has ended (RFC 9112 section 9.3.2).
 
-States, and what leads from one to the next; nothing else may happen:
-
-    state       event    next        the event
-    ----------  -------  ----------  --------------------------------------------------------------------------
-    IDLE        head     RESPONDING  a request without a body: an exchange begins
-    IDLE        begin    RECEIVING   a request whose body is still to come; or what came is no request
-    RECEIVING   whole    RESPONDING  the end of the request's body
-    RESPONDING  listen   LISTENING   the exchange waits for what the client says behind its request (a tunnel)
-    LISTENING   heard    RESPONDING  that is here, or the client's end
-    RESPONDING  next     IDLE        the exchange is over, and the next request may come
-    IDLE        detach   DETACHED    the transport is given away: the client speaks HTTP/2
-    RESPONDING  detach   DETACHED    to a tunnel
-    LISTENING   detach   DETACHED
-    RECEIVING   detach   DETACHED
-    IDLE        close    CLOSING     our last word is said, and the client has said all or need not read it
-    RECEIVING   close    CLOSING
-    RESPONDING  close    CLOSING
-    LISTENING   close    CLOSING
-    DETACHED    close    CLOSING
-    IDLE        linger   LINGERING   our last word is said, but what the client still says would reset it
-    RECEIVING   linger   LINGERING
-    RESPONDING  linger   LINGERING
-    LISTENING   linger   LINGERING
-    DETACHED    linger   LINGERING
-    IDLE        loss     LOST        the transport is gone
-    RECEIVING   loss     LOST
-    RESPONDING  loss     LOST
-    LISTENING   loss     LOST
-    DETACHED    loss     LOST
-    CLOSING     loss     LOST
-    LINGERING   loss     LOST
-
-What stands beside the state may be so in each of them: the client has ended its side (`has_ended`), which it may do
-before, amid or behind a request; reading is paused and writing is blocked (net/flow_control); `_pump` is at work.
+Its states are those of `downstream_states`. What stands beside the state may be so in each of them: the client has
+ended its side (`has_ended`), which it may do before, amid or behind a request; reading is paused and writing is blocked
+(net/flow_control); `_pump` is at work.
 """
 
 from __future__ import annotations
 
 import asyncio
-from enum import Enum, auto
 from typing import Any, Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
@@ -53,6 +21,7 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl, reset
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.codec import HeadLimits, RequestReader
+from egressproxy.protocols.http1.downstream_states import DownstreamState
 from egressproxy.protocols.http1.request_head import NOT_HTTP
 from egressproxy.protocols.http1.writer import (
     CONTINUE,
@@ -62,7 +31,7 @@ from egressproxy.protocols.http1.writer import (
     response_bytes,
 )
 
-__all__ = ["DownstreamConnection", "DownstreamState", "RequestHandler"]
+__all__ = ["DownstreamConnection", "RequestHandler"]
 
 #: How many seconds, and how many bytes, are still read from a client after our last word, so that it reads that word
 #: and no reset.
@@ -72,19 +41,6 @@ LINGER_SIZE = 1024 * 1024
 #: Heads and pieces of body in one turn. A request that was answered at once ends the turn: to refuse one may take some
 #: milliseconds (expressions of routes), and a thousand that are pipelined keep nobody else waiting.
 MAX_AT_ONCE = 16
-
-
-class DownstreamState(Enum):
-    """See the table above."""
-
-    IDLE = auto()
-    RECEIVING = auto()
-    RESPONDING = auto()
-    LISTENING = auto()
-    DETACHED = auto()
-    LINGERING = auto()
-    CLOSING = auto()
-    LOST = auto()
 
 
 # Names of this module: an attribute of an Enum costs a look-up each time.
@@ -110,7 +66,7 @@ class RequestHandler(Protocol):
 
 
 class DownstreamConnection(FlowControl):
-    """The connection. Its states are those of the table above."""
+    """The connection. Its states are those of `downstream_states`."""
 
     __slots__ = (
         "_is_foreign",
@@ -238,6 +194,15 @@ class DownstreamConnection(FlowControl):
     def unsent_octets(self) -> int:
         """Bytes that were said, and that the client has not taken."""
         return self.transport.get_write_buffer_size()
+
+    def serve_head(self, head: RequestHead, rest: bytes) -> None:
+        """Begin the exchange of a head that has come in other words than those of HTTP/1; it has no body. `rest` are
+        the bytes behind it.
+        """
+        self.reader.feed(rest)
+        self._state = _RESPONDING
+        self.deadline.at = NEVER  # the exchange has a clock of its own
+        self.handler.on_request(self, head)
 
     def listen(self) -> None:
         """Resume the driver as soon as the client has said something behind its request, or its end."""

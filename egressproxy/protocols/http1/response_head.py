@@ -49,10 +49,17 @@ _LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 _STATUS_LINE = re.compile(_LINE + rb"\r\n")
 
 #: Fields of this hop and of the framing. Proxy-Authenticate goes too: an origin must not make clients send the
-#: credentials that are meant for us.
+#: credentials that are meant for us. Persistent-Auth says that the connection is now that of the user who has logged in
+#: (MS-N2HT section 2.2).
 _HOP_FIELDS = (
     "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
-    "proxy-authentication-info"
+    "proxy-authentication-info persistent-auth"
+)
+#: A login of several steps, which is about the connection that they are made on: NTLM, and Negotiate with it inside
+#: (RFC 4559 section 6). Further clients would be the user who logs in, so that no step may follow on the connection.
+_BOUND_LOGIN = re.compile(
+    rb"\r\n[wW][wW][wW]-[aA][uU][tT][hH][eE][nN][tT][iI][cC][aA][tT][eE]:[^\r]*"
+    rb"(?:[nN][tT][lL][mM]|[nN][eE][gG][oO][tT][iI][aA][tT][eE])[ \t]++[A-Za-z0-9+/]"
 )
 #: So does X-Egress-…, in either spelling: with these we speak to clients ourselves.
 _HOP_NAMES = rb"(?=[ckptuvxCKPTUVX])" + any_case(
@@ -103,7 +110,9 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> ResponseHop:
     options = connection_options(said.get(b"connection", b""))
     return ResponseHop(
         http_1_0=is_1_0,
-        connection_close=b"close" in options or (is_1_0 and b"keep-alive" not in options),
+        connection_close=(
+            b"close" in options or (is_1_0 and b"keep-alive" not in options) or b"persistent-auth" in said
+        ),
         coding=said.get(b"transfer-encoding"),
         length=said.get(b"content-length"),
         is_framing_repeated=b"content-length" in repeated or b"transfer-encoding" in repeated,
@@ -127,7 +136,9 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
     head.upgrade = hop.upgrade
     head.via = hop.via
     length, coding = hop.length, hop.coding
-    if status < 200 or status == 204 or (status < 300 and method == b"CONNECT"):
+    if status == 401 and _BOUND_LOGIN.search(block) is not None:
+        head.connection_close = True
+    if status < 200 or status == 204 or (method == b"CONNECT" and status < 300):
         pass  # no body, and what the framing fields say is void
     elif hop.is_framing_repeated:
         raise Malformed(Reason.BAD_FRAMING, "a framing field is repeated")

@@ -16,7 +16,8 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, pause
 from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, BodySink, FlowControl
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
-from egressproxy.net.tls import TlsStream, tls_fault
+from egressproxy.net.tls import TlsStream
+from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
 from egressproxy.protocols.http1.writer import request_bytes
 
@@ -352,7 +353,7 @@ class UpstreamConnection(FlowControl):
         reset. Source: RFC 8446 section 4.4.4 and appendix E.1.
         """
         if isinstance(error, ssl.SSLError):
-            return tls_fault(error)
+            return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))
         if self.octets_in:
             return None
         if self.served == 1 and isinstance(self.transport, TlsStream):

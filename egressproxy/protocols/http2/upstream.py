@@ -18,7 +18,8 @@ from h2.exceptions import H2Error
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.net.timers import Deadline, TimerWheel
-from egressproxy.net.tls import TlsStream, tls_fault
+from egressproxy.net.tls import TlsStream
+from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.frames import Frame, FrameError
@@ -84,7 +85,7 @@ class Http2Upstream(Http2Connection):
         self.served = 0  # that ever were
         self.is_leaving = False
         self.begins_nothing = False  # not even in places that are taken
-        self.heard_at = 0.0  # on the wheel's clock
+        self.heard_at = 0.0  # on the wheel's clock: the last whole frame; a frame may come byte by byte, without end
         self.on_room: Callable[[], None] | None = None
         self.on_free: Callable[[UpstreamStream], None] | None = None  # a place was given back
         self.on_http_1: Callable[[], None] | None = None  # the upstream wants HTTP/1.1
@@ -221,7 +222,7 @@ class Http2Upstream(Http2Connection):
             return UpstreamFault(Reason.BAD_RESPONSE, message, retry=RetrySafety.IF_IDEMPOTENT)
         error = self._loss
         if isinstance(error, ssl.SSLError):
-            return tls_fault(error)
+            return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))
         if not self.heard_at and isinstance(self.transport, TlsStream):
             message = "the upstream ended the TLS connection before its first word"
             detail = type(error).__name__
@@ -234,13 +235,10 @@ class Http2Upstream(Http2Connection):
         super().connection_made(transport)
         self.address = self.peer_name()
 
-    def data_received(self, data: bytes) -> None:
-        """Frames of the upstream."""
-        self.heard_at = self.wheel.now
-        super().data_received(data)
-
     def _take_frames(self, frames: list[Frame]) -> None:
         """Who waits for them goes on when all are taken, so that a short response is seen whole."""
+        if frames:
+            self.heard_at = self.wheel.now
         super()._take_frames(frames)
         self._wake()
 

@@ -7,6 +7,8 @@ Sources: RFC 6066 section 3; RFC 8446 section 4.1.2.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
@@ -20,25 +22,34 @@ class SniGuard:
     """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused.
 
     With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report). Without
-    `checks_name` any ClientHello will do. `is_over`: nothing needs to be looked at any more. `alert`: what a client
-    that is refused can read of it (`protocols.tls.alerts`), b"" where it may not speak TLS.
+    `checks_name` any ClientHello will do. `is_opened` says of hosts whether their tunnels are to be opened: no other
+    tunnel may carry TLS for one of these, whatever it was asked for. `is_over`: nothing needs to be looked at any more.
+    `alert`: what a client that is refused can read of it (`protocols.tls.alerts`), b"" where it may not speak TLS.
     """
 
     __slots__ = (
-        "_first", "_held", "_reader", "_retry", "alert", "authority", "checks_name", "is_over", "must_be_tls",
-        "only_reports", "would_deny",
+        "_first", "_held", "_reader", "_retry", "alert", "authority", "checks_name", "ech_outer_name", "is_opened",
+        "is_over", "must_be_tls", "only_reports", "would_deny",
     )  # fmt: skip
 
     def __init__(
-        self, authority: Authority, *, must_be_tls: bool, only_reports: bool = False, checks_name: bool = True
+        self,
+        authority: Authority,
+        *,
+        must_be_tls: bool,
+        only_reports: bool = False,
+        checks_name: bool = True,
+        is_opened: Callable[[str], object] | None = None,
     ) -> None:
         self.authority = authority
         self.only_reports = only_reports
         self.would_deny: Reason | None = None
         self.must_be_tls = must_be_tls
         self.checks_name = checks_name
+        self.is_opened = is_opened
         self.is_over = False
         self.alert = b""
+        self.ech_outer_name: str | None = None  # of a hello with ECH that mode Report lets pass
         self._reader: ClientHelloReader | None = None  # many tunnels wait for their first bytes
         self._held = b""
         self._first: ClientHello | None = None
@@ -108,10 +119,13 @@ class SniGuard:
         if hello is None:
             return b""
         held = self._held
-        if not self.checks_name:
+        if self.is_opened is not None:
+            self._refuse_opened(hello, self.is_opened)
+        elif not self.checks_name:
             self.is_over = True
             return held
-        self._check(hello)
+        if self.checks_name:
+            self._check(hello)
         self.knows(hello, reader.size)
         return self.feed(held)
 
@@ -137,6 +151,7 @@ class SniGuard:
             finally:
                 del denied  # its traceback holds this frame: no cycle
         self.would_deny = denied.reason
+        self.ech_outer_name = denied.ech_outer_name
         self.is_over = True
         self._reader = None
         self._held = b""
@@ -145,6 +160,14 @@ class SniGuard:
     def _malformed(self, error: BadClientHello) -> Denied:
         message = f"malformed ClientHello in the tunnel to {self.authority}"
         return Denied(Reason.SNI_MISMATCH, message, detail=str(error))
+
+    def _refuse_opened(self, hello: ClientHello, is_opened: Callable[[str], object]) -> None:
+        if hello.sni is None or hello.sni == self.authority.host or not is_opened(hello.sni):
+            return
+        message = f"the ClientHello in the tunnel to {self.authority} names a host whose tunnels are to be opened"
+        remedy = "ask for a tunnel to the host that is meant: `sni: Any` does not lift `intercept`"
+        self.alert = UNRECOGNIZED_NAME
+        raise Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=f"SNI {hello.sni}")
 
     def _check(self, hello: ClientHello) -> None:
         expected = None if self.authority.address is not None else self.authority.host
@@ -160,4 +183,10 @@ class SniGuard:
         message = f"the ClientHello in the tunnel to {self.authority} {why}"
         detail = "" if hello.sni is None else f"SNI {hello.sni}"  # the reader has made sure that it is a host name
         self.alert = ACCESS_DENIED if hello.has_ech else UNRECOGNIZED_NAME
-        raise Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=detail)
+        denied = Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=detail)
+        if hello.has_ech:
+            denied.ech_outer_name = hello.sni or "-"
+        try:
+            raise denied
+        finally:
+            del denied  # its traceback holds this frame: no cycle

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.model.secret import SecretBytes
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
@@ -98,6 +99,27 @@ def test_requests_of_a_session_go_to_the_endpoint_that_has_made_it(converse: Sta
         sends(talk, b"", method=method, mcp_session_id=sessions[1][1])
         assert served(talk)[:2] == (sessions[1][0], "s1")
     assert sessions[1][1] not in json.dumps(talk.records)
+
+
+def test_a_session_of_a_client_that_is_known_is_for_nobody_else(converse: Start):
+    """The gateway has the credential for the server, which so cannot tell its clients apart."""
+    talk = converse(to_tools())
+    (connection,) = talk.ports[0].state.connections
+    robot = CallerIdentity("team", "robot", name="system:serviceaccount:team:robot", source="token")
+    connection.identity = robot
+    endpoint, session = begun(talk)
+    for who in (ANONYMOUS, robot._replace(name="system:serviceaccount:team:other"), CallerIdentity(name="robot")):
+        connection.identity = who
+        sends(talk, Mcp_Session_Id=session)
+        assert refused(talk)[0] == 404
+    connection.identity = robot._replace(origin_client="192.0.2.7", groups=("more",))
+    sends(talk, Mcp_Session_Id=session)
+    assert served(talk, "s.1") == (endpoint, "s.1", session)
+    connection.identity = ANONYMOUS
+    _, session = begun(talk)
+    connection.identity = robot
+    sends(talk, Mcp_Session_Id=session)
+    assert refused(talk)[0] == 404
 
 
 def tampered(session: str) -> list[str]:

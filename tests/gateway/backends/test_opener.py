@@ -69,13 +69,6 @@ def test_a_connection_that_is_closed_at_once_is_no_answer(converse: Start):
 METADATA = b"GET /latest HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n"
 
 
-def ip_backend(name: str, address: str, port: int, **more: Any) -> m.Manifest:
-    made = m.backend(name, "-", port, **more)
-    made["spec"]["destination"].pop("fqdn")
-    made["spec"]["destination"] |= {"type": "Ip", "ip": {"address": address}}
-    return made
-
-
 def service(name: str, address: str, port: int) -> list[m.Manifest]:
     """A Service with one endpoint, and the Backend for it that goes through the parent."""
     ports = [{"name": "http", "port": port}]
@@ -99,9 +92,9 @@ def behind_parent(backend: m.Manifest, *more: m.Manifest, rule: m.Manifest | Non
 def test_a_parent_is_asked_for_the_backend_and_for_nothing_that_a_client_names(converse_on: Start, kind: str):
     through = {"parent": {"name": "parent"}}
     backend, asked = {
-        "Ip": (ip_backend("b", "10.0.0.7", 80, **through), b"10.0.0.7"),
-        "Ip with another port": (ip_backend("b", "10.0.0.7", 8080, **through), b"10.0.0.7:8080"),
-        "IPv6": (ip_backend("b", "fd00::7", 8080, **through), b"[fd00::7]:8080"),
+        "Ip": (m.ip_backend("b", 80, "10.0.0.7", **through), b"10.0.0.7"),
+        "Ip with another port": (m.ip_backend("b", 8080, "10.0.0.7", **through), b"10.0.0.7:8080"),
+        "IPv6": (m.ip_backend("b", 8080, "fd00::7", **through), b"[fd00::7]:8080"),
         "Service": (service("b", "10.0.0.7", 8080)[-1], b"10.0.0.7:8080"),
         "Fqdn": (m.backend("b", "b.example", 8080, **through), b"b.example:8080"),
     }[kind]
@@ -174,7 +167,7 @@ def test_a_copy_for_a_mirror_asks_a_parent_for_the_mirror_alone(converse: Start)
         {"type": "RequestMirror", "requestMirror": {"backendRef": ref}},
         {"type": "URLRewrite", "urlRewrite": {"hostname": "other.example"}},
     ]
-    mirror = ip_backend("b", "10.0.0.7", 8080, parent={"name": "parent"})
+    mirror = m.ip_backend("b", 8080, "10.0.0.7", parent={"name": "parent"})
     talk = converse(behind_parent(mirror, rule=rule))
     talk.client >> METADATA
     talk.dialled("a.example", 80)

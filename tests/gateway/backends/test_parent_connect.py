@@ -17,7 +17,6 @@ from egressproxy.gateway.exchange.conductor import wanted_credentials
 from egressproxy.ir.backend import BackendIR, Destination, ParentCredentials
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import SecretBytes
-from tests.gateway.backends.test_opener import ip_backend
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward
 from tests.support import manifests as m
@@ -151,7 +150,7 @@ def test_an_ip_backend_and_one_with_a_parent_of_its_own_are_reached_as_they_say(
         m.http_route("ip", m.prefix_rule("/", "ip"), hostnames=["a.example"]),
         m.http_route("far", m.prefix_rule("/", "far"), hostnames=["far.example"]),
     ]
-    objects = [ip_backend("ip", "10.0.0.7", 80), own, m.backend("other", "other.example", 3128), *routes]
+    objects = [m.ip_backend("ip", 80, "10.0.0.7"), own, m.backend("other", "other.example", 3128), *routes]
     talk = converse(by_policy(CORP) + objects)
     talk.client >> GET
     talk.dialled("10.0.0.7", 80)
@@ -263,7 +262,7 @@ def test_only_the_name_of_the_parent_may_lead_there(converse: Start):
     near = m.backend("near", "near.example", 80)
     direct = m.http_route("r", m.prefix_rule("/", "ip"), hostnames=["x.example"])
     talk = converse(
-        forward(*corp(), near, direct, ip_backend("ip", "10.0.0.9", 80, parent=CORP), allow=("corp.example",))
+        forward(*corp(), near, direct, m.ip_backend("ip", 80, "10.0.0.9", parent=CORP), allow=("corp.example",))
     )
     talk.names.zone["corp.example"] = (ip_address("10.1.2.3"),)
     talk.client >> connect("corp.example:3128")
@@ -441,7 +440,7 @@ def test_a_copy_for_a_mirror_behind_the_parent_shows_it_and_the_request_beside_i
     ref = {"group": m.OURS, "kind": "Backend", "name": "copy"}
     rule["filters"] = [{"type": "RequestMirror", "requestMirror": {"backendRef": ref}}]
     copy = m.backend("copy", "copy.example", 80, parent=LOGIN)
-    objects = [ip_backend("ip", "10.0.0.7", 80), copy, m.http_route("r", rule, hostnames=["a.example"])]
+    objects = [m.ip_backend("ip", 80, "10.0.0.7"), copy, m.http_route("r", rule, hostnames=["a.example"])]
     talk = converse(forward(*corp(), *objects))
     talk.client >> GET
     talk.dialled("10.0.0.7", 80)

@@ -509,9 +509,7 @@ def test_report_mode_lets_pass_what_destinations_deny_and_no_mode_what_addresses
 
 @pytest.mark.parametrize("destination", ["Ip", "Service", "parent"])
 def test_a_deny_holds_for_the_addresses_that_an_operator_wrote(converse_on: Start, destination: str):
-    ip = m.backend("b", "-", 80)
-    ip["spec"]["destination"] |= {"type": "Ip", "ip": {"address": "10.0.0.7"}}
-    del ip["spec"]["destination"]["fqdn"]
+    ip = m.ip_backend("b", 80, "10.0.0.7")
     deny = {"destinations": {"deny": [{"cidrs": ["10.0.0.0/8"]}]}}
     if destination == "Service":
         objects: tuple[m.Manifest, ...] = tuple(pods("10.0.0.7"))

@@ -193,3 +193,17 @@ def test_a_deny_of_ranges_flips_names_that_lead_there_and_endpoints():
     )
     (flip,) = ask(old, new, decision("GET", "front.test:80", listener="http"))
     assert flip.after.reason == "resolved_denied"
+
+
+def test_for_whom_a_policy_is_decides_again():
+    theirs = m.policy(["a.example"], name="team", subjects=[{"namespace": "team"}])
+    of_team = decision("GET", "a.example:80")._replace(namespace="team", service_account="robot")
+    others = of_team._replace(namespace="other")
+    (flip,) = ask(opened("a.example"), [*opened("b.example"), theirs], of_team, others)
+    assert (flip.decision.namespace, flip.after.is_allowed, flip.is_sure) == ("other", False, True)
+
+
+def test_which_groups_a_client_had_is_not_known():
+    theirs = m.policy(["a.example"], name="team", subjects=[{"group": "dev"}])
+    (flip,) = ask(opened("a.example"), [*opened("b.example"), theirs], decision("GET", "a.example:80"))
+    assert (flip.after.is_allowed, flip.is_sure) == (False, False)

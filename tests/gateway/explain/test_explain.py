@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from time import time
 from typing import Any
 
 import pytest
 
 from egressproxy.cli.explanation import lines
+from egressproxy.gateway.backends.opener import TlsFailure
 from egressproxy.gateway.explain.explain import explain
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 from egressproxy.gateway.explain.offline import offline
-from tests.e2e.world import terminate
+from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.protocols.tls.minting import new_ca
+from tests.e2e.world import terminate, tls_secret
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.kit import certificate, forward, https, reverse
 from tests.gateway.listeners.test_sni_dispatch import PASSED, shared
@@ -20,6 +24,7 @@ from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
 from tests.support.manifests import Manifest
 from tests.support.pki import Pki
+from tests.support.tokens import TokenIssuer
 
 HOSTS = {
     "a.example": ["93.184.216.34", "10.0.0.1"], "api.example": ["93.184.216.35"], "inside.example": ["10.0.0.2"],
@@ -68,6 +73,38 @@ def _policy(**sections: Any) -> Manifest:
 
 def open_forward(*allow: str, **sections: Any) -> list[Manifest]:
     return [m.gateway(m.forward_listener(3128)), _policy(allow=allow, **sections)]
+
+
+# --- for whom --------------------------------------------------------------------------------------------------------
+def test_as_somebody_the_policies_with_this_subject_hold():
+    theirs = m.policy(["a.example"], name="team", subjects=[{"namespace": "team", "serviceAccount": "robot"}])
+    objects = [*open_forward("b.example"), theirs]
+    for who, verdict in (("team/robot", "allowed"), ("team/other", "denied"), ("-/-", "denied")):
+        for method, url in (("GET", "http://a.example/"), ("CONNECT", "a.example:443")):
+            found = ask(objects, method, url, **{"as": who})
+            assert (found["verdict"], "agents/team" in found["policy"]["policies"]) == (verdict, verdict == "allowed")
+    assert "of policy agents/team is for its subjects alone" in found["error"]["detail"]
+    assert "say who asks with --as" in " ".join(found["notes"])
+
+
+def test_in_groups_and_with_claims():
+    dev = m.policy(["a.example"], name="dev", subjects=[{"group": "dev"}])
+    gold = m.policy(["b.example"], name="gold", subjects=[{"claim": {"name": "tier", "value": "gold"}}])
+    objects = [*open_forward("c.example"), dev, gold]
+
+    def verdict(host: str, *pairs: tuple[str, str]) -> str:
+        question = HypotheticalRequest.of([("url", f"http://{host}/"), ("dns", "0"), *pairs])
+
+        async def answered() -> dict[str, Any]:
+            return await explain(offline(compiled_spec(objects)), question)
+
+        return asyncio.run(answered())["verdict"]
+
+    both = (("group", "x"), ("group", "dev"), ("claim", "tier=gold"))
+    assert [verdict(host, *both) for host in ("a.example", "b.example", "c.example")] == ["allowed"] * 3
+    assert verdict("a.example", ("claim", "tier=gold")) == verdict("b.example", ("group", "dev")) == "denied"
+    with pytest.raises(HypotheticalRequestError, match="is not NAME=VALUE"):
+        verdict("a.example", ("claim", "tier"))
 
 
 # --- what is let through ---------------------------------------------------------------------------------------------
@@ -194,6 +231,30 @@ def test_how_clients_are_known_is_shown():
     assert "identity" not in ask(open_forward("a.example"), "CONNECT", "a.example:443", dns="false")["listener"]
 
 
+def test_what_clients_may_show_is_shown_and_nothing_of_what_it_is_compared_with():
+    cluster, hashed = TokenIssuer(), "$2b$10$aeFnnJt3giMqNQhm62Z30OdmAuGk1wSqtDhg8wp2WnFNT0sevALLK"
+    identity = {
+        "token": {"issuers": [cluster.written], "header": "X-Token"},
+        "basic": {"secretRef": {"name": "users"}},
+        "address": {"clients": [{"cidrs": ["10.0.0.0/8"], "namespace": "a", "serviceAccount": "b"}]},
+        "proxyProtocol": {"from": ["192.0.2.0/24"]},
+    }
+    objects = [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(["a.example"], identity=identity),
+        cluster.config_map,
+        m.secret("users", {"alice": hashed}),
+    ]
+    found = ask(objects, "CONNECT", "a.example:443", dns="false")
+    text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
+    assert (
+        f"clients tokens of {cluster.issuer}, in X-Token; passwords of 1 user; addresses in 1 network; "
+        "PROXY headers of 192.0.2.0/24 say the address; others are refused (407 or 401)"
+    ) in text
+    assert hashed not in str(found)
+    assert "alice" not in str(found)
+
+
 def test_other_parents_and_what_goes_past_them_are_shown():
     parent = {"name": "socks", "fallbacks": [{"name": "corp"}], "noProxy": [{"hostnames": ["a.example"]}]}
     objects = [
@@ -218,6 +279,31 @@ def test_other_parents_and_what_goes_past_them_are_shown():
     assert [each["verdict"] for each in backend["addresses"]] == ["dial", "refuse"]
     text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
     assert "parent none: noProxy lists the destination" in text
+
+
+def test_the_latest_failure_of_tls_is_that_of_any_parent():
+    objects = [
+        *open_forward("b.example", parent={"name": "one", "fallbacks": [{"name": "two"}]}),
+        m.backend("one", "one.example", 3128),
+        m.backend("two", "two.example", 3128),
+    ]
+
+    async def built() -> Snapshot:
+        return offline(compiled_spec(objects))
+
+    snapshot = asyncio.run(built())
+    connector = next(each for each in snapshot.connectors.values() if each.ways is not None)
+    assert connector.ways is not None
+    assert connector.tls_failure("") is None
+    one, two = connector.ways.connectors
+    one.opener.tls_failure = TlsFailure(1.0, "b.example", "has expired", "renew it", "presented: …")
+    two.opener.tls_failure = later = TlsFailure(2.0, "b.example", "is not trusted", "", "presented: …")
+    assert connector.tls_failure("b.example") is later
+    assert connector.tls_failure("c.example") is None
+    two.opener.tls_failure = None
+    found = connector.tls_failure("b.example")
+    assert found is not None
+    assert found.message == "has expired"
 
 
 def test_the_parent_of_a_backend_with_an_address_is_shown():
@@ -480,6 +566,18 @@ def test_the_address_of_the_url_chooses_among_gateways_with_one_port():
     with pytest.raises(HypotheticalRequestError, match="agents/one/http, agents/two/http; choose"):
         ask(objects, "GET", "http://a.example:8080/", dns="0")
     assert ask(objects, "GET", "http://127.0.0.3:8080/", dns="0")["listener"]["gateway"] == "agents/two"
+
+
+def test_a_forward_proxy_is_meant_before_other_ways_in_and_these_can_be_asked():
+    others = [{"name": name, "port": port, "protocol": f"egressproxy.io/{name}"} for name, port in WAYS_IN.items()]
+    objects = [m.gateway(m.forward_listener(3128), *others), _policy(allow=("a.example",))]
+    assert ask(objects, "CONNECT", "a.example:443")["listener"]["name"] == "forward"
+    for name in WAYS_IN:
+        found = ask(objects, "CONNECT", "denied.example:443", listener=name)
+        assert (found["listener"]["name"], found["error"]["reason"]) == (name, "destination_not_allowed")
+
+
+WAYS_IN = {"socks5": 1080, "transparent": 15001}
 
 
 def test_several_listeners_have_to_be_told_apart():
@@ -780,3 +878,18 @@ def test_the_priority_of_a_request_is_shown(priority: str, told: str):
     found = ask(forward(traffic={"priority": priority}), "GET", "http://a.example/", dns="0")
     assert found["policy"]["priority"] == priority
     assert bool(told) == any("traffic.priority is" in note and told in note for note in found["notes"])
+
+
+def test_a_tunnel_that_is_opened_is_explained_by_its_requests():
+    ca_pem, key = new_ca("tests", time(), 30)
+    intercept = {"hostnames": ["*.example"], "caCertificateRef": {"name": "ca"}}
+    objects = [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(["a.example"], intercept=intercept),
+        tls_secret("ca", ca_pem, key.reveal()),
+    ]
+    found = ask(objects, "CONNECT", "b.example:443")
+    assert (found["verdict"], found.get("error")) == ("allowed", None)
+    assert found["notes"][0].endswith("explain https://b.example/ for its requests")
+    assert ask(objects, "GET", "https://b.example/")["error"]["reason"] == "destination_not_allowed"
+    assert ask(objects, "CONNECT", "b.test:443")["error"]["reason"] == "destination_not_allowed"

@@ -477,3 +477,55 @@ def test_a_chunked_body_that_is_here_whole_may_be_read_as_one_with_a_length(body
         reader.settle_length()
         assert len(reader.take_whole_body() or b"") == length
         assert reader.next() is None
+
+
+_CHUNKED_PIECES = st.one_of(
+    st.sampled_from(
+        [
+            b"0\r\n\r\n",
+            b"0\r\n",
+            b"\r\n",
+            b"\n",
+            b"\r",
+            b"3\r\nabc\r\n",
+            b"7\r\n\r\n0\r\n\r\n\r\n",
+            b"5\r\n\r\n0\r\n\r\n",
+            b"00\r\n",
+        ]
+    ),
+    st.sampled_from(
+        [b"X-Sum: 1\r\n", b"2;x=y\r\nde\r\n", b"a\r\n", b"HTTP/1.1 200 OK\r\n", b"f" * 20 + b"\r\n", b"0;x\r\n\r\n"]
+    ),
+    st.binary(min_size=1, max_size=12).map(lambda data: b"%x\r\n%b\r\n" % (len(data), data)),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(body=st.lists(_CHUNKED_PIECES, max_size=6).map(b"".join), ends=st.booleans(), seen=st.integers(0, 40))
+def test_what_is_told_of_a_chunked_body_is_what_a_reading_of_its_chunks_finds(body: bytes, ends: bool, seen: int):
+    """`seen` bytes of it have been read before the rest comes."""
+    body += b"0\r\n\r\n" if ends else b""
+
+    def read(*, settles: bool) -> tuple[bytes, object]:
+        reader = responses(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body[:seen])
+        reader.next()
+        pieces: list[bytes] = []
+        told = -1
+        try:
+            while isinstance(event := reader.next(), bytes):
+                pieces.append(event)
+            if event is None:
+                reader.feed(body[seen:])
+                before = sum(map(len, pieces))
+                told = reader.settle_length() if settles else -1
+                while isinstance(event := reader.next(), bytes):
+                    pieces.append(event)
+        except UpstreamFault as fault:
+            assert told == -1
+            return b"".join(pieces), fault.reason
+        said = b"".join(pieces)
+        if told >= 0:
+            assert (event, reader.buffered, len(said) - before) == (NO_TRAILERS, 0, told)
+        return said, (event, reader.buffered)
+
+    assert read(settles=True) == read(settles=False)

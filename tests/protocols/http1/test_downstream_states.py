@@ -12,13 +12,14 @@ from hypothesis.strategies import booleans, lists, sampled_from
 from egressproxy.errors import GatewayError
 from egressproxy.model.message import RequestHead
 from egressproxy.net.timers import TimerWheel
-from egressproxy.protocols.http1 import downstream
+from egressproxy.protocols.http1 import downstream_states
 from egressproxy.protocols.http1.codec import HeadLimits
-from egressproxy.protocols.http1.downstream import LINGER_SIZE, DownstreamConnection, DownstreamState
+from egressproxy.protocols.http1.downstream import LINGER_SIZE, DownstreamConnection
+from egressproxy.protocols.http1.downstream_states import DownstreamState
 from tests.support.properties import examples
 from tests.support.states import tables
 
-(TABLE,) = tables(downstream)
+(TABLE,) = tables(downstream_states)
 State = DownstreamState
 OVER = (State.LINGERING, State.CLOSING, State.LOST)
 

@@ -201,3 +201,21 @@ def test_an_upstream_does_not_speak_to_clients_in_our_name(status: bytes, count:
     assert isinstance(head, ResponseHead)
     assert head.fields.block == b"\r\nA: 1\r\nX-Egres: 2\r\nX-Egressive: 3"
     assert head.via == b"1.1 z"
+
+
+@pytest.mark.parametrize(
+    ("start", "line", "is_kept"),
+    [
+        (b"HTTP/1.1 401 Unauthorized", b"WWW-Authenticate: NTLM TlRMTVNTUAACAAAA", False),
+        (b"HTTP/1.1 401 Unauthorized", b"www-authenticate: Basic realm=a, negotiate TlRMTVNTUAAC==", False),
+        (b"HTTP/1.1 401 Unauthorized", b"WWW-Authenticate: NTLM", True),
+        (b"HTTP/1.1 401 Unauthorized", b'WWW-Authenticate: Negotiate, Basic realm="x"', True),
+        (b"HTTP/1.1 401 Unauthorized", b"WWW-Authenticate: Bearer", True),
+        (b"HTTP/1.1 200 OK", b"Persistent-Auth: true", False),
+        (b"HTTP/1.1 200 OK", b"X-Persistent-Auth: true", True),
+    ],
+)
+def test_a_connection_that_is_somebodys_by_his_login_is_not_kept(start: bytes, line: bytes, is_kept: bool):
+    head = head_of(response(line, b"Content-Length: 0", start=start))
+    assert head.connection_close is not is_kept
+    assert (b"persistent-auth" in head.fields) is False

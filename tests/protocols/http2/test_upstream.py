@@ -407,7 +407,8 @@ async def test_a_connection_that_was_silent_meanwhile_gets_no_other():
     assert talk.connection.is_leaving
 
 
-async def test_short_attempts_that_are_all_in_vain_add_up_until_something_is_heard():
+@pytest.mark.parametrize("heard", [frame(6, 1, 0, bytes(8)), b"", b"\0"], ids=["a frame", "nothing", "a byte"])
+async def test_short_attempts_that_are_all_in_vain_add_up_until_a_frame_is_heard(heard: bytes):
     talk = Talk()
     await talk.settle()
 
@@ -417,8 +418,8 @@ async def test_short_attempts_that_are_all_in_vain_add_up_until_something_is_hea
         call.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "late"))
 
     await gives_up_after(DOUBT_S * 0.6)
-    talk.connection.data_received(b"")  # whatever the server says
-    for _ in range(2):
+    talk.connection.data_received(heard)
+    for _ in range(2 if len(heard) > 1 else 1):
         assert not talk.connection.is_leaving
         await gives_up_after(DOUBT_S * 0.6)
     assert talk.connection.is_leaving
@@ -475,6 +476,16 @@ async def test_a_server_that_is_silent_is_asked_and_given_up():
     assert first.fault().reason is second.fault().reason is Reason.BAD_RESPONSE
     assert "does not answer" in first.fault().message
     assert talk.connection.is_lost
+
+
+async def test_bytes_of_a_frame_that_does_not_end_are_no_answer_to_a_ping():
+    talk = Talk()
+    call = await talk.ask()
+    talk.server.is_gone = True
+    await talk.later(SILENCE_S + 1)
+    talk.connection.data_received(b"\0")
+    await talk.later(PING_ANSWER_S + 1)
+    assert "does not answer" in call.fault().message
 
 
 async def test_a_lost_connection_fails_its_streams():

@@ -218,3 +218,20 @@ def test_a_guard_that_only_reports_lets_a_second_hello_pass(second: bytes):
     assert one.feed(second[5:]) == second
     assert one.would_deny is Reason.SNI_MISMATCH
     assert one.is_over
+
+
+@pytest.mark.parametrize("checks_name", [True, False])
+def test_no_other_tunnel_carries_tls_for_a_host_whose_tunnels_are_opened(checks_name: bool):
+    def opened() -> SniGuard:
+        authority = parse_authority(b"a.example:443", None)
+        return SniGuard(authority, must_be_tls=False, checks_name=checks_name, is_opened={"b.example"}.__contains__)
+
+    assert opened().feed(HELLO) == HELLO
+    assert opened().feed(b"SSH-2.0-x\r\n") == b"SSH-2.0-x\r\n"
+    with pytest.raises(Denied) as caught:
+        opened().feed(hello("b.example"))
+    assert caught.value.reason is Reason.SNI_MISMATCH
+    assert "intercept" in caught.value.remedy
+    if not checks_name:
+        other = hello("c.example")
+        assert opened().feed(other) == other

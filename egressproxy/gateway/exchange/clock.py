@@ -1,0 +1,173 @@
+"""ExchangeClock: how long the exchange in progress may take, and how long nothing may move in it.
+
+One deadline serves all of its times. When it has passed, `look_at_clock` says which of them it was, if any.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.filters.waiting import WAITING_CLIENTS
+from egressproxy.gateway.ai.heads import EVENT_STREAM
+from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
+from egressproxy.gateway.backends.upstream_call import UpstreamCaller
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.model.fields import media_type
+from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+
+__all__ = ["ANSWER_S", "SLOTS_OF_PROTOCOL", "ExchangeClock"]
+
+#: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
+ANSWER_S = 600.0
+#: Of the bases of a protocol's class, which has the slots for their attributes.
+SLOTS_OF_PROTOCOL: tuple[str, ...] = ()
+
+
+class ExchangeClock(UpstreamCaller):
+    """Base of Client: its part that knows the time.
+
+    Attributes (in seconds on the clock of `wheel`, NEVER for none; those below are set by `Client.init_exchange`):
+    exchange_ends_at, attempt_ends_at: the exchange's own time, and that of the attempt under way.
+    idle_limit_s: how long nothing may move (seconds; 0: as long as it likes).
+    seen_octets: bytes that had moved at the last look; -1: whatever has moved since counts.
+    """
+
+    __slots__ = SLOTS_OF_PROTOCOL
+
+    # of the protocol
+    deadline: Deadline
+    has_ended: bool
+    octets_in: int
+    octets_out: int
+    wheel: TimerWheel
+    client: str
+    # of the gateway
+    attempt_ends_at: float
+    exchange_ends_at: float
+    idle_limit_s: float
+    resources: HeldResources
+    seen_octets: int
+
+    @property
+    @abstractmethod
+    def awaits_bytes(self) -> bool:
+        """Whether the exchange waits for what the client says behind its request: see `Client.listen`."""
+
+    @property
+    @abstractmethod
+    def unsent_octets(self) -> int:
+        """Bytes that were said, and that the client has not taken."""
+
+    def start_clock(self, request_s: float, idle_s: float) -> None:
+        """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it
+        moves.
+        """
+        now = self.wheel.now
+        self.exchange_ends_at = at = now + request_s if request_s > 0 else NEVER
+        self.attempt_ends_at = NEVER
+        self.idle_limit_s = idle_s
+        self.seen_octets = self.octets_in + self.octets_out
+        if 0 < idle_s < at - now:
+            at = now + idle_s
+        self.deadline.set(at)
+
+    def start_attempt(self) -> None:
+        """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
+        backend_request_s = self.resources.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
+        if backend_request_s > 0:
+            at = self.attempt_ends_at = self.wheel.now + backend_request_s
+            if at < self.deadline.at:
+                self.deadline.set(at)
+        else:
+            self.attempt_ends_at = NEVER
+
+    def end_attempt(self) -> None:
+        """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""
+        self.attempt_ends_at = NEVER
+        self.seen_octets = -1
+        self._set_deadline(self.wheel.now)
+
+    def leave_clock_to_attempts(self) -> None:
+        """Several attempts are under way, with a clock each: here the time of the whole request goes on alone."""
+        self.attempt_ends_at = NEVER
+        if not self.has_ended:  # else it has left, nearly always
+            self.idle_limit_s = 0.0
+        self.seen_octets = -1
+        self._set_deadline(self.wheel.now)
+
+    def take_clock_back(self, attempt_ends_at: float, idle_s: float) -> None:
+        """One of them goes on, until `attempt_ends_at` (monotonic seconds) at most."""
+        self.attempt_ends_at = attempt_ends_at
+        self.idle_limit_s = idle_s
+        self.seen_octets = -1
+        self._set_deadline(self.wheel.now)
+
+    def end_late_attempt(self) -> None:
+        """The time for the attempt under way is over."""
+        self.driver.throw(self._late())
+
+    def end_late_request(self) -> None:
+        """The time for the whole request is over."""
+        self.driver.throw(UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504))
+
+    def look_at_clock(self) -> GatewayError | None:
+        """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
+        now = self.wheel.now
+        if self.awaits_bytes:
+            return BadRequest(Reason.CLIENT_TIMEOUT, "nothing came in the tunnel", status=408)
+        if now >= self.exchange_ends_at:
+            return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
+        if now >= self.attempt_ends_at:
+            return self._late()
+        octets = self.octets_in + self.octets_out - self.unsent_octets
+        if octets == self.seen_octets and not (
+            self._waits_for_answer() or self._may_be_quiet() or self._waits_for_people()
+        ):
+            return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
+        self.seen_octets = octets
+        self._set_deadline(now)
+        return None
+
+    def _late(self) -> UpstreamFault:
+        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
+        return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
+
+    def _waits_for_answer(self) -> bool:
+        """Whether the backend has the whole request and may still take its time.
+
+        That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall. Where neither is set it
+        is ANSWER_S, since a client that waits cannot be seen to have left; but one that has ended its side has left,
+        nearly always: that `idle` is long enough for the few that have not.
+        """
+        upstream = self.resources.upstream
+        if self.has_ended:
+            return False
+        if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
+            return False
+        return self.wheel.now - upstream.last_read < ANSWER_S
+
+    def _may_be_quiet(self) -> bool:
+        """Whether an MCP server has begun a stream of events, and may have nothing to say on it.
+
+        It has the time `tunnelIdle` of the route, unless the client has left or does not read.
+        """
+        resources = self.resources
+        upstream, backend, route = resources.upstream, resources.backend, resources.route
+        if upstream is None or backend is None or route is None or self.has_ended or self.unsent_octets:
+            return False
+        if upstream.head is None or not (speaks_mcp(backend) and media_type(upstream.head.fields) == EVENT_STREAM):
+            return False
+        return route.tunnel_idle_s <= 0 or self.wheel.now - upstream.last_read < route.tunnel_idle_s
+
+    def _waits_for_people(self) -> bool:
+        """Whether a request of this client waits for approval, which has a time limit of its own."""
+        return self.client in WAITING_CLIENTS and not self.has_ended
+
+    def _set_deadline(self, now: float) -> None:
+        at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER
+        if self.exchange_ends_at < at:
+            at = self.exchange_ends_at
+        if self.attempt_ends_at < at:
+            at = self.attempt_ends_at
+        self.deadline.set(at)
