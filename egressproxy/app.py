@@ -8,7 +8,7 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,14 @@ from egressproxy import __version__
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
 from egressproxy.model.authority import Authority
+from egressproxy.model.forward_listener import ForwardListener
+from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoaderProcess
-from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, freeze_gc
+from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, settle_heap
+from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.reloads import FAILURES, LiveConfiguration, counted, tell_problems
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
@@ -34,7 +37,10 @@ if TYPE_CHECKING:
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.telemetry.exposition import Exposition
 
-__all__ = ["run"]
+__all__ = ["Started", "run"]
+
+#: Called once all is bound.
+Started = Callable[[Sequence[ForwardListener]], None]
 
 log = logging.getLogger("egressproxy")
 
@@ -61,11 +67,11 @@ ADDRESS_REMEDIES = {
 }
 
 
-def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
+def run(options: RunOptions, first: LoaderProcess | None = None, started: Started | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status: 0 after a drain, 1 where the start failed.
 
-    `first` is the process that loads where it was started already. Raises ConfigError if the configuration is bad at
-    the start.
+    `first` is the process that loads where it was started already; `started` is told in place of people where the
+    listeners are. Raises ConfigError if the configuration is bad at the start.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
@@ -79,7 +85,7 @@ def run(options: RunOptions, first: LoaderProcess | None = None) -> int:
     diagnostics.start()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(App(options, first, errors).serve())
+            return runner.run(App(options, first, errors, started).serve())
     except ConfigError as error:
         if options.log_format == "text":
             raise  # it is for a person, and may be coloured
@@ -94,8 +100,12 @@ class App:
     are workers.
     """
 
-    def __init__(self, options: RunOptions, first: LoaderProcess | None = None, errors: int | None = None) -> None:
+    def __init__(
+        self, options: RunOptions, first: LoaderProcess | None = None, errors: int | None = None,
+        started: Started | None = None,
+    ) -> None:  # fmt: skip
         self.options = options
+        self._started = started
         self._loader = Loader(first)
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
@@ -112,6 +122,8 @@ class App:
         self._writer: Writer | None = None
         # The rest of AdminState.
         self.reload, self.model = self._live.reload, self._live.model
+        self.holds = self._fleet.holds
+        self.kill_switch = KillSwitch(self._fleet, self.metrics).answer
         self.explain, self.decisions, self.caches = self._fleet.explain, self._fleet.decisions, self._fleet.caches
 
     # --- AdminState ------------------------------------------------------------------------------------------------
@@ -160,8 +172,10 @@ class App:
             await self._live.take()
         except FAILURES as error:
             return self._start_failed(str(error))
-        freeze_gc()
+        settle_heap()
         self._announce()
+        if self._started is not None:
+            self._started(await self._live.forward_listeners())
         tasks = [
             asyncio.create_task(each) for each in (self._live.reload_when_asked(), self._live.watch_certificates())
         ]
@@ -270,9 +284,10 @@ class App:
         if self.options.filters is not None:
             log.info("filters for Envoy (ext_proc) on %s", self.options.filters)
         for address, port, protocol, listener in () if self.options.filters is not None else self._live.places:
-            place = Authority(address, port)
+            place = address if is_unix(address) else Authority(address, port).text
             log.info("%s listener %s on %s", protocol, listener, place)
-            if not self.options.is_configured and self.options.log_format == "text":
+            is_for_people = self._started is None and self.options.log_format == "text"
+            if not self.options.is_configured and is_for_people:
                 # Only now the port is ours. In one piece, beside other lines.
                 print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)
         for what, (address, port) in self._own.items():
@@ -286,6 +301,12 @@ class App:
                 error,
             )
         log.info("event loop: %s", loop_name())
+        if self.options.tls_key_log is not None:
+            log.warning(
+                "the keys of all TLS connections are written to %s: whoever has this file and the traffic can read all"
+                " of it, credentials included; use --tls-key-log for debugging alone, then delete the file",
+                self.options.tls_key_log,
+            )
         if serving := self._fleet.announcement():
             log.info("%s", serving)
         if self.options.is_configured:

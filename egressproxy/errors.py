@@ -52,14 +52,22 @@ class Reason(str, Enum):
     SNI_MISMATCH = "sni_mismatch"
     NOT_TLS = "not_tls"
     CLIENT_CERTIFICATE = "client_certificate"
+    INTERCEPTION_REFUSED = "interception_refused"
+    PROXY_HEADER = "proxy_header"
+    CREDENTIALS_REQUIRED = "credentials_required"
+    CREDENTIALS_REFUSED = "credentials_refused"
+    IDENTITY_KILLED = "identity_killed"
     PLAINTEXT_CREDENTIAL = "plaintext_credential"
     CREDENTIAL_NOT_BOUND = "credential_not_bound"
     PLACEHOLDER_REQUIRED = "placeholder_required"
     PLACEHOLDER_MISPLACED = "placeholder_misplaced"
     FILTER_REJECTED = "filter_rejected"
+    REVERSE_DNS_DENIED = "reverse_dns_denied"
     CONTENT_DENIED = "content_denied"
+    CANARY_KEY = "canary_key"
     MODEL_DENIED = "model_denied"
     REGION_DENIED = "region_denied"
+    APPROVAL_DENIED = "approval_denied"
     EXT_AUTH_DENIED = "ext_auth_denied"
     LOOP_DETECTED = "loop_detected"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -68,7 +76,9 @@ class Reason(str, Enum):
     TOKEN_RATE = "token_rate"  # noqa: S105 (tokens of language models)
     BYTE_RATE = "byte_rate"
     COST_LIMIT = "cost_limit"
+    NEW_NAMES = "dns_new_names"
     CONCURRENCY = "concurrency"
+    APPROVAL_LIMIT = "approval_limit"
     TUNNEL_LIMIT = "tunnel_limit"
     CONNECTION_LIMIT = "connection_limit"
     BODY_TOO_LARGE = "body_too_large"
@@ -80,6 +90,8 @@ class Reason(str, Enum):
     OVERLOADED = "overloaded"
     # the client's message
     BAD_REQUEST_LINE = "bad_request_line"
+    NOT_SOCKS = "not_socks"
+    NOT_REDIRECTED = "not_redirected"
     BAD_VERSION = "bad_version"
     BAD_HOST = "bad_host"
     BAD_TARGET = "bad_target"
@@ -101,6 +113,7 @@ class Reason(str, Enum):
     FILTER_UNUSABLE = "filter_unusable"
     EXT_AUTH_ERROR = "ext_auth_error"
     CREDENTIAL_MISSING = "credential_missing"
+    INTERCEPTION_FAILED = "interception_failed"
     DRAINED = "drained"
     INTERNAL = "internal"
     # the upstream
@@ -108,6 +121,7 @@ class Reason(str, Enum):
     DNS_NO_ADDRESS = "dns_no_address"
     DNS_SERVFAIL = "dns_servfail"
     DNS_TIMEOUT = "dns_timeout"
+    DNS_NOT_AUTHENTIC = "dns_not_authentic"
     DNS_ERROR = "dns_error"
     NO_ENDPOINT = "no_endpoint"
     NO_HEALTHY_ENDPOINT = "no_healthy_endpoint"
@@ -145,6 +159,7 @@ class GatewayError(Exception):
     #: labels of egress_denied_total. Limits and filters of a policy are named in `rule` alone.
     policy = "-"
     entry = "-"
+    ech_outer_name: str | None = None  # that a ClientHello with ECH has named, "-" for none (RFC 9849)
     reset_code = -1  # that of the RST_STREAM with which a backend has ended its stream (RFC 9113 section 7)
     is_left_out = False  # a GOAWAY of the backend says that it has not looked at the request (RFC 9113 section 6.8)
     is_quotable = True  # message and remedy contain no path, field or body of the request

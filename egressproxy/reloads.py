@@ -12,9 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.ir.gateway import ListenerProtocol, every_listener
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.certificate import CertificateState, Validity
+from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.steps import finished
+from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.listening import BindError
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
@@ -97,6 +100,10 @@ class LiveConfiguration:
         """The outline of the configuration in service (`ir.outline`), as JSON. It has no secret."""
         return await asyncio.to_thread(_model, self._packed, self._options.bind)
 
+    async def forward_listeners(self) -> list[ForwardListener]:
+        """Where clients find their proxy."""
+        return await asyncio.to_thread(_forward_listeners, self._packed)
+
     # --- into service ----------------------------------------------------------------------------------------------
     async def take(self, acknowledged: Collection[str] = ()) -> None:
         """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then.
@@ -109,7 +116,7 @@ class LiveConfiguration:
     async def _read(self) -> Loaded:
         options = self._options
         if not options.is_configured:
-            return builtin()
+            return builtin(options.open_port)
         return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
 
     async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
@@ -272,3 +279,18 @@ def _model(packed: bytes, bind: Sequence[str]) -> bytes:
 
     spec = finished(unpacking(zlib.decompress(packed)))
     return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()
+
+
+def _forward_listeners(packed: bytes) -> list[ForwardListener]:
+    chains: dict[str, dict[str, None]] = {}
+    spec = finished(unpacking(zlib.decompress(packed)))
+    for listener in every_listener(spec):
+        found = chains.setdefault(f"{listener.gateway}/{listener.name}", {})
+        found.update(dict.fromkeys(each.chain_pem for each in listener.policy.intercepts))
+    return [
+        ForwardListener(name, address, listener.port, listener.tls is not None, "".join(chains[name]))
+        for listener in spec.listeners
+        if listener.protocol is ListenerProtocol.FORWARD_PROXY
+        for name in [f"{listener.gateway}/{listener.name}"]
+        for address in [each for each in listener.addresses if not is_unix(each)][:1]  # no variable names a socket file
+    ]

@@ -9,10 +9,12 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
-__all__ = ["FilterListener", "RunOptions"]
+__all__ = ["OPEN_PORT", "FilterListener", "RunOptions"]
 
 
 _NO_KEY = SecretBytes(b"")
+#: Of the open proxy: that of Squid, which most clients' documentation names.
+OPEN_PORT = 3128
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class RunOptions:
     max_connections: int | None = None  # of each worker, as the next two; see ProcessLimits
     max_requests: int = 0
     max_memory: int | None = None  # bytes; None: by the cgroup
+    tls_key_log: Path | None = None  # a file for the secrets of TLS connections
+    open_port: int = OPEN_PORT  # where the open proxy is served
     filters: FilterListener | None = None  # set: filters are served to Envoy, and no listener is bound
 
     @property

@@ -1,5 +1,6 @@
-"""/explain, /decisions, /model and /cache: what would become of a request, what became of the latest ones, what is
-served, what is kept; and what is asked for by POST: /reload and /cache/purge.
+"""/explain, /dns, /decisions, /model, /cache, /holds and /kill-switch: what would become of a request, where a name
+leads, what became of the latest requests, what is served, what is kept, what waits for approval, who is out of service;
+and what is asked for by POST: /reload, /cache/purge, /holds and /kill-switch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KillChange
 
 __all__ = ["Questions"]
 
@@ -41,12 +44,31 @@ class Questions:
 
     def handlers(self) -> dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
         """The paths that are served, and by what."""
-        return {"/explain": self._explain, "/decisions": self._decisions, "/model": self._model, "/cache": self._caches}
+        return {
+            "/explain": self._explain,
+            "/dns": self._dns,
+            "/decisions": self._decisions,
+            "/model": self._model,
+            "/cache": self._caches,
+            "/holds": self._holds,
+            "/kill-switch": self._killed,
+        }
 
     async def _explain(self, request: web.BaseRequest) -> web.StreamResponse:
+        pairs = list(request.query.items())
+        if "name" in request.query:
+            raise bad_request("unknown parameter 'name'; /dns takes it")
+        return await self._explained(pairs)
+
+    async def _dns(self, request: web.BaseRequest) -> web.StreamResponse:
+        if "name" not in request.query:
+            raise bad_request("name is missing: /dns?name=api.example.com")
+        return await self._explained(list(request.query.items()))
+
+    async def _explained(self, pairs: list[tuple[str, str]]) -> web.StreamResponse:
         try:
             async with self._places:
-                body = await self._state.explain(list(request.query.items()))
+                body = await self._state.explain(pairs)
         except NotAnswered as error:
             raise bad_request(str(error)) from None
         return web.Response(body=body, content_type=JSON)
@@ -71,16 +93,61 @@ class Questions:
 
     async def purge(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
         """POST /cache/purge: for those who may write, and for no web page."""
-        if not (address.is_loopback or self._access.needs_token):
-            raise ApiError(403, "Forbidden", "a purge is asked for on loopback, or with --api-token-file")
-        await self._access.check(request)
-        if MARK not in request.headers:  # a page of any site can send a plain POST
-            raise ApiError(403, "Forbidden", f"a purge is asked for with the header {MARK}, and by no web page")
+        await self._check_writer(request, address, "a purge")
         try:
             purge = CachePurge.of(request.query.items())
         except ValueError as error:
             raise bad_request(str(error)) from None
         return await self._told(purge)
+
+    async def decide(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
+        """POST /holds: for those who may write, and for no web page."""
+        await self._check_writer(request, address, "an approval")
+        try:
+            decision = HoldDecision.of(request.query.items())
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+        found = await self._held(decision)
+        if not found["decided"]:
+            raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
+        return web.Response(text=json.dumps(found), content_type=JSON)
+
+    async def _holds(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=json.dumps(await self._held(None)), content_type=JSON)
+
+    async def _held(self, decision: HoldDecision | None) -> dict[str, Any]:
+        try:
+            answers = [json.loads(each) for each in await self._state.holds(decision)]
+        except NotAnswered as error:
+            raise _not_all(error) from None
+        waiting = sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["leftSeconds"])
+        return {"holds": waiting, "decided": sum(each["decided"] for each in answers)}
+
+    async def kill(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
+        """POST /kill-switch: for those who may write, and for no web page."""
+        await self._check_writer(request, address, "the kill switch")
+        try:
+            change = KillChange.of(request.query.items())
+            return await self._killed_behind(change)
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+
+    async def _killed(self, _request: web.BaseRequest) -> web.StreamResponse:
+        return await self._killed_behind(None)
+
+    async def _killed_behind(self, change: KillChange | None) -> web.StreamResponse:
+        try:
+            return web.Response(body=await self._state.kill_switch(change), content_type=JSON)
+        except NotAnswered as error:
+            raise _not_all(error) from None
+
+    async def _check_writer(self, request: web.BaseRequest, address: IPv4Address | IPv6Address, what: str) -> None:
+        """Raises ApiError (401, 403) for a client that may not ask for this, as `WriteAccess.check`."""
+        if not (address.is_loopback or self._access.needs_token):
+            raise ApiError(403, "Forbidden", f"{what} is asked for on loopback, or with --api-token-file")
+        await self._access.check(request)
+        if MARK not in request.headers:  # a page of any site can send a plain POST
+            raise ApiError(403, "Forbidden", f"{what} is asked for with the header {MARK}, and by no web page")
 
     async def _caches(self, _request: web.BaseRequest) -> web.StreamResponse:
         return await self._told(None)
@@ -90,12 +157,16 @@ class Questions:
             async with self._places:
                 found = await self._state.caches(purge)
         except NotAnswered as error:
-            raise ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}") from None
+            raise _not_all(error) from None
         return web.Response(text=_summed(found), content_type=JSON)
 
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._places:
             return web.Response(body=await self._state.model(), content_type=JSON)
+
+
+def _not_all(error: NotAnswered) -> ApiError:
+    return ApiError(503, "ServiceUnavailable", f"not all workers have answered: {error}")
 
 
 def _latest(decisions: Iterable[bytes]) -> str:

@@ -51,10 +51,13 @@ _INDEX: Final = """egressproxy admin
 """
 _INDEX_OF_QUESTIONS: Final = """\
 /explain                    ?method=&url=&as=&header=&gateway=&listener=&dns=0: what would become of a request, and why
+/dns                        ?name=&port=&gateway=&policy=&backend=: where a name leads, and what may be dialled
 /decisions                  the latest decisions, without queries and headers
 /model                      what is served, as egressproxy diff compares it
 /cache                      what the caches keep, over all workers
 /cache/purge                POST, ?route=&path=&identity= or ?all=1: what egressproxy cache purge sends
+/holds                      what waits for approval; POST, ?approve= or ?deny=: what egressproxy holds sends
+/kill-switch                who is out of service; POST, ?kill=&why= or ?restore=: what egressproxy kill-switch sends
 /reload                     POST, on loopback: what egressproxy reload sends
 /version                    the version of egressproxy, and of the Kubernetes that this API is like
 """
@@ -214,6 +217,10 @@ class AdminServer:
             return await self._questions.reload(request, self._address)
         if request.method == "POST" and request.path == "/cache/purge" and self._surface is Surface.FULL:
             return await self._questions.purge(request, self._address)
+        if request.method == "POST" and request.path == "/holds" and self._surface is Surface.FULL:
+            return await self._questions.decide(request, self._address)
+        if request.method == "POST" and request.path == "/kill-switch" and self._surface is Surface.FULL:
+            return await self._questions.kill(request, self._address)
         if self._api is not None and (found := await self._api.answer(request)) is not None:
             return found
         path = request.path

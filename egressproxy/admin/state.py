@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KillChange
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["AdminState"]
@@ -22,7 +24,9 @@ class AdminState(Protocol):
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request, as JSON; `pairs` are its parameters. Raises errors.NotAnswered."""
+        """What would become of a request, or where a `name` leads, as JSON; `pairs` are the parameters of /explain, or
+        of /dns, which has a `name`. Raises errors.NotAnswered.
+        """
 
     async def reload(self, acknowledged: str) -> str:
         """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark
@@ -37,6 +41,12 @@ class AdminState(Protocol):
 
     async def caches(self, purge: CachePurge | None) -> Sequence[bytes]:
         """The caches of each worker as JSON, behind this purge. Raises errors.NotAnswered."""
+
+    async def holds(self, decision: HoldDecision | None) -> Sequence[bytes]:
+        """What waits for approval in each worker as JSON, behind this decision. Raises errors.NotAnswered."""
+
+    async def kill_switch(self, change: KillChange | None) -> bytes:
+        """Who is out of service behind this change, as JSON. Raises ValueError, errors.NotAnswered."""
 
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
-from egressproxy.model.exchange import LOGGED, CallerIdentity, Exchange
+from egressproxy.model.exchange import ANONYMOUS, LOGGED, CallerIdentity, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -48,6 +48,8 @@ _QUOTES: Final = 40
 #: How many shared parts of lines are kept: more than nearly every configuration has routes and identities.
 MAX_PLACES: Final = 16_384
 #: kind, gateway, listener, route, backend, the identity of the client, and the series, which has the policy.
+#: What the log calls the fields of a CallerIdentity that stand there only where they are known, in their order.
+_IDENTITY_KEYS = ("origin_client", "origin_gateway", "identity", "identity_source")
 _Place = tuple[str, str, str, str, str, CallerIdentity, Series | None]
 _OK: Final = Reason.OK
 _METHODS: Final = {
@@ -183,7 +185,9 @@ class AccessLog:
         millisecond = int((x.started_wall or time.time()) * 1000)
         if millisecond != self._millisecond:
             self._millisecond = millisecond
-            self._moment = f'{{"time":"{self._stamp(millisecond // 1000)}.{millisecond % 1000:03}Z",'
+            second = millisecond // 1000
+            stamp = self._stamps.get(second) or self._stamp(second)
+            self._moment = f'{{"time":"{stamp}.{millisecond % 1000:03}Z",'
         key = x.kind, x.gateway, x.listener, x.route, x.backend, x.identity, x.series
         place = self._places.get(key) or self._place(key)
         method = _METHODS.get(x.method)
@@ -292,6 +296,11 @@ def _dumps(values: dict[str, Any]) -> str:
 
 
 def _identity(identity: CallerIdentity) -> dict[str, str]:
-    """Who the client is, and where it is the client of another gateway, of which one."""
-    said = identity._asdict()
-    return {key: said[key] for key in said if key in ("namespace", "service_account") or said[key] != "-"}
+    """Who the client is, what has told it, and where it is the client of another gateway, of which one. Groups and
+    claims stay out: they are for policies, and may be personal.
+    """
+    said = {"namespace": identity.namespace, "service_account": identity.service_account}
+    if identity is not ANONYMOUS:
+        more = zip(_IDENTITY_KEYS, identity[2:6], strict=True)
+        said |= {key: value for key, value in more if value != "-"}
+    return said

@@ -95,6 +95,8 @@ class Counts:
     connections_rejected: dict[str, int] = field(default_factory=dict)
     http2_connections_broken: dict[str, int] = field(default_factory=dict)
     forwarded_identities: dict[str, int] = field(default_factory=dict)
+    interceptions: dict[str, int] = field(default_factory=dict)
+    ech_hellos: dict[tuple[str, str, str], int] = field(default_factory=dict)
     reloads: dict[str, int] = field(default_factory=dict)
     upstream: dict[tuple[str, str], int] = field(default_factory=dict)
     downstream: dict[tuple[str, str], int] = field(default_factory=dict)

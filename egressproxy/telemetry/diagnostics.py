@@ -13,10 +13,15 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Final, TextIO
 
 from egressproxy.telemetry.json_lines import OF_THREADS, JsonFormatter, beneath
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 __all__ = ["Diagnostics"]
 
@@ -51,6 +56,7 @@ class Diagnostics:
         self._output.setFormatter(JsonFormatter(origin) if log_format == "json" else _Formatter(origin))
         self._thread = threading.Thread(target=self._run, name="diagnostics", daemon=True)
         self._before: tuple[list[logging.Handler], int] = ([], logging.WARNING)
+        self._unraisable = sys.unraisablehook
 
     @property
     def dropped(self) -> int:
@@ -59,6 +65,8 @@ class Diagnostics:
 
     def start(self) -> None:
         """Take over the root logger, and start the writing thread."""
+        self._unraisable = sys.unraisablehook
+        sys.unraisablehook = partial(_unless_said_by_client, self._unraisable)
         root = logging.getLogger()
         self._before = (root.handlers[:], root.level)
         root.handlers[:] = [self._handler]
@@ -72,6 +80,7 @@ class Diagnostics:
 
     def stop(self) -> None:
         """Write the waiting records, for at most a second, and restore the root logger."""
+        sys.unraisablehook = self._unraisable
         root = logging.getLogger()
         root.handlers[:], level = self._before
         root.setLevel(level)
@@ -96,6 +105,14 @@ class Diagnostics:
     def _write(self, record: logging.LogRecord) -> None:
         with self._turn:
             self._output.handle(record)
+
+
+def _unless_said_by_client(tell: Callable[[UnraisableHookArgs], object], args: UnraisableHookArgs) -> None:
+    """A client whose server name (SNI) is no ASCII is refused by the module ssl before our callback hears of it, and a
+    traceback told: whoever can connect could fill the log with them, and stop a loop whose standard error is full.
+    """
+    if not (isinstance(args.exc_value, UnicodeDecodeError) and isinstance(args.object, bytes)):
+        tell(args)
 
 
 class _Enqueue(logging.handlers.QueueHandler):

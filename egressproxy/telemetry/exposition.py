@@ -158,6 +158,10 @@ def _gateway(counts: Counts) -> Iterator[Metric]:
     yield _counter("egress_http2_connections_broken", broken, ("code",), counts.http2_connections_broken)
     forwarded = "Requests with an X-Egress-Identity of another gateway, by what became of it."
     yield _counter("egress_forwarded_identities", forwarded, ("result",), counts.forwarded_identities)
+    opened = "Tunnels that were to be opened, by what became of TLS with the client."
+    yield _counter("egress_intercepted_tunnels", opened, ("result",), counts.interceptions)
+    hidden = "ClientHellos with Encrypted Client Hello, by the name that they show in place of the hidden one."
+    yield _counter("egress_ech_client_hellos", hidden, ("gateway", "listener", "outer_name"), counts.ech_hellos)
     refused = "Requests refused since the gateway was overloaded, by why and by their priority."
     yield _counter("egress_requests_shed", refused, ("reason", "priority"), counts.shed)
     yield _counter("egress_config_reloads", reloads, ("result",), counts.reloads)

@@ -18,7 +18,10 @@ from typing import Final, TypeVar
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.telemetry.call_counts import CALL_BUCKETS_S, CallCounts
 from egressproxy.telemetry.counts import Counts, FilterMetric, Histogram, MetricKind, Reading
+from egressproxy.telemetry.dns_queries import DnsQueries
+from egressproxy.telemetry.ech_hellos import EchHellos
 from egressproxy.telemetry.filter_meter import FilterMetrics
+from egressproxy.telemetry.interceptions import Interceptions
 from egressproxy.telemetry.label_sets import OVERFLOW
 from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.notices import FILTER_BUCKETS_S, FilterStats, Notices
@@ -103,10 +106,13 @@ class Metrics:
         self.notices = Notices()
         self.events: Counter[tuple[str, str]] = Counter()
         self.dns_lookups: Counter[str] = Counter()
+        self.dns_queries = DnsQueries()
         self.reloads: Counter[str] = Counter()
         self.connections_rejected: Counter[str] = Counter()
         self.http2_connections_broken: Counter[str] = Counter()
         self.forwarded_identities: Counter[str] = Counter()  # by what `read_identity` found of them
+        self.interceptions = Interceptions()
+        self.ech_hellos = EchHellos()
         self.parents_put_aside: Counter[tuple[str, str]] = Counter()  # by parent and Reason
         self.ejections: Counter[tuple[str, str, str]] = Counter()
         self.shed: Counter[tuple[str, str]] = Counter()  # by why, and priority
@@ -130,6 +136,11 @@ class Metrics:
         self._parent_sources: list[ParentSource] = []
         self._readings: list[tuple[str, MetricKind, str, Callable[[], float]]] = []
         self._histograms: list[tuple[str, str, tuple[float, ...], HistogramSource]] = []
+        self.add_counter(
+            "egress_minted_certificates",
+            "Certificates that were minted for tunnels that are opened.",
+            lambda: self.interceptions.minted,
+        )
         self.add_gauge(
             "egress_config_generation", "Configurations put into service, from 1.", lambda: self.config_generation
         )
@@ -298,7 +309,7 @@ class Metrics:
             if any(counts.buckets):
                 measured = replace(durations, values={labels: counts.sum_s}, buckets={labels: tuple(counts.buckets)})
                 durations = durations.plus(measured)
-        filter_metrics = self.filter_metrics.read()
+        filter_metrics = self.filter_metrics.read() | self.dns_queries.read()
         if durations.values:
             filter_metrics["egress_filter_duration_seconds"] = durations
         return Counts(
@@ -307,6 +318,8 @@ class Metrics:
             dict(self.connections_rejected),
             dict(self.http2_connections_broken),
             dict(self.forwarded_identities),
+            dict(self.interceptions.results),
+            dict(self.ech_hellos.counted),
             dict(self.reloads),
             dict(upstream),
             dict(downstream),

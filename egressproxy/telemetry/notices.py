@@ -14,6 +14,7 @@ from time import time
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.telemetry.series import Series
 
 __all__ = [
@@ -58,6 +59,7 @@ REMEDIES: Final = {
     Reason.CIRCUIT_OPEN: "raise the limit in traffic.circuitBreaker, and check that the backend answers",
     Reason.OVERLOADED: "see egress_requests_shed_total for why; raise --max-requests or --max-memory, or add replicas",
     Reason.CLIENT_CERTIFICATE: "give the client a certificate of an authority in spec.tls.frontend of the Gateway",
+    Reason.INTERCEPTION_REFUSED: "give the client the CA (`egressproxy ca trust`), or take the host out of `intercept`",
     Reason.NOT_TLS: "let the client speak TLS from the first byte",
     Reason.SNI_MISMATCH: "let the client name the host that it connects to",
     Reason.METHOD_NOT_ALLOWED: "point the client at a listener that serves this method",
@@ -182,19 +184,23 @@ class Notices:
     __slots__ = ("_groups", "_others", "wake")
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[object, str, str], dict[str, Notice]] = {}
+        self._groups: dict[tuple[object, str, str], dict[object, Notice]] = {}
         self._others: list[Notice] = []
         self.wake: Callable[[], None] = lambda: None
 
-    def refused(self, series: Series, error: GatewayError | Refusal, route_kind: str = "") -> None:
+    def refused(
+        self, series: Series, error: GatewayError | Refusal, route_kind: str = "", client: CallerIdentity = ANONYMOUS
+    ) -> None:
         """Policy, a limit or a filter denied an exchange, or the gateway failed.
 
         `series` is where the exchange is counted, `route_kind` the kind of its route, "" where it has none.
         """
         key = (series.labels[:3], error.reason.value, error.rule)  # not by the entry that allowed it
         message = error.message if error.is_quotable else ""
-        if not self._is_counted(key, message):
-            self._begin(key, message, _refusal(series.labels, error, message, route_kind))
+        who = (client.namespace, client.service_account, client.name)
+        known_by = message if client is ANONYMOUS else (message, who)
+        if not self._is_counted(key, known_by):
+            self._begin(key, known_by, _refusal(series.labels, error, message, route_kind, client))
 
     def failed(self, filter_: FilterStats, how: str, *, is_open: bool) -> None:
         """A filter failed; `how` is one of our words or the type of its error.
@@ -245,7 +251,7 @@ class Notices:
         """Whether there are no notices."""
         return not self._groups and not self._others
 
-    def _is_counted(self, key: tuple[object, str, str], message: str) -> bool:
+    def _is_counted(self, key: tuple[object, str, str], message: object) -> bool:
         """Count a known notice. Also true if there is no room for a new one."""
         group = self._groups.get(key)
         if group is None:
@@ -257,7 +263,7 @@ class Notices:
         notice.last_s = time()
         return True
 
-    def _begin(self, key: tuple[object, str, str], message: str, notice: Notice) -> None:
+    def _begin(self, key: tuple[object, str, str], message: object, notice: Notice) -> None:
         was_empty = self.is_empty
         group = self._groups.setdefault(key, {})
         if len(group) >= MAX_SIMILAR:
@@ -275,7 +281,9 @@ class Notices:
 _ALL_OTHERS: Final = "\0"
 
 
-def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str, route_kind: str) -> Notice:
+def _refusal(
+    labels: Sequence[str], error: GatewayError | Refusal, message: str, route_kind: str, client: CallerIdentity
+) -> Notice:
     gateway, route = labels[0], labels[1]
     where = InvolvedObject.of("Gateway", gateway)
     rule = InvolvedObject.read(error.rule)
@@ -283,6 +291,8 @@ def _refusal(labels: Sequence[str], error: GatewayError | Refusal, message: str,
     remedy = remedy or REMEDIES.get(error.reason, "")
     if not message:
         message = f"{rule or 'a filter'} refused a request ({error.reason.value})"
+    if client is not ANONYMOUS:
+        message = f"{message} (client {_name(client)})"
     regarding = where
     if route != "-" and route_kind:
         regarding = InvolvedObject.of(route_kind, route)
@@ -306,8 +316,13 @@ def new_notice(
     return Notice(severity, reason, action, regarding, related, message[:MAX_MESSAGE], False, 1, now, now)
 
 
+def _name(client: CallerIdentity) -> str:
+    """Namespace and service account, or the name of who has none."""
+    return f"{client.namespace}/{client.service_account}" if client.service_account != "-" else client.name
+
+
 def _sentence(message: str, remedy: str) -> str:
-    return f"{message}: {remedy}" if remedy else message
+    return message if remedy in message else f"{message}: {remedy}"  # some messages end with theirs
 
 
 def event_reason(reason: Reason) -> str:

@@ -15,6 +15,7 @@ __all__ = ["flags_for"]
 _FLAGS: Final[dict[Reason, str]] = {
     # limits
     Reason.REQUEST_RATE: "RL",  # rate limited
+    Reason.NEW_NAMES: "RL",
     Reason.TOKEN_RATE: "RL",
     Reason.BYTE_RATE: "RL",
     Reason.COST_LIMIT: "RL",
@@ -27,6 +28,8 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.OVERLOADED: "OM",  # overload manager
     # the client's message
     Reason.BAD_REQUEST_LINE: "DPE",  # downstream protocol error
+    Reason.NOT_SOCKS: "DPE",
+    Reason.NOT_REDIRECTED: "DPE",
     Reason.BAD_VERSION: "DPE",
     Reason.BAD_HOST: "DPE",
     Reason.BAD_TARGET: "DPE",
@@ -56,6 +59,7 @@ _FLAGS: Final[dict[Reason, str]] = {
     Reason.DNS_NO_ADDRESS: "DF",
     Reason.DNS_SERVFAIL: "DF",
     Reason.DNS_TIMEOUT: "DF",
+    Reason.DNS_NOT_AUTHENTIC: "DF",
     Reason.DNS_ERROR: "DF",
     Reason.NO_ENDPOINT: "UH",  # no healthy upstream
     Reason.NO_HEALTHY_ENDPOINT: "UH",

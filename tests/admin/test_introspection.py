@@ -12,6 +12,8 @@ from egressproxy.admin.introspection import MAX_AT_ONCE
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KillChange
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask
@@ -29,6 +31,24 @@ class State(PlainState):
         self.refusal = ""
         self.purges: list[CachePurge | None] = []
         self.silent = ""
+        self.decided: list[HoldDecision | None] = []
+        self.changes: list[KillChange | None] = []
+
+    async def holds(self, decision: HoldDecision | None) -> Sequence[bytes]:
+        self.decided.append(decision)
+        known = decision is not None and decision.id == "5e1f"
+        return [
+            b'{"holds": [], "decided": 0}',
+            json.dumps({"holds": [{"leftSeconds": 2.0}], "decided": int(known)}).encode(),
+        ]
+
+    async def kill_switch(self, change: KillChange | None) -> bytes:
+        if self.silent:
+            raise NotAnswered(self.silent)
+        if change is not None and change.name == "one too many":
+            raise ValueError("restore some")
+        self.changes.append(change)
+        return b'{"killed": [], "cut": 3}'
 
     async def caches(self, purge: CachePurge | None) -> Sequence[bytes]:
         if self.silent:
@@ -128,9 +148,9 @@ async def test_an_address_of_the_network_reloads_nothing(state: State):
 async def test_an_address_for_scrapers_answers_none_of_it(state: State):
     made = admin_server(state, "127.0.0.1", 0, Surface.METRICS)
     await made.start()
-    for path in ("/explain?url=x", "/decisions", "/model", "/cache"):
+    for path in ("/explain?url=x", "/decisions", "/model", "/cache", "/kill-switch"):
         assert (await ask(made, path)).status == 404
-    for path in ("/reload", "/cache/purge?all=1"):
+    for path in ("/reload", "/cache/purge?all=1", "/kill-switch?kill=a"):
         assert (await ask(made, path, "POST", extra=MARK)).status == 405
     await made.stop()
     assert state.purges == []
@@ -161,9 +181,29 @@ async def test_a_purge_says_which_answers(admin: AdminServer, state: State, quer
     assert state.purges == []
 
 
+async def test_holds_are_shown_and_decided(admin: AdminServer, state: State):
+    assert (await ask(admin, "/holds")).json() == {"holds": [{"leftSeconds": 2.0}], "decided": 0}
+    assert (await ask(admin, "/holds?approve=5e1f&by=alice", "POST", extra=MARK)).json()["decided"] == 1
+    assert (await ask(admin, "/holds?deny=other", "POST", extra=MARK)).status == 404
+    assert (await ask(admin, "/holds", "POST", extra=MARK)).status == 400
+    assert state.decided[:2] == [None, HoldDecision("5e1f", approves=True, by="alice")]
+
+
+async def test_identities_are_killed_and_restored(admin: AdminServer, state: State):
+    assert (await ask(admin, "/kill-switch")).json() == {"killed": [], "cut": 3}
+    assert (await ask(admin, "/kill-switch?kill=alice&why=x", "POST", extra=MARK)).status == 200
+    assert (await ask(admin, "/kill-switch?restore=alice", "POST", extra=MARK)).status == 200
+    assert state.changes == [None, KillChange("alice", kills=True, why="x"), KillChange("alice", kills=False)]
+    for query in ("", "?kill=", "?kill=a&restore=a", "?kill=one%20too%20many"):
+        assert (await ask(admin, f"/kill-switch{query}", "POST", extra=MARK)).status == 400
+    state.silent = "worker 2 did not answer"
+    assert (await ask(admin, "/kill-switch?kill=alice", "POST", extra=MARK)).status == 503
+    assert len(state.changes) == 3
+
+
 @pytest.mark.parametrize("extra", ["", MARK + "Origin: http://evil.example\r\n", MARK + "Via: 1.1 front\r\n"])
-async def test_who_may_not_write_purges_nothing(admin: AdminServer, state: State, extra: str):
-    path = "/cache/purge?all=1"
+@pytest.mark.parametrize("path", ["/cache/purge?all=1", "/holds?approve=5e1f", "/kill-switch?kill=a"])
+async def test_who_may_not_write_changes_nothing(admin: AdminServer, state: State, path: str, extra: str):
     assert (await ask(admin, path, "POST", extra=extra)).status == 403
     assert (await ask(admin, path, "POST", host="evil.example", extra=MARK)).status == 403
     network = admin_server(state, "0.0.0.0", 0)
@@ -171,4 +211,4 @@ async def test_who_may_not_write_purges_nothing(admin: AdminServer, state: State
     network.host = "127.0.0.1"
     assert (await ask(network, path, "POST", extra=MARK)).status == 403
     await network.stop()
-    assert state.purges == []
+    assert (state.purges, state.decided, state.changes) == ([], [], [])

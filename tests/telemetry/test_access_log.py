@@ -75,6 +75,17 @@ def test_the_status_of_a_call(tmp_path: Path, more: dict[str, str]):
     assert called == other
 
 
+@pytest.mark.parametrize("more", [{}, {"detail": "x"}])
+def test_who_a_known_client_is(tmp_path: Path, more: dict[str, str]):
+    who = CallerIdentity(
+        name="https://login.test#one", source="token", groups=("staff",), claims=(("mail", "a@b.test"),)
+    )
+    (line,) = logged(tmp_path / "log", exchange(identity=who, **more))
+    assert (line["identity"], line["identity_source"]) == ("https://login.test#one", "token")
+    assert "staff" not in str(line)
+    assert "a@b.test" not in str(line)
+
+
 def test_a_line_has_the_promised_keys_and_values(tmp_path: Path):
     (line,) = logged(tmp_path / "log", exchange(identity=CallerIdentity("team", "builder")))
     assert list(line) == KEYS

@@ -7,6 +7,8 @@ import io
 import logging
 import os
 import re
+import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from egressproxy.telemetry.diagnostics import MAX_WAITING, Diagnostics
+from tests.support.pki import Pki
 from tests.support.waiting import WAIT_S
 
 
@@ -134,3 +137,37 @@ def test_records_that_were_dropped_are_counted_in_the_log_when_there_is_room_aga
     reader.join(WAIT_S)
     (line,) = found
     assert line.endswith(f" warning egressproxy {lost} records were not logged: standard error is read too slowly\n")
+
+
+def test_a_client_whose_server_name_is_no_text_writes_nothing(monkeypatch: pytest.MonkeyPatch):
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_value))
+    server = Pki().issue("a.example")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.configure_cert(context)
+    context.sni_callback = lambda _peer, _name, _context: None
+    hello = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="a.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    said = ssl.MemoryBIO()
+    said.write(hello.read().replace(b"a.example", b"\xff.example"))
+    diagnostics = Diagnostics("info", io.StringIO())
+    diagnostics.start()
+    try:
+        with pytest.raises(ssl.SSLError, match="callback failed"):
+            context.wrap_bio(said, ssl.MemoryBIO(), server_side=True).do_handshake()
+        assert told == []
+        raised = KeyError("a defect")
+        _breaks_when_it_goes(raised)
+        assert told == [raised]
+    finally:
+        diagnostics.stop()
+
+
+def _breaks_when_it_goes(error: Exception) -> None:
+    class Broken:
+        def __del__(self) -> None:
+            raise error
+
+    Broken()

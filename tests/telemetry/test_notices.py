@@ -8,6 +8,7 @@ import pytest
 
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import Rejected
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.telemetry import notices as module
 from egressproxy.telemetry.notices import (
     MAX_GROUPS,
@@ -54,6 +55,13 @@ def test_a_denial_on_a_route_is_of_the_route_by_its_kind():
     assert notice.message.startswith("more than 1 request in 1 s: raise the limit in limits.requests")
 
 
+def test_a_remedy_that_the_message_ends_with_is_told_once():
+    notices = Notices()
+    notices.refused(AT_GATEWAY, Denied(Reason.CREDENTIALS_REQUIRED, "who are you: show a token", remedy="show a token"))
+    (notice,) = notices.take()
+    assert notice.message == "who are you: show a token"
+
+
 def test_the_same_again_is_counted_and_taken_once():
     notices = Notices()
     for _ in range(5):
@@ -73,6 +81,19 @@ def test_what_is_told_again_makes_no_text(monkeypatch: pytest.MonkeyPatch):
     for _ in range(100):
         notices.refused(AT_GATEWAY, error)
     assert len(made) == 1
+
+
+def test_a_client_that_is_known_is_named_and_counted_by_itself():
+    notices = Notices()
+    robot = CallerIdentity("team", "robot", name="system:serviceaccount:team:robot")
+    elsewhere = robot._replace(origin_client="192.0.2.7")
+    for client in (ANONYMOUS, robot, elsewhere, CallerIdentity(name="alice"), robot):
+        notices.refused(AT_GATEWAY, denied("a.example"), "", client)
+    told = [(notice.message.split(":")[0], notice.count) for notice in notices.take()]
+    assert told == [
+        ("a.example is not allowed", 1), ("a.example is not allowed (client team/robot)", 3),
+        ("a.example is not allowed (client alice)", 1),
+    ]  # fmt: skip
 
 
 def test_many_destinations_are_counted_together_beyond_a_number():

@@ -30,6 +30,7 @@ _ON_DEMAND: Final = (
     "re2",
     "egressproxy.filters.credentials.placeholder",
     "egressproxy.filters.credentials.aws_injector",
+    "egressproxy.identity.key_sets",
 )
 #: Of text in manifests, and of credentials that are looked for in bodies.
 _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")

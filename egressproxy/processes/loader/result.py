@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from egressproxy.config.builtin import BUILTIN, BUILTIN_WARNING
+from egressproxy.config.builtin import open_proxy, open_proxy_warning
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
@@ -72,10 +72,11 @@ class Loaded:
 LOADED: Final = (CertificateUse, ListenerAddress, Loaded, Problem, Severity, Validity)
 
 
-def builtin() -> Loaded:
-    """The gateway that is served where there is no configuration."""
-    told = Problem("", 0, 0, "", "", BUILTIN_WARNING, "", Severity.WARNING, "OpenProxy")
-    return Loaded(pack(BUILTIN), places(BUILTIN), findings=(told,))
+def builtin(port: int) -> Loaded:
+    """The gateway that is served where there is no configuration, on this port."""
+    told = Problem("", 0, 0, "", "", open_proxy_warning(port), "", Severity.WARNING, "OpenProxy")
+    config = open_proxy(port)
+    return Loaded(pack(config), places(config), findings=(told,))
 
 
 def places(config: ConfigIR) -> tuple[ListenerAddress, ...]:

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KilledIdentity
 from egressproxy.model.process_limits import ProcessLimits
+from egressproxy.net.huge_pages import collapse_heap
 from egressproxy.net.memory import memory_for_each
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "freeze_gc", "process_limits"]
+__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "process_limits", "settle_heap"]
 
 
 class ConfigRefused(Exception):
@@ -67,7 +70,9 @@ class Fleet(Protocol):
         """Open the file of the access log anew: it was rotated."""
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request (`gateway.explain`), as JSON. Raises errors.NotAnswered."""
+        """What would become of a request, or where a `name` leads (`gateway.explain`), as JSON. Raises
+        errors.NotAnswered.
+        """
 
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that serves, the latest first, as JSON."""
@@ -75,6 +80,17 @@ class Fleet(Protocol):
     async def caches(self, purge: CachePurge | None) -> list[bytes]:
         """The caches of each process that serves, as JSON (`filters.cache.cache.states`), behind this purge, if it is
         not None. Raises errors.NotAnswered where a process has not answered, and may have purged nothing.
+        """
+
+    async def holds(self, decision: HoldDecision | None) -> list[bytes]:
+        """What waits for approval in each process that serves, as JSON (`filters.approval_hold.holds`), behind this
+        decision, if it is not None. Raises errors.NotAnswered where a process has not answered.
+        """
+
+    async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
+        """Put these clients out of service in each process, and in those that will be started, and no others; what is
+        in progress for them is cut. Returns how many exchanges that were. Raises errors.NotAnswered where a process has
+        not answered; it holds for the others, and for what takes its place.
         """
 
     async def counts(self) -> Counts:
@@ -99,8 +115,9 @@ def process_limits(options: RunOptions) -> ProcessLimits:
     return ProcessLimits(options.max_connections, options.max_requests, memory)
 
 
-def freeze_gc() -> None:
-    """After the start: what is there now stays, and need not be looked at by every collection."""
+def settle_heap() -> None:
+    """After the start: what is there now stays. No collection need look at it, and it lies in huge pages."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
+    collapse_heap()

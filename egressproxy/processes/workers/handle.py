@@ -130,10 +130,10 @@ class Handle:
         with suppress(WorkerEnded):
             await self._ask(messages.Collect())
 
-    async def answer(self, asked: messages.Request) -> bytes:
-        """JSON. Raises NotAnswered, also where the worker ends or is too slow."""
+    async def answer(self, asked: messages.Request) -> Any:
+        """What this request is answered with. Raises NotAnswered, also where the worker ends or is too slow."""
         try:
-            found: bytes = await asyncio.wait_for(self._ask(asked), ANSWER_S)
+            found = await asyncio.wait_for(self._ask(asked), ANSWER_S)
         except TimeoutError:
             raise NotAnswered(f"{self} did not answer within {ANSWER_S:g} s") from None
         except WorkerEnded as error:

@@ -11,6 +11,8 @@ from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KilledIdentity
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
@@ -31,7 +33,9 @@ __all__ = [
     "Drain",
     "Explain",
     "Forget",
+    "Holds",
     "Hurry",
+    "Kill",
     "Listen",
     "Message",
     "Noticed",
@@ -64,6 +68,7 @@ class Begin:
     zone: str = ""
     limits: ProcessLimits = NO_LIMITS
     filters: FilterListener | None = None  # serve filters to Envoy there, and bind no listener
+    tls_key_log: Path | None = None  # a file for the secrets of TLS connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """What would happen to a request (`gateway.explain`): answered with JSON."""
+    """What would happen to a request, or where a `name` leads (`gateway.explain`): answered with JSON."""
 
     pairs: tuple[tuple[str, str], ...] = field(repr=False)  # headers may be credentials
 
@@ -103,13 +108,27 @@ class Caches:
 
 
 @dataclass(frozen=True, slots=True)
+class Holds:
+    """What waits for approval, behind this decision, if there is one: answered with JSON."""
+
+    decision: HoldDecision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """These clients are out of service, and no others: answered with the number of exchanges that were cut."""
+
+    killed: tuple[KilledIdentity, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Stop accepting, drain, answer with the number of connections that were cut, and end."""
 
     timeout_s: float
 
 
-Request = Begin | Build | Swap | Collect | Explain | Decisions | Caches | Drain
+Request = Begin | Build | Swap | Collect | Explain | Decisions | Caches | Holds | Kill | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +200,8 @@ _FIND: Final = classes(
         *get_args(Request),
         Configuration,
         CachePurge,
+        HoldDecision,
+        KilledIdentity,
         ProcessLimits,
         FilterListener,
         Path,

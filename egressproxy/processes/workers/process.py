@@ -25,8 +25,8 @@ from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, freeze_gc
-from egressproxy.processes.workers.worker import Worker
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, settle_heap
+from egressproxy.processes.workers.worker import Worker, begin_key_log
 from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.diagnostics import Diagnostics
@@ -141,6 +141,7 @@ class WorkerProcess:
         )
         self._diagnostics.start()
         try:
+            begin_key_log(asked.tls_key_log)
             made: Callable[..., Worker] = Worker
             if asked.filters is not None:
                 from egressproxy.processes.workers.filter_worker import FilterWorker
@@ -171,6 +172,10 @@ class WorkerProcess:
                     value = await self.worker.decisions()
                 case messages.Caches(purge):
                     value = await self.worker.caches(purge)
+                case messages.Holds(decision):
+                    value = await self.worker.holds(decision)
+                case messages.Kill(killed):
+                    value = self.worker.kill(killed)
                 case messages.Drain(timeout_s):
                     value = await self.worker.drain(timeout_s)
                     self._tell_notices()
@@ -200,7 +205,7 @@ class WorkerProcess:
         self._sockets.clear()
         if self._is_new:
             self._is_new = False
-            freeze_gc()
+            settle_heap()
 
     def _listening(self, address: str, port: int) -> socket.socket:
         try:

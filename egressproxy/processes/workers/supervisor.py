@@ -22,13 +22,26 @@ from egressproxy.errors import NotAnswered
 from egressproxy.ext_proc_server.listening import bind_filters, remove_path
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KilledIdentity
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, process_limits
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.processes.workers.messages import Begin, Caches, Decisions, Explain, Forget, Hurry, ReopenAccessLog
+from egressproxy.processes.workers.messages import (
+    Begin,
+    Caches,
+    Decisions,
+    Explain,
+    Forget,
+    Holds,
+    Hurry,
+    Kill,
+    ReopenAccessLog,
+    Request,
+)
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.metrics import Metrics
@@ -71,6 +84,7 @@ class Supervisor:
         self._members: set[Handle] = set()  # those that are asked to build
         self._sockets: dict[tuple[str, int], socket.socket] = {}
         self._current: Configuration | None = None
+        self._killed: tuple[KilledIdentity, ...] = ()
         self._buried = Counts()
         self._spent_s = dict.fromkeys(range(1, options.workers + 1), 0.0)
         self._restarts = 0
@@ -165,9 +179,14 @@ class Supervisor:
         options, key = self._options, self._session_key.reveal()
         asked = Begin(
             handle.number, options.workers, options.access_log, options.log_level, self._pseudonym, key,
-            options.log_format, options.zone, self._limits, options.filters,
+            options.log_format, options.zone, self._limits, options.filters, options.tls_key_log,
         )  # fmt: skip
         await handle.begin(asked, self._shared)
+        if self._killed:
+            try:
+                await handle.answer(Kill(self._killed))
+            except NotAnswered as error:
+                raise ConfigRefused(str(error)) from None
 
     async def _keep(self, handle: Handle) -> None:
         """Restart the worker in this slot when it exits."""
@@ -295,7 +314,8 @@ class Supervisor:
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         """The answer of the first worker that serves, as JSON. Raises NotAnswered."""
         for handle in self._serving():
-            return await handle.answer(Explain(tuple(pairs)))
+            found: bytes = await handle.answer(Explain(tuple(pairs)))
+            return found
         raise NotAnswered("no worker serves")
 
     async def decisions(self) -> list[bytes]:
@@ -306,8 +326,16 @@ class Supervisor:
 
     async def caches(self, purge: CachePurge | None) -> list[bytes]:
         """See `fleet.Fleet`. A worker that ends meanwhile takes its caches with it."""
+        return await self._of_all(Caches(purge))
+
+    async def holds(self, decision: HoldDecision | None) -> list[bytes]:
+        """See `fleet.Fleet`. What waits in a worker that ends meanwhile ends with it."""
+        return await self._of_all(Holds(decision))
+
+    async def _of_all(self, asked: Request) -> list[bytes]:
+        """What each worker that serves answers. Raises NotAnswered where one has not, but for one that ends."""
         serving = self._serving()
-        answers = await asyncio.gather(*(each.answer(Caches(purge)) for each in serving), return_exceptions=True)
+        answers = await asyncio.gather(*(each.answer(asked) for each in serving), return_exceptions=True)
         for handle, answer in zip(serving, answers, strict=True):
             if isinstance(answer, BaseException) and not (handle.is_gone and isinstance(answer, NotAnswered)):
                 raise answer
@@ -315,6 +343,16 @@ class Supervisor:
         if not found:
             raise NotAnswered("no worker serves")
         return found
+
+    async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
+        """See `fleet.Fleet`. Workers that have begun are told; those that have not are when they have."""
+        self._killed = killed
+        asked = [each for each in self._handles.values() if each.can_count]
+        answers = await asyncio.gather(*(each.answer(Kill(killed)) for each in asked), return_exceptions=True)
+        for handle, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, BaseException) and not (handle.is_gone and isinstance(answer, NotAnswered)):
+                raise answer
+        return sum(answer for answer in answers if isinstance(answer, int))
 
     # --- metrics ---------------------------------------------------------------------------------------------------
     async def counts(self) -> Counts:

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.catalog import Catalog
@@ -22,13 +23,17 @@ from egressproxy.gateway.exchange.recent_decisions import decisions
 from egressproxy.gateway.explain.decision_diff import DENIED, flips
 from egressproxy.gateway.explain.explain import explain
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
+from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
+from egressproxy.net.tls_key_log import start_key_log
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, process_limits
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
@@ -42,8 +47,18 @@ from egressproxy.telemetry.process_figures import ProcessFigures, process_figure
 __all__ = ["InProcess", "Worker"]
 
 CACHE = "egressproxy.io/Cache:v1"
+APPROVAL_HOLD = "egressproxy.io/ApprovalHold:v1"
 #: Requests that a guarded reload names.
 MAX_SHOWN = 20
+
+
+def begin_key_log(file: Path | None) -> None:
+    """Write the secrets of this process's TLS connections there. Raises ConfigRefused."""
+    if file is not None:
+        try:
+            start_key_log(file)
+        except (OSError, ValueError) as error:
+            raise ConfigRefused(f"--tls-key-log {file}: {error}") from None
 
 
 class Worker:
@@ -142,7 +157,10 @@ class Worker:
         if self.gateway.snapshot is None:
             raise NotAnswered("nothing is in service yet")
         try:
-            found = await explain(self.gateway.snapshot, HypotheticalRequest.of(pairs))
+            if any(key == "name" for key, _ in pairs):
+                found = await look_up(self.gateway.snapshot, NameQuestion.of(pairs))
+            else:
+                found = await explain(self.gateway.snapshot, HypotheticalRequest.of(pairs))
         except HypotheticalRequestError as error:
             raise NotAnswered(str(error)) from None
         return json.dumps(found).encode()
@@ -161,6 +179,20 @@ class Worker:
         from egressproxy.filters.cache.cache import states  # where there is one, it is imported already
 
         return json.dumps(states(found, purge)).encode()
+
+    async def holds(self, decision: HoldDecision | None) -> bytes:
+        """See `fleet.Fleet`."""
+        snapshot = self.gateway.snapshot
+        found = snapshot.filters.of_type(APPROVAL_HOLD) if snapshot is not None else []
+        if not found:
+            return b'{"holds": [], "decided": 0}'
+        from egressproxy.filters.approval_hold import holds  # where there is one, it is imported already
+
+        return json.dumps(holds(found, decision)).encode()
+
+    def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
+        """See `fleet.Fleet`."""
+        return self.gateway.kill(KilledIdentities(killed))
 
     def close(self) -> None:
         """Write what is to be logged."""
@@ -185,6 +217,7 @@ class InProcess:
 
     async def start(self) -> None:
         """See `fleet.Fleet`."""
+        begin_key_log(self._options.tls_key_log)
         self._worker = self._made()
 
     def _made(self) -> Worker:
@@ -223,6 +256,14 @@ class InProcess:
     async def caches(self, purge: CachePurge | None) -> list[bytes]:
         """See `fleet.Fleet`."""
         return [await self.worker.caches(purge)]
+
+    async def holds(self, decision: HoldDecision | None) -> list[bytes]:
+        """See `fleet.Fleet`."""
+        return [await self.worker.holds(decision)]
+
+    async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
+        """See `fleet.Fleet`."""
+        return self.worker.kill(killed)
 
     async def counts(self) -> Counts:
         """See `fleet.Fleet`."""

@@ -9,6 +9,8 @@ import pytest
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.kill_switch import KilledIdentity
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.processes.workers.messages import (
@@ -20,6 +22,8 @@ from egressproxy.processes.workers.messages import (
     Counted,
     Drain,
     Explain,
+    Holds,
+    Kill,
     Listen,
     Noticed,
     decode,
@@ -38,6 +42,8 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         Asked(3, Explain((("url", "http://a.example/"),))),
         Asked(4, Caches()),
         Asked(5, Caches(CachePurge("agents/r", "/v1", "agents/me"))),
+        Asked(5, Holds(HoldDecision("5e1f", approves=True, by="alice"))),
+        Asked(5, Kill((KilledIdentity("alice", "leaks keys", 5.0),))),
         Asked(4, Drain(0.5)),
         Listen("::1", 80),
         Noticed(
