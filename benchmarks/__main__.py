@@ -59,13 +59,14 @@ class Plan:
     out: Path
 
 
-#: Where the only other gateway that does the work is LiteLLM.
+#: Where the only other proxy that does the work is one written in Python.
+BRINGS = {"L": "litellm", "Lp": "litellm", "W9": "mitmproxy"}
 OF_LITELLM = {"L", "Lp"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--only", type=Chosen(tuple(WORKLOADS)), default=tuple(WORKLOADS), metavar="W1,W3,…",
-              help="Workloads to run; all by default. L and Lp named here bring litellm.")  # fmt: skip
+              help="Workloads to run; all by default. L and Lp named here bring litellm, W9 mitmproxy.")  # fmt: skip
 @click.option("--peers", type=Chosen(tuple(PEERS)), default=DEFAULT_PEERS, metavar="NAME,…",
               help=f"Proxies to compare with, of {', '.join(PEERS)}. An empty text: none, egressproxy alone. "
                    f"[default: {','.join(DEFAULT_PEERS)}]")  # fmt: skip
@@ -101,6 +102,7 @@ def main(
     W6   memory of an idle CONNECT tunnel, 2,000 open (KiB)
     W7   reverse proxy: HTTP/2 client (h2load, 8 connections, 32 streams each), otherwise as W2
     W8   gRPC: unary calls of 64 bytes each way, the client as in W7, HTTP/2 to the upstream, too
+    W9   CONNECT, TLS that the proxy ends, 1,000 GETs inside, TLS to the upstream; mitmproxy is the peer
     M    memory of an idle worker with 200 routes (MB)
     S    W1 with 10,000 routes as a multiple of W1 with 10
     S2   W1 with two workers as a multiple of W1 with one
@@ -127,14 +129,14 @@ def main(
 
 
 def choose(only: tuple[str, ...], peers: tuple[str, ...], slow: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Workloads and peers: L, Lp and litellm go together, and `slow` adds every other peer."""
+    """Workloads and peers: L, Lp and litellm go together, so do W9 and mitmproxy; `slow` adds every other peer."""
     is_everything = only == tuple(WORKLOADS)
     asked = set(peers)
     if slow:
         asked |= set(PEERS) - (set() if OF_LITELLM & set(only) else {"litellm", "litellm-bare"})
-    if OF_LITELLM & set(only) and not is_everything:
-        asked.add("litellm")
-    workloads = tuple(name for name in only if name not in OF_LITELLM or "litellm" in asked)
+    if not is_everything:
+        asked |= {BRINGS[name] for name in only if name in BRINGS}
+    workloads = tuple(name for name in only if BRINGS.get(name) in {None, *asked})
     return workloads, tuple(name for name in PEERS if name in asked)
 
 

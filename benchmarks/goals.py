@@ -84,6 +84,7 @@ GOALS = (
     Goal("W7", 1.70, "envoy"),
     Goal("W7", 1.50, "envoy", is_beyond=True),
     Goal("W8", 1.70, "envoy"),
+    Goal("W9", 1 / 20, "mitmproxy"),
     Goal("M", 45, unit="MB"),
     Goal("M", 35, unit="MB", is_beyond=True),
     Goal("S", 1.10, unit="times"),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
+from time import time
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from benchmarks.processes import Child, StartError, free_ports
+from egressproxy.protocols.tls.minting import new_ca
 
 __all__ = [
     "AI_HOST",
@@ -105,6 +107,8 @@ class World:
         self._core = core
         self._started: list[Child] = []
         ca_pem = _write_certificates(folder)
+        opened_pem, opened_key = new_ca("benchmark interception", time(), 1)
+        (folder / "opened-ca.crt").write_text(opened_pem, "ascii")
         self._values = {
             "PLAIN": str(self.plain_port),
             "TLS": str(self.tls_port),
@@ -113,6 +117,8 @@ class World:
             "TOKEN": self.token,
             "CA_FILE": str(folder / "ca.crt"),
             "CA_PEM": json.dumps(ca_pem),
+            "OPENED_CA": json.dumps(opened_pem),
+            "OPENED_KEY": json.dumps(opened_key.reveal().decode()),
             "CERTIFICATE": str(folder / "upstream.crt"),
             "KEY": str(folder / "upstream.key"),
             "BODY": BODY,

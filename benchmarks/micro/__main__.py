@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.micro.stage import Price, Stage, measure
 
 #: Modules of this package; each has `stages()`.
-GROUPS = ("codec", "routing", "policy", "filters", "ai", "telemetry", "upstream", "transport", "exchange")
+GROUPS = ("codec", "routing", "policy", "filters", "ai", "telemetry", "upstream", "transport", "exchange", "identities")
 RESULTS = Path(__file__).parent.parent / "results"
 #: A change within the spread of either run, or below this share, says nothing.
 NOISE = 0.05

@@ -211,6 +211,7 @@ def stage(
     origin: MemoryPeer,
     request: Callable[[], bytes],
     response: Callable[[], bytes],
+    group: str = GROUP,
 ) -> Stage:
     """`request` and `response` make the next ones."""
 
@@ -235,7 +236,7 @@ def stage(
             for _ in range(2 * TURNS):
                 await asyncio.sleep(0)
 
-    return Stage(GROUP, name, runner(talk, exchanges), runner(talk, turns), SHARE)
+    return Stage(group, name, runner(talk, exchanges), runner(talk, turns), SHARE)
 
 
 def runner(talk: Conversation, work: Callable[[], object]) -> Callable[[], object]:

@@ -63,6 +63,7 @@ def stages() -> Iterator[Stage]:
     yield placed("BodyLimit", "BodyLimit", maxBytes=10)
     yield placed("UrlRewrite: host and prefix", "UrlRewrite", hostname="b", path=prefix)
     yield placed("Cors: no preflight", "Cors", allowOrigins=["https://app.test"], allowMethods=["GET"])
+    yield placed("CanaryKeys: one key in the head", "CanaryKeys", secretRefs=[REFERENCE["secretRef"]])
     yield placed("RequestRedirect", "RequestRedirect", scheme="https")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "own.py").write_text(OWN_FILTER)

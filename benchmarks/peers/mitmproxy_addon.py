@@ -29,7 +29,8 @@ class Bench:
         request = flow.request
         if request.method == "CONNECT":
             return
-        if request.host == UPSTREAM or flow.client_conn.proxy_mode.type_name == "reverse":
+        # In a tunnel that is opened `host` is the address that was connected to.
+        if request.scheme == "https" or request.host == UPSTREAM or flow.client_conn.proxy_mode.type_name == "reverse":
             request.headers["authorization"] = TOKEN
             request.headers["host"] = UPSTREAM
         elif request.host not in NAMES:

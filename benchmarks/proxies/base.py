@@ -35,6 +35,9 @@ class Proxy(ABC):
     closes_silently = False
     #: Whether `tunnel_port` takes no CONNECT.
     forwards_raw_tcp = False
+    #: Whether it opens tunnels, with certificates of the CA in the file `opened_ca`.
+    opens_tunnels = False
+    opened_ca: Path
 
     def __init__(self, names: Sequence[str] = HOSTS, workers: int = 1) -> None:
         self.names = names
@@ -69,6 +72,10 @@ class Proxy(ABC):
         return False
 
     def tunnel_port(self) -> int:
+        return self.ports["FORWARD"]
+
+    def opened_port(self) -> int:
+        """Where CONNECT leads to a tunnel that is opened."""
         return self.ports["FORWARD"]
 
     def reverse_port(self, host: str) -> int:

@@ -21,14 +21,16 @@ TUNNELS = ("W3", "W4", "W6")
 
 class MitmProxy(Proxy):
     name = "mitmproxy"
+    opens_tunnels = True
     listeners = ("FORWARD", "REVERSE", "EVENTS_REVERSE")
     unable: Mapping[str, str] = dict.fromkeys(("W7", "W8"), "it takes HTTP/2 inside TLS only")
     caveats: Mapping[str, str] = dict.fromkeys(
-        (*FORWARD, *REVERSE, *TUNNELS), "no limits on rate or connections, no metrics"
+        (*FORWARD, *REVERSE, *TUNNELS, "W9"), "no limits on rate or connections, no metrics"
     )
 
     def prepare(self, world: World, folder: Path) -> list[str]:
         self.version = "11.0.2"
+        self.opened_ca = folder / "mitmproxy-ca-cert.pem"
         return [
             *_program("mitmproxy", self.version, "mitmdump"), "-q", "-s", str(PEERS / "mitmproxy_addon.py"),
             "--mode", f"regular@127.0.0.1:{self.ports['FORWARD']}",

@@ -23,17 +23,23 @@ NO_HTTP2 = "its listener here speaks HTTP/1"
 
 class EgressProxy(Proxy):
     name = "egressproxy"
+    listeners = ("FORWARD", "REVERSE", "ADMIN", "OPENED")
+    opens_tunnels = True
 
     def prepare(self, world: World, folder: Path) -> list[str]:
         from egressproxy import __version__
 
         self.version = __version__
+        self.opened_ca = world.folder / "opened-ca.crt"
         config = world.render("egressproxy.yaml", folder, self.ports, self.names)
         workers = ["--workers", str(self.workers)] if self.workers > 1 else []
         return [
             *EGRESSPROXY, "run", "--config", str(config), "--admin", f"127.0.0.1:{self.ports['ADMIN']}",
             "--access-log", str(folder / "access.log"), *workers,
         ]  # fmt: skip
+
+    def opened_port(self) -> int:
+        return self.ports["OPENED"]
 
     def can_have_workers(self) -> bool:
         return _has_workers()

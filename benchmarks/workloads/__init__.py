@@ -6,6 +6,7 @@ from benchmarks.workloads.base import Round, Workload
 from benchmarks.workloads.calls import Calls
 from benchmarks.workloads.events import Events
 from benchmarks.workloads.idle import IdleMemory
+from benchmarks.workloads.opened import OpenedTunnels
 from benchmarks.workloads.requests import AiCalls, Forward, Http2Reverse, LlmGateway, Reverse
 from benchmarks.workloads.scale import MoreRoutes, MoreWorkers
 from benchmarks.workloads.tunnels import Connects, IdleTunnels, Transfers
@@ -27,6 +28,7 @@ WORKLOADS: dict[str, Workload] = {
             "W7", "reverse, HTTP/2 client (8 connections, 32 streams each), TLS to an HTTP/1 upstream, credential"
         ),
         Calls("W8", "gRPC: as W7, unary calls of 64 bytes each way, and HTTP/2 to the upstream"),
+        OpenedTunnels(),
         MoreRoutes(),
         MoreWorkers(),
         LlmGateway("Lp", "the work of W2 as a pass-through of an LLM gateway"),

@@ -73,6 +73,16 @@ def test_a_refusal_is_an_error(proxy, name):
         run_generator(command, 1, "test")
 
 
+def test_a_tunnel_that_is_not_opened_is_an_error(proxy, tmp_path):
+    World(tmp_path, None)  # writes certificates
+    (tmp_path / "request").write_bytes(b"GET / HTTP/1.1\r\n\r\n")
+    trust = ("--ca", str(tmp_path / "opened-ca.crt"), "--request", str(tmp_path / "request"))
+    for authority in ("refused.example:80", "opaque.example:80"):
+        command = python_generator("opened", *address(proxy, authority), *trust, "--seconds", "0.1", "--width", "1")
+        with pytest.raises(LoadError):
+            run_generator(command, 1, "test")
+
+
 def test_tunnels_are_held_until_they_are_let_go(proxy):
     with Generator(python_generator("holding", *address(proxy), "5", "20"), "test") as holding:
         assert holding.answer() == {"open": 5}

@@ -17,7 +17,7 @@ def test_help_tells_of_every_workload_and_peer():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--only", "W9"], "'W9' is not known"),
+        (["--only", "W0"], "'W0' is not known"),
         (["--peers", "apache"], "'apache' is not known"),
         (["--only", ""], "names no workload"),
         (["--rounds", "0"], "0 is not in the range"),
@@ -30,10 +30,16 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(arguments, problem
     assert problem in ran.output
 
 
-def test_a_run_of_everything_leaves_the_slow_peers_and_their_workload_out():
+def test_a_run_of_everything_leaves_the_slow_peers_and_their_workloads_out():
     workloads, peers = choose(EVERYTHING, DEFAULT_PEERS, False)
-    assert workloads == tuple(name for name in EVERYTHING if name not in ("L", "Lp"))
+    assert workloads == tuple(name for name in EVERYTHING if name not in ("L", "Lp", "W9"))
     assert peers == DEFAULT_PEERS
+
+
+def test_w9_brings_mitmproxy_where_it_is_named():
+    assert choose(("W9",), ("envoy",), False) == (("W9",), ("envoy", "mitmproxy"))
+    assert "W9" in choose(EVERYTHING, ("mitmproxy",), False)[0]
+    assert "W9" not in choose(EVERYTHING, DEFAULT_PEERS, False)[0]
 
 
 def test_l_brings_litellm_where_it_is_named():

@@ -23,8 +23,8 @@ def test_every_stage_can_be_called_and_has_a_name_of_its_own(stages):
             stage.idle()
 
 
-#: Filters that ask a backend, or write a file: what they cost is not theirs alone, and stands in their pages.
-ELSEWHERE = {"Audit", "ExternalProcessor", "RegionLock", "Webhook"}
+#: Filters that ask a backend or a person, or write a file: their pages say what they cost, which is not theirs alone.
+ELSEWHERE = {"ApprovalHold", "Audit", "ExternalProcessor", "RegionLock", "Webhook"}
 
 
 def test_every_built_in_filter_has_a_price(stages):

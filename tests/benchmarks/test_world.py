@@ -5,7 +5,7 @@ from egressproxy.config.compile import Defaults, compile_config
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 
-PORTS = {name: 20000 + at for at, name in enumerate(("FORWARD", "REVERSE", "ADMIN", "TUNNEL", "WORKERS"))}
+PORTS = {name: 20000 + at for at, name in enumerate(("FORWARD", "REVERSE", "ADMIN", "TUNNEL", "WORKERS", "OPENED"))}
 TEMPLATES = (
     "egressproxy.yaml", "envoy.yaml", "haproxy.cfg", "nginx.conf", "squid.conf", "tinyproxy.conf", "litellm.yaml",
     "upstream.conf",
@@ -33,7 +33,7 @@ def test_every_name_has_its_route(world, tmp_path):
 def test_our_own_configuration_is_accepted_without_a_warning_and_holds_the_whole_policy(world, tmp_path):
     text = world.render("egressproxy.yaml", tmp_path, PORTS).read_text()
     compiled = compile_config(load_text(text, "bench.yaml"), Catalog(), Defaults(("127.0.0.1",)))
-    assert text.count("\nkind: HTTPRoute\n") == 2 * len(HOSTS) + 2
+    assert text.count("\nkind: HTTPRoute\n") == 2 * len(HOSTS) + 3
     assert not compiled.warnings
     for word in ("maxBodyBytes", "connections:", "requests:", "CredentialInjector", "HeaderPolicy"):
         assert word in text

@@ -1,0 +1,48 @@
+"""2,000 clients with limits cost hardly more than one: in instructions, which no other load of the machine changes."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from benchmarks.micro.exchange import SHARE
+from benchmarks.micro.identities import stages
+from benchmarks.micro.stage import Stage
+
+#: 1,000 exchanges: as many of clients with metrics of their own as of others.
+CALLS = 20
+
+
+def instructions(stage: Stage) -> float:
+    """Of our bytecode, for one exchange."""
+    counted = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal counted
+        counted += event == "opcode"
+        return count
+
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
+        if "/egressproxy/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for _ in range(CALLS):
+            stage.call()
+    finally:
+        sys.settrace(before)
+    return counted / SHARE / CALLS
+
+
+@pytest.mark.timeout(180)
+def test_two_thousand_clients_with_limits_cost_hardly_more_than_one():
+    one, many, one_policy, policies = map(instructions, stages())
+    assert 1000 < one <= many < 1.05 * one
+    assert 1000 < one_policy <= policies < 1.05 * one_policy
