@@ -17,7 +17,6 @@ import pytest
 
 from egressproxy import app as app_module
 from egressproxy.app import App
-from egressproxy.config.builtin import BUILTIN
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.workers.fleet import Configuration
@@ -31,7 +30,7 @@ from tests.support.waiting import WAIT_S
 @pytest.fixture(autouse=True)
 def _collector_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a start changes for its process would hold for all tests that come after it in this one."""
-    monkeypatch.setattr(app_module, "freeze_gc", lambda: None)
+    monkeypatch.setattr(app_module, "settle_heap", lambda: None)
 
 
 def options(folder: Path, *objects: m.Manifest) -> RunOptions:
@@ -87,12 +86,10 @@ async def served(app: App, state: str = "") -> None:
 
 
 async def test_an_open_proxy_says_so_and_how_to_try_it_once_it_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ):
     port = free_port()
-    spec = replace(BUILTIN, listeners=(replace(BUILTIN.listeners[0], port=port),))
-    monkeypatch.setattr("egressproxy.processes.loader.result.BUILTIN", spec)
-    await served(App(RunOptions(admin=None, access_log="off")))
+    await served(App(RunOptions(admin=None, access_log="off", open_port=port)))
     said = capsys.readouterr()
     assert "OPEN" in said.err
     assert f"curl -x http://127.0.0.1:{port} " in said.err

@@ -120,7 +120,8 @@ _DOCUMENT = re.compile(r"(?<![\w/.*{-])([\w./-]+\.md)\b")
 #: Fields of manifests (`spec.rules`), file names of examples, what Envoy's API is called, and names of objects.
 _NOT_OURS = re.compile(
     r"spec\.(?!packing|outline)|\w+\.(?:yaml|md|json|crt|key|example|local|test|io)\b"
-    r"|config/(?:samples|core|filters|gateway_api_fields)\b|gateway[./](?:listener|section|egress|networking)\b"
+    r"|config/(?:samples|core|filters|gateway_api_fields)\b|identity\.(?:certificate|token|basic|address|gateways|required|proxyProtocol)\b"
+    r"|gateway[./](?:listener|section|egress|networking)\b"
 )
 _ELSEWHERE = {"DATE.md", "proposals/10-egress-gateways.md"}
 

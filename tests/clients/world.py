@@ -77,6 +77,7 @@ class World:
         self.dns = NameServer({name: [address] for name, address in names.items()} | {PRIVATE: ["10.255.0.1"]}).start()
         self.forward_port, self.reverse_port = free_port(), free_port()
         self.forward_tls_port, self.reverse_tls_port = free_port(), free_port()
+        self.socks_port = free_port()
         self.gateway = GatewayProcess(folder / "gateway", self.manifests()).start()
 
     def close(self) -> None:
@@ -116,6 +117,7 @@ class World:
                 manifests.http_listener(self.reverse_port),
                 manifests.forward_listener(self.forward_tls_port, "forward-tls", tls=tls),
                 {"name": "https", "port": self.reverse_tls_port, "protocol": "HTTPS", "tls": tls},
+                {"name": "socks", "port": self.socks_port, "protocol": "egressproxy.io/socks5"},
             ),
             manifests.secret("listener", pair, kind="kubernetes.io/tls"),
             manifests.policy([ORIGIN, DOWN, FRESH], dns=self.dns.address, cidrs=["127.0.0.0/8"]),

@@ -29,9 +29,7 @@ NAMES = ("first", "second", "third")
 
 
 def place(server: FaultServer) -> m.Manifest:
-    ports = [{"number": server.port, "protocol": "HTTP11", "tls": {"mode": "None"}}]
-    destination = {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": ports}
-    return m.manifest(f"{m.OURS}/v1alpha1", "Backend", server.name, "agents", spec={"destination": destination})
+    return m.ip_backend(server.name, server.port)
 
 
 def config(listener: int, *servers: FaultServer, **failover: Any) -> list[m.Manifest]:
@@ -129,14 +127,8 @@ def test_the_sdks_of_providers_see_nothing_of_it(tmp_path: Path, program: str, p
     ):
         first.fault = fault
         objects = config(port, first, firstByte="300ms")
-        destination = {
-            "type": "Ip",
-            "ip": {"address": second.address},
-            "ports": [{"number": second.plain_port, "protocol": "HTTP11", "tls": {"mode": "None"}}],
-        }
-        spec = {"destination": destination}
         objects[-2:-1] = [
-            m.manifest(f"{m.OURS}/v1alpha1", "Backend", "second", "agents", spec=spec),
+            m.ip_backend("second", second.plain_port, second.address),
             m.failover("any", "first", "second", firstByte="300ms"),
         ]
         with GatewayProcess(tmp_path, objects) as gateway:

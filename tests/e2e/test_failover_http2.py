@@ -26,15 +26,10 @@ SOME = [None, *(disease for disease in DISEASES if disease is not None and disea
 
 
 def config(listener: int, proxies: list[FaultProxy]) -> list[m.Manifest]:
-    backends = []
-    for proxy in proxies:
-        ports = [{"number": proxy.port, "protocol": "H2C", "tls": {"mode": "None"}}]
-        spec = {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": ports}}
-        backends.append(m.manifest(f"{m.OURS}/v1alpha1", "Backend", proxy.name, "agents", spec=spec))
     return [
         m.gateway(m.http_listener(listener)),
         m.policy(cidrs=["127.0.0.0/8"]),
-        *backends,
+        *(m.ip_backend(proxy.name, proxy.port, protocol="H2C") for proxy in proxies),
         m.failover("any", *(proxy.name for proxy in proxies), firstByte="700ms"),
         m.http_route("route", m.prefix_rule("/", "any")),
     ]

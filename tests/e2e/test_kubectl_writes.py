@@ -204,13 +204,13 @@ def test_what_is_taken_and_not_served_as_written_is_a_warning_for_each_problem(c
             "store": {"type": "Memory", "secretRef": {"name": "s"}},
         },
     )
-    policy["spec"]["dns"] = {"reverseCheck": "Report"}
+    policy["spec"]["dns"] = {"servers": ["https://dns.example/q", "10.0.0.53"]}
     policy["spec"]["targetRefs"][0]["name"] = "egress"
     for how in ("--dry-run=server", "--dry-run=none"):
         told = cluster.run("apply", how, "-f", "-", stdin=[policy])
         assert told.returncode == 0
         assert "limits.store do nothing with type Memory" in told.stderr
-        assert "dns.reverseCheck" in told.stderr
+        assert "dns.servers" in told.stderr
     assert cluster.run("apply", "-f", "-", stdin=[m.config_map("quiet", {"a": "b"})]).stderr == ""
 
 

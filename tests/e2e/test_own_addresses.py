@@ -120,13 +120,6 @@ def test_no_spelling_leads_to_a_listener_on_every_address(dns: NameServer, tmp_p
         assert not [host for host in spellings() if connect(port, host, port) == 200]
 
 
-def ip_backend(name: str, address: str, port: int, **more: object) -> m.Manifest:
-    made = m.backend(name, "x.test", port, **more)
-    made["spec"]["destination"].pop("fqdn")
-    made["spec"]["destination"] |= {"type": "Ip", "ip": {"address": address}}
-    return made
-
-
 def service(name: str, address: str, port: int) -> list[m.Manifest]:
     ports = [{"name": "http", "port": port}]
     kind = "IPv6" if ":" in address else "IPv4"
@@ -151,14 +144,14 @@ def test_no_backend_of_an_operator_leads_to_the_admin_address(dns: NameServer, t
     with Origin(parent) as proxy:
         through = {"parent": {"name": "proxy"}}
         backends = {
-            "ip": ip_backend("ip", "127.0.0.1", admin),
-            "zero": ip_backend("zero", "0.0.0.0", admin),
-            "mapped": ip_backend("mapped", "::ffff:0.0.0.0", admin),
+            "ip": m.ip_backend("ip", admin),
+            "zero": m.ip_backend("zero", admin, "0.0.0.0"),
+            "mapped": m.ip_backend("mapped", admin, "::ffff:0.0.0.0"),
             "fqdn": m.backend("fqdn", "zero.test", admin),
             "localhost": m.backend("localhost", "localhost", admin),
-            "asked": ip_backend("asked", "127.0.0.1", admin, **through),
-            "asked-zero": ip_backend("asked-zero", "0.0.0.0", admin, **through),
-            "asked-tls": ip_backend("asked-tls", "127.0.0.1", admin, tls=True, **through),
+            "asked": m.ip_backend("asked", admin, **through),
+            "asked-zero": m.ip_backend("asked-zero", admin, "0.0.0.0", **through),
+            "asked-tls": m.ip_backend("asked-tls", admin, tls=True, **through),
             "asked-name": m.backend("asked-name", "localhost", admin, **through),
             "asked-zero-name": m.backend("asked-zero-name", "zero.test", admin, **through),
             "asked-zero-tls": m.backend("asked-zero-tls", "zero.test", admin, tls=True, **through),
@@ -181,8 +174,8 @@ def test_no_backend_of_an_operator_leads_to_the_admin_address(dns: NameServer, t
                 m.policy(name="reverse", target="reverse", dns=dns.address, cidrs=WIDE),
                 m.backend("asked-else", "zero.test", 1, **through),
                 *backends.values(), *service("service", "0.0.0.0", admin),
-                ip_backend("proxy", "127.0.0.1", proxy.port), ip_backend("admin", "0.0.0.0", admin),
-                ip_backend("origin", "127.0.0.1", origin.port),
+                m.ip_backend("proxy", proxy.port), m.ip_backend("admin", admin, "0.0.0.0"),
+                m.ip_backend("origin", origin.port),
                 m.http_route("r", *rules, served, mirrored, parent="reverse"),
             ]  # fmt: skip
             with process(tmp_path, objects, admin) as gateway:

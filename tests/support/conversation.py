@@ -446,6 +446,9 @@ class MemoryTransport(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = cast(asyncio.Protocol, protocol)
 
+    def speak_for(self, peer: tuple[str, int]) -> None:
+        self._name = peer
+
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol
 
@@ -622,7 +625,8 @@ class Conversation:
         return self.run(wait())
 
     def _waits_for_timers(self) -> bool:
-        return any(not task.done() for task in asyncio.all_tasks(self.loop))
+        has_tasks = any(not task.done() for task in asyncio.all_tasks(self.loop))
+        return has_tasks or self.snapshot.authenticators.checks.is_busy
 
     def after(self, seconds: float) -> None:
         """Time passes on the timer wheel (memory only), tick by tick."""

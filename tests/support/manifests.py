@@ -102,6 +102,14 @@ def backend(
     return manifest(f"{OURS}/v1alpha1", "Backend", name, namespace, spec={"destination": destination, **more})
 
 
+def ip_backend(name: str, port: int, address: str = "127.0.0.1", **more: Any) -> Manifest:
+    """A Backend of type Ip. `more` is as of `backend`."""
+    made = backend(name, "-", port, **more)
+    destination = made["spec"]["destination"]
+    made["spec"]["destination"] = {"type": "Ip", "ip": {"address": address}, "ports": destination["ports"]}
+    return made
+
+
 def failover(name: str, *endpoints: str | Manifest, namespace: str = "agents", **more: Any) -> Manifest:
     """A Backend of type Failover. An endpoint is the name of a Backend, whose priority is its place here, or all of it.
     `more` goes beside the endpoints.
