@@ -29,7 +29,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow smoke check format lint types imports image-lint lock cases cases-venv bench bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow smoke check format lint types imports image-lint lock cases cases-venv sslyze bench bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,14 @@ cases: install ## run the attack cases that stand beside the checkout (options: 
 	  --command '$(abspath $(BIN))/egressproxy run --config {config} --admin 127.0.0.1:{admin}' $(CASES)
 
 cases-venv: $(CASES_VENV)/.installed
+
+# A program of its own: it wants an older cryptography than the gateway has.
+sslyze: .cache/sslyze-venv/bin/sslyze ## install sslyze, with which a test looks at listeners
+
+.cache/sslyze-venv/bin/sslyze:
+	@mkdir -p .cache
+	@$(PYTHON) -m venv .cache/sslyze-venv
+	@.cache/sslyze-venv/bin/python -m pip install --quiet 'sslyze>=6.3,<7'
 
 bench: install-dev ## compare with other proxies found on this machine (options: ARGS="…")
 	@$(BIN)/python -m benchmarks $(ARGS)
