@@ -2,12 +2,13 @@
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import FilterContext, Phase
-from egressproxy.filters.limits import memory_store, one_bucket, quota
+from egressproxy.filters.limits import memory_store, one_bucket, quota, rate_fields
 from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.qos_controller import quota as filter_of
@@ -17,6 +18,7 @@ from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.properties import examples
 
 JSON = {"content-type": "application/json"}
+CLOCKS = [(memory_store, "monotonic"), (one_bucket, "monotonic"), (quota, "monotonic"), (rate_fields, "time")]
 PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/another"]
 
 EXCHANGE = st.tuples(
@@ -81,16 +83,12 @@ def test_the_short_way_counts_what_the_long_way_counts(about, limit, burst, coun
     assert short._one is not None
     long._one = None
     now = 1000.0
-    clocks = [(module, module.monotonic) for module in (memory_store, one_bucket, quota)]
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        for module, clock in CLOCKS:
+            patched.setattr(module, clock, lambda: now)  # `now` as it is when it is asked
         for each in about:
             now += each[5]
-            for module, _ in clocks:
-                module.monotonic = lambda: now  # noqa: B023  # it is replaced before `now` changes
             assert outcome(short, each, now) == outcome(long, each, now)
-    finally:
-        for module, before in clocks:
-            module.monotonic = before
     assert short_metrics.read() == long_metrics.read()
 
 
