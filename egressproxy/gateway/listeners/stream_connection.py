@@ -16,6 +16,7 @@ from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunne
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
@@ -218,24 +219,17 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     if client.hello is not None and client.hello.has_ech:
         accounting.note_ech(x, client.hello.sni or "-")
     inner = None
-    if listener.terminate is None:
-        if listener.authenticator is not None:
-            listener.authenticator.admit_stream(x, ANONYMOUS, inf)
-            resources.identity = x.identity
-    elif listener.variants is not None:  # who the client is decides about its route, and its certificate may say it
+    if listener.terminate is not None:
+        if listener.variants is None:  # the same for all clients: what is not served is told so before a handshake
+            resources.route = route_stream(x, listener)
         inner = await begin_tls(x, client, listener)
-    listener = of_client(x, listener)
-    host = x.authority.host if x.authority is not None else ""
-    route = listener.streams.match(host)
-    if route is None:
-        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
-    resources.route = route
-    x.route, x.series = route.name, route.series
-    if x.authority is not None:
-        x.note_denials(*judge(route, x.authority))
-        leaves = listener.leaves.match(host) if listener.leaves is not None else None
-        if leaves is not None:
-            raise not_opened(host, leaves.policy)
+    elif listener.authenticator is not None:
+        listener.authenticator.admit_stream(x, ANONYMOUS, inf)
+    resources.identity = x.identity
+    if resources.route is None:
+        listener = of_client(x, listener)
+        resources.route = route_stream(x, listener)
+    route = resources.route
     if accounting.gate is not None:
         resources.tenant = accounting.gate.admit(x, route.priority)
     if route.chain.request_headers is not None:
@@ -244,7 +238,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     backend.note_denied(x)
     x.backend, x.series = backend.name, backend.series
     take_tunnel_slot(x, client.state, resources, listener)
-    if listener.terminate is None:
+    if inner is None:
         # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
         upstream = await dial(x, backend, resources, terminated=client.reader is None and backend.originates_tls)
         x.status = 200
@@ -259,12 +253,28 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         del held
         await relaying
         return
-    if inner is None:
-        inner = await begin_tls(x, client, listener)
     upstream = await dial(x, backend, resources, terminated=True)
     x.status = 200
     await relay(accounting, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()
+
+
+def route_stream(x: Exchange, listener: ActiveListener) -> Route:
+    """The route of a stream, by the name that its ClientHello names, and what policy says of that destination.
+
+    Raises GatewayFault (404), Denied.
+    """
+    host = x.authority.host if x.authority is not None else ""
+    route = listener.streams.match(host)
+    if route is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
+    x.route, x.series = route.name, route.series
+    if x.authority is not None:
+        x.note_denials(*judge(route, x.authority))
+        leaves = listener.leaves.match(host) if listener.leaves is not None else None
+        if leaves is not None:
+            raise not_opened(host, leaves.policy)
+    return route
 
 
 def not_opened(host: str, policy: str) -> Denied:
@@ -281,9 +291,6 @@ async def begin_tls(x: Exchange, client: StreamConnection, listener: ActiveListe
     x.identity = client.state.port.identity_of(peer)
     if listener.authenticator is not None:
         listener.authenticator.admit_stream(x, x.identity, verified_until(peer))
-    client.resources.identity = x.identity
-    if client.accounting.gate is not None:  # which may have been asked before
-        client.accounting.gate.killed.refuse(x.identity)
     return inner
 
 

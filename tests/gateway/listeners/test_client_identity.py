@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from egressproxy.config.reading.problems import ConfigError
+from egressproxy.gateway.overload.request_gate import RequestGate
+from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
 from tests.config.compile.kit import FORWARD, compiled, of_policy, policy
 from tests.gateway.backends.test_parent_identity import KEY, signed
 from tests.gateway.conftest import Start
@@ -163,3 +165,41 @@ def test_what_is_read_of_the_section_is_not_reported():
     refs = "[{group: '', kind: ConfigMap, name: ca}]"
     made = compiled(FORWARD, policy(f"identity: {{certificate: {{caCertificateRefs: {refs}}}}}"))
     assert "identity.certificate.caCertificateRefs is not supported yet" in of_policy(made, "Accepted")[2]
+
+
+def test_what_is_asked_of_a_terminated_stream_is_asked_of_its_client(asks: Any):
+    """Limits by identity and the kill switch meet who the certificate says, not whoever has the same address."""
+    trusting = {"certificate": {"trustDomains": ["cluster.local"]}}
+    limits = {"requests": [{"per": "Identity", "limit": 1, "window": "1h"}]}
+    talk, tls = asks(demanding(terminating(PKI, identity=trusting, limits=limits), PKI), Workload(ROBOT))
+    talk.dialled("a.example", 443)
+    tls >> b"inside"
+    talk.origin << b"inside"
+    talk.client.resets()
+    for whose, reason in ((ROBOT.replace("team", "other"), ""), (ROBOT, "request_rate")):
+        count = len(talk.records)
+        talk.client = talk.connect()
+        TlsClient(talk.client, PKI, "a.example", Workload(whose)).shakes_hands()
+        if reason:
+            talk.until(lambda count=count: len(talk.records) > count)  # type: ignore[misc]
+            assert talk.record(count)["reason"] == reason
+            talk.no_dial()
+        else:
+            talk.dialled("a.example", 443)
+            talk.client.resets()
+    gate = talk.conductor.accounting.gate = RequestGate()
+    talk.client = talk.connect()
+    TlsClient(talk.client, PKI, "a.example", Workload(ROBOT.replace("team", "third"))).shakes_hands()
+    talk.dialled("a.example", 443)
+    assert ("agents/gw", "tls", "third") in gate.tenants
+    talk.client.resets()
+    assert not gate.tenants
+
+
+def test_a_name_that_is_not_served_is_told_so_in_place_of_a_handshake(converse: Start):
+    talk = converse(terminating(PKI))
+    hello = TlsClient(talk.client, PKI, "b.example").hello()
+    talk.client >> hello
+    talk.client << UNRECOGNIZED_NAME
+    talk.client.is_closed()
+    assert talk.record()["reason"] == "no_route"
