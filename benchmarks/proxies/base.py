@@ -74,9 +74,9 @@ class Proxy(ABC):
     def tunnel_port(self) -> int:
         return self.ports["FORWARD"]
 
-    def opened_port(self) -> int:
-        """Where CONNECT leads to a tunnel that is opened."""
-        return self.ports["FORWARD"]
+    def opening(self) -> Proxy:
+        """The proxy that opens tunnels: this one, or one that has yet to be started."""
+        return self
 
     def reverse_port(self, host: str) -> int:
         """Where the reverse proxy of a name listens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +23,8 @@ NO_HTTP2 = "its listener here speaks HTTP/1"
 
 class EgressProxy(Proxy):
     name = "egressproxy"
-    listeners = ("FORWARD", "REVERSE", "ADMIN", "OPENED")
+    listeners: Sequence[str] = ("FORWARD", "REVERSE", "ADMIN")
+    template = "egressproxy.yaml"
     opens_tunnels = True
 
     def prepare(self, world: World, folder: Path) -> list[str]:
@@ -31,18 +32,26 @@ class EgressProxy(Proxy):
 
         self.version = __version__
         self.opened_ca = world.folder / "opened-ca.crt"
-        config = world.render("egressproxy.yaml", folder, self.ports, self.names)
+        config = world.render(self.template, folder, self.ports, self.names)
         workers = ["--workers", str(self.workers)] if self.workers > 1 else []
         return [
             *EGRESSPROXY, "run", "--config", str(config), "--admin", f"127.0.0.1:{self.ports['ADMIN']}",
             "--access-log", str(folder / "access.log"), *workers,
         ]  # fmt: skip
 
-    def opened_port(self) -> int:
-        return self.ports["OPENED"]
+    def opening(self) -> Proxy:
+        """Of a configuration of its own: the memory of the others is that of users who open nothing."""
+        return OpeningEgressProxy()
 
     def can_have_workers(self) -> bool:
         return _has_workers()
+
+
+class OpeningEgressProxy(EgressProxy):
+    """As W9 has it."""
+
+    listeners = ("FORWARD", "ADMIN")
+    template = "egressproxy-opened.yaml"
 
 
 EGRESSPROXY = [sys.executable, "-m", "egressproxy"]

@@ -5,10 +5,10 @@ from egressproxy.config.compile import Defaults, compile_config
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 
-PORTS = {name: 20000 + at for at, name in enumerate(("FORWARD", "REVERSE", "ADMIN", "TUNNEL", "WORKERS", "OPENED"))}
+PORTS = {name: 20000 + at for at, name in enumerate(("FORWARD", "REVERSE", "ADMIN", "TUNNEL", "WORKERS"))}
 TEMPLATES = (
-    "egressproxy.yaml", "envoy.yaml", "haproxy.cfg", "nginx.conf", "squid.conf", "tinyproxy.conf", "litellm.yaml",
-    "upstream.conf",
+    "egressproxy.yaml", "egressproxy-opened.yaml", "envoy.yaml", "haproxy.cfg", "nginx.conf", "squid.conf",
+    "tinyproxy.conf", "litellm.yaml", "upstream.conf",
 )  # fmt: skip
 
 
@@ -30,10 +30,20 @@ def test_every_name_has_its_route(world, tmp_path):
     assert text.count('domains: ["h0') == 2 * 10
 
 
-def test_our_own_configuration_is_accepted_without_a_warning_and_holds_the_whole_policy(world, tmp_path):
-    text = world.render("egressproxy.yaml", tmp_path, PORTS).read_text()
+@pytest.mark.parametrize(
+    ("template", "routes"), [("egressproxy.yaml", 2 * len(HOSTS) + 2), ("egressproxy-opened.yaml", 1)]
+)
+def test_our_own_configuration_is_accepted_without_a_warning_and_holds_the_whole_policy(
+    world, tmp_path, template, routes
+):
+    text = world.render(template, tmp_path, PORTS).read_text()
     compiled = compile_config(load_text(text, "bench.yaml"), Catalog(), Defaults(("127.0.0.1",)))
-    assert text.count("\nkind: HTTPRoute\n") == 2 * len(HOSTS) + 3
+    assert text.count("\nkind: HTTPRoute\n") == routes
     assert not compiled.warnings
     for word in ("maxBodyBytes", "connections:", "requests:", "CredentialInjector", "HeaderPolicy"):
         assert word in text
+
+
+def test_only_the_workload_of_opened_tunnels_opens_any(world, tmp_path):
+    opening = [name for name in TEMPLATES if "intercept:" in world.render(name, tmp_path, PORTS).read_text()]
+    assert opening == ["egressproxy-opened.yaml"]
