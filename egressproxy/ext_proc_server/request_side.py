@@ -18,7 +18,7 @@ from egressproxy.ext_proc_server.envoy_messages import (
 )
 from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.exchange.admission import name_request, read_identity, refuse_loops, route_request
+from egressproxy.gateway.exchange.admission import believe_gateway, name_request, refuse_loops, route_request
 from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.route import SELF_SERVICE
 from egressproxy.gateway.snapshot import Port
@@ -89,7 +89,7 @@ class RequestSide:
             raise GatewayFault(Reason.METHOD_NOT_ALLOWED, message_text, status=405)
         if head.via or head.method == b"TRACE":
             refuse_loops(head, accounting.pseudonym)
-            read_identity(x, listener, head, accounting.seen, accounting.metrics.forwarded_identities)
+            believe_gateway(accounting, x, listener, head)
         if listener.variants is not None:
             listener = listener.variants.of(x.identity)
         route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ class Metrics:
         self.reloads: Counter[str] = Counter()
         self.connections_rejected: Counter[str] = Counter()
         self.http2_connections_broken: Counter[str] = Counter()
-        self.forwarded_identities: Counter[str] = Counter()  # by what `read_identity` found of them
+        self.forwarded_identities: Counter[str] = Counter()  # by what was found of them
         self.interceptions = Interceptions()
         self.ech_hellos = EchHellos()
         self.parents_put_aside: Counter[tuple[str, str]] = Counter()  # by parent and Reason

@@ -1,25 +1,29 @@
-"""Admission: what a request asks for, and whether policy lets it. Decided on names alone: nothing is resolved here.
+"""Admission: what a request asks for, who asks, and whether policy lets it. Decided on names alone: nothing is resolved
+here.
 
-`name_request` and `name_stream` write into the exchange what the client has named. Everything else takes values and
-returns a decision: a route and what is to be noted, or it raises. So `explain` calls what traffic calls.
+`name_request` and `name_stream` write into the exchange what the client has named, `identify` and `identify_stream` who
+it is. Everything else takes values and returns a decision: a route and what is to be noted, or it raises. So `explain`
+calls what traffic calls.
 Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.3 (loops) and 9.3.8 (TRACE).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import suppress
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
 from egressproxy.gateway.enforcement import lifted
+from egressproxy.gateway.exchange.accounting import Accounting
+from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import CallerIdentity, Exchange, service_account_name
-from egressproxy.model.forwarded_identity import NotVerified, SeenValues, verify
+from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.protocols.tls.client_hello import ClientHello
@@ -28,15 +32,17 @@ from egressproxy.routing.hosts import patterns_of
 __all__ = [
     "HTTP_PORT",
     "admit_http",
+    "believe_gateway",
     "connect_not_served",
     "decide_names",
     "default_route",
+    "identify",
+    "identify_stream",
     "judge",
     "name_request",
     "name_stream",
     "of_client",
     "read_authority",
-    "read_identity",
     "refuse_loops",
     "route_request",
     "route_tunnel",
@@ -128,19 +134,46 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
 
 
-def read_identity(
-    x: Exchange, listener: ActiveListener, head: RequestHead, seen: SeenValues, counted: Counter[str]
+async def identify(
+    accounting: Accounting, x: Exchange, client: Client, listener: ActiveListener, head: RequestHead
 ) -> None:
+    """Write into `x` who its client is: what the request says, before what its connection says. Loops are refused.
+
+    Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
+    """
+    refuse_loops(head, accounting.pseudonym)
+    if head.via:
+        believe_gateway(accounting, x, listener, head)
+    if listener.authenticator is not None:
+        checking = listener.authenticator.admit(x, client, head)
+        if checking is not None:
+            await checking
+    client.resources.identity = x.identity
+
+
+def identify_stream(
+    x: Exchange, resources: HeldResources, listener: ActiveListener, shown: CallerIdentity, until: float
+) -> None:
+    """The same of a connection that is no HTTP. `shown`: by its certificate, which holds until then (seconds since
+    1970). Raises as `Authenticator.admit_stream`.
+    """
+    x.identity = shown
+    if listener.authenticator is not None:
+        listener.authenticator.admit_stream(x, shown, until)
+    resources.identity = x.identity
+
+
+def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListener, head: RequestHead) -> None:
     """Learn who the client of another gateway is, where that has signed it with a key that holds here.
 
-    One that is not verified is not an error: the client is who it is without. The log says why. `counted` has how often
-    which result was found.
+    One that is not verified is not an error: the client is who it is without. The log says why.
     """
     keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
     if not keys or not value or x.authority is None:
         return
+    counted = accounting.metrics.forwarded_identities
     try:
-        who = verify(keys, value, head.method, x.authority.text, time.time(), seen)
+        who = verify(keys, value, head.method, x.authority.text, time.time(), accounting.seen)
     except NotVerified as error:
         x.detail = f"X-Egress-Identity: {error}"
         counted[error.result] += 1

@@ -24,13 +24,7 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody, end_if_no_memory
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import (
-    decide_names,
-    name_request,
-    read_identity,
-    refuse_loops,
-    route_request,
-)
+from egressproxy.gateway.exchange.admission import decide_names, identify, name_request, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
@@ -116,15 +110,8 @@ class Conductor:
                     self.answer(x, client, answer)
                 return
             listener = name_request(x, client.state.port, client.server_name, client.tunnel, head)
-            if head.via or head.method == b"TRACE":
-                refuse_loops(head, self.pseudonym)
-                read_identity(x, listener, head, self.accounting.seen, self.accounting.metrics.forwarded_identities)
-                resources.identity = x.identity
-            if listener.authenticator is not None:
-                checking = listener.authenticator.admit(x, client, head)
-                if checking is not None:
-                    await checking
-                resources.identity = x.identity
+            if head.via or listener.authenticator is not None or head.method == b"TRACE":
+                await identify(self.accounting, x, client, listener, head)
             if listener.variants is not None:
                 listener = listener.variants.of(x.identity)
             route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]

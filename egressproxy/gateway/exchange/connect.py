@@ -24,10 +24,9 @@ from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
     admit_http,
     connect_not_served,
+    identify,
     of_client,
     read_authority,
-    read_identity,
-    refuse_loops,
     route_tunnel,
     ways_to_http_port,
 )
@@ -68,15 +67,8 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     if not listener.is_forward or client.tunnel is not None:
         raise connect_not_served()
     authority = x.authority = read_authority(head.target, None)
-    if head.via:
-        refuse_loops(head, accounting.pseudonym)
-        read_identity(x, listener, head, accounting.seen, accounting.metrics.forwarded_identities)
-        client.resources.identity = x.identity
-    if listener.authenticator is not None:
-        checking = listener.authenticator.admit(x, client, head)
-        if checking is not None:
-            await checking
-        client.resources.identity = x.identity
+    if head.via or listener.authenticator is not None:
+        await identify(accounting, x, client, listener, head)
     listener = of_client(x, listener)
     if authority.port == HTTP_PORT:
         return await serve_http_port(accounting, x, client, authority, listener)

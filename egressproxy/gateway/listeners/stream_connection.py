@@ -11,7 +11,7 @@ from math import inf
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import judge, name_stream, of_client
+from egressproxy.gateway.exchange.admission import identify_stream, judge, name_stream, of_client
 from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunnel_slot
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.relay import hand_over, relay
@@ -222,10 +222,11 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     if listener.terminate is not None:
         if listener.variants is None:  # the same for all clients: what is not served is told so before a handshake
             resources.route = route_stream(x, listener)
-        inner = await begin_tls(x, client, listener)
-    elif listener.authenticator is not None:
-        listener.authenticator.admit_stream(x, ANONYMOUS, inf)
-    resources.identity = x.identity
+        inner = await terminate(client, listener)
+        peer = inner.transport.get_extra_info("ssl_object")
+        identify_stream(x, resources, listener, client.state.port.identity_of(peer), verified_until(peer))
+    else:
+        identify_stream(x, resources, listener, ANONYMOUS, inf)
     if resources.route is None:
         listener = of_client(x, listener)
         resources.route = route_stream(x, listener)
@@ -282,16 +283,6 @@ def not_opened(host: str, policy: str) -> Denied:
     message = f"{host} is denied by policy {policy}: its TLS is to be opened, which TLS listeners do not do"
     remedy = f"let clients CONNECT to {host} through a forward-proxy listener, or take it out of intercept.hostnames"
     return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
-
-
-async def begin_tls(x: Exchange, client: StreamConnection, listener: ActiveListener) -> _Inner:
-    """TLS with the client, which may say who it is. Raises what refuses a client that is not known."""
-    inner = await terminate(client, listener)
-    peer = inner.transport.get_extra_info("ssl_object")
-    x.identity = client.state.port.identity_of(peer)
-    if listener.authenticator is not None:
-        listener.authenticator.admit_stream(x, x.identity, verified_until(peer))
-    return inner
 
 
 def alert_for(error: GatewayError, hello: ClientHello) -> bytes:
