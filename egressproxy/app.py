@@ -123,7 +123,8 @@ class App:
         # The rest of AdminState.
         self.reload, self.model = self._live.reload, self._live.model
         self.holds = self._fleet.holds
-        self.kill_switch = KillSwitch(self._fleet, self.metrics).answer
+        self._kill_switch = KillSwitch(self._fleet, self.metrics, options.state_dir)
+        self.kill_switch = self._kill_switch.answer
         self.explain, self.decisions, self.caches = self._fleet.explain, self._fleet.decisions, self._fleet.caches
 
     # --- AdminState ------------------------------------------------------------------------------------------------
@@ -168,6 +169,7 @@ class App:
         try:
             self._open_state()
             await self._fleet.start()
+            await self._kill_switch.start()
             await self._start_admin()  # it tells that the rest is not there yet
             await self._live.take()
         except FAILURES as error:

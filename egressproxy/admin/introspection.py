@@ -22,7 +22,7 @@ from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.kill_switch import KillChange
+from egressproxy.model.kill_switch import KillChange, NotKilled
 
 __all__ = ["Questions"]
 
@@ -140,6 +140,10 @@ class Questions:
             return web.Response(body=await self._state.kill_switch(change), content_type=JSON)
         except NotAnswered as error:
             raise _not_all(error) from None
+        except NotKilled as error:
+            raise ApiError(404, "NotFound", str(error)) from None
+        except OSError as error:
+            raise ApiError(500, "InternalError", str(error)) from None
 
     async def _check_writer(self, request: web.BaseRequest, address: IPv4Address | IPv6Address, what: str) -> None:
         """Raises ApiError (401, 403) for a client that may not ask for this, as `WriteAccess.check`."""

@@ -46,7 +46,9 @@ class AdminState(Protocol):
         """What waits for approval in each worker as JSON, behind this decision. Raises errors.NotAnswered."""
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
-        """Who is out of service behind this change, as JSON. Raises ValueError, errors.NotAnswered."""
+        """Who is out of service behind this change, as JSON. Raises ValueError, NotKilled, errors.NotAnswered, and
+        OSError with a sentence where it cannot be kept.
+        """
 
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,13 +33,14 @@ def ask(
     accept: str = "application/json",
     not_found: int = 2,
     token: str = "",
+    near: Callable[[], str] | None = None,
 ) -> dict[str, Any]:
     """The JSON body of one response. `token` is that of `--api-token-file`, "" for none.
 
-    Exits the process: with 2 if there is no response, or the request is refused; with `not_found` for a 404; with 1 for
-    a 409, which says that the request was not carried out.
+    Exits the process: with 2 if there is no response, or the request is refused; with `not_found` for a 404, after the
+    lines that `near` gives; with 1 for a 409, which says that the request was not carried out.
     """
-    with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}, token) as answer:
+    with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}, token, near) as answer:
         body: dict[str, Any] = json.loads(answer.read())
     return body
 
@@ -70,6 +71,7 @@ def _answer(
     timeout_s: float | None,
     exits: Mapping[int, int],
     token: str = "",
+    near: Callable[[], str] | None = None,
 ) -> Iterator[HTTPResponse]:
     """The response. Exits with 2 if there is none; for a refusal with the status that `exits` has for it, or 2."""
     from http.client import HTTPConnection, HTTPException
@@ -86,6 +88,8 @@ def _answer(
         answer = connection.getresponse()
         if answer.status >= 400:
             click.echo(f"egressproxy: {json.loads(answer.read()).get('message', answer.reason)}", err=True)
+            if answer.status == 404 and near is not None:
+                click.echo(near(), err=True)
             sys.exit(exits.get(answer.status, 2))
         yield answer
     except (OSError, HTTPException, ValueError) as error:

@@ -11,6 +11,7 @@ import click
 from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import admin_option, api_token_option, output_option
 from egressproxy.cli.styled_lines import printable
+from egressproxy.cli.suggestions import near_lines
 
 __all__ = ["command"]
 
@@ -67,7 +68,7 @@ def approve(key: str, by: str, token: Path | None, output: str, admin: tuple[str
     Examples:
       egressproxy holds approve 5e1f0b6c2d3a4f58 --by alice
 
-    Exit status: 0 done, 2 wrong usage, no response, a refusal, or a request that does not wait (any more).
+    Exit status: 0 done, 1 nothing with this ID waits (any more), 2 wrong usage, no response or a refusal.
     """
     _decide([("approve", key), *([("by", by)] if by else [])], token, output, admin)
 
@@ -86,7 +87,7 @@ def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tu
     Examples:
       egressproxy holds deny 5e1f0b6c2d3a4f58 --why "not this bucket"
 
-    Exit status: 0 done, 2 wrong usage, no response, a refusal, or a request that does not wait (any more).
+    Exit status: 0 done, 1 nothing with this ID waits (any more), 2 wrong usage, no response or a refusal.
     """
     _decide(
         [("deny", key), *([("by", by)] if by else []), *([("why", why)] if why else [])], token, output, admin
@@ -94,5 +95,11 @@ def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tu
 
 
 def _decide(pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
-    found: dict[str, Any] = ask(admin or ADMIN, "/holds", pairs, method="POST", token=token_of(token))
+    def near() -> str:
+        ids = [each["id"] for each in ask(admin or ADMIN, "/holds")["holds"]]
+        return near_lines(pairs[0][1], ids, "nothing waits", "what waits has the ids")
+
+    found: dict[str, Any] = ask(
+        admin or ADMIN, "/holds", pairs, method="POST", not_found=1, token=token_of(token), near=near
+    )  # fmt: skip
     click.echo(json.dumps(found, indent=2) if output == "json" else f"done; {len(found['holds'])} wait")

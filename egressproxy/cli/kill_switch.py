@@ -12,6 +12,7 @@ import click
 from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import admin_option, api_token_option, output_option
 from egressproxy.cli.styled_lines import printable
+from egressproxy.cli.suggestions import near_lines
 
 __all__ = ["command"]
 
@@ -55,7 +56,7 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
 
     IDENTITY is the name in the access log (`identity`). A service account is the same client as
     system:serviceaccount:NAMESPACE:NAME and as spiffe://DOMAIN/ns/NAMESPACE/sa/NAME. It holds until `restore`, over
-    reloads and restarts of workers, not over a restart of the process.
+    reloads and restarts of workers; over a restart of the process where that has --state-dir.
 
     \b
     Examples:
@@ -73,13 +74,14 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
 @output_option
 @admin_option("The admin address of the process.")
 def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
-    """Let IDENTITY, written as for `kill`, do again what policies allow.
+    """Let IDENTITY do again what policies allow. A service account may be written in each form that names it.
 
     \b
     Examples:
       egressproxy kill-switch restore system:serviceaccount:agents:worker
 
-    Exit status: 0 done in every worker, 2 wrong usage, no response or a refusal.
+    Exit status: 0 done in every worker, 1 nobody is out of service under this name, 2 wrong usage, no response or a
+    refusal.
     """
     _change([("restore", identity)], token, output, admin)
 
@@ -87,9 +89,17 @@ def restore(identity: str, token: Path | None, output: str, admin: tuple[str, in
 def _change(
     pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int] | None
 ) -> None:  # fmt: skip
-    found = ask(admin or ADMIN, "/kill-switch", pairs, method="POST", token=token_of(token))
+    def near() -> str:
+        killed = [each["identity"] for each in ask(admin or ADMIN, "/kill-switch")["killed"]]
+        return near_lines(pairs[0][1], killed, "nobody is out of service", "out of service are")
+
+    found = ask(
+        admin or ADMIN, "/kill-switch", pairs, method="POST", not_found=1, token=token_of(token), near=near
+    )  # fmt: skip
     if output == "text":
         click.echo(f"done in every worker; {found['cut']} exchanges were cut")
+        if not found["kept"] and pairs[0][0] == "kill":
+            click.echo("a restart of the process forgets it: it has no --state-dir to keep it in", err=True)
     else:
         _print(found, output)
 

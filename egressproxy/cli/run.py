@@ -92,8 +92,9 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 @serving_options
 @click.option(
     "--state-dir", "state_dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="The folder of the objects that are written through the admin API, served beside --config; created if it does"
-    " not exist. Only one process can use it at a time.",
+    help="The folder of what has to survive a restart: objects that are written through the admin API, served beside"
+    " --config, and who is out of service (kill-switch). Created if it does not exist. Only one process can use it at a"
+    " time.",
 )  # fmt: skip
 @click.option(
     "--api-writes", is_flag=True,

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
 
-__all__ = ["did_you_mean"]
+from egressproxy.cli.styled_lines import printable
+
+__all__ = ["did_you_mean", "near_lines"]
+
+#: Words that are shown where one is not known.
+_SHOWN: Final = 5
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:
@@ -15,3 +21,14 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str, *, cutoff: flo
     by_lower = {each.lower(): each for each in known}
     near = get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return f"did you mean {by_lower[near[0]]}?" if near else otherwise
+
+
+def near_lines(word: str, known: Iterable[str], nothing: str, what: str) -> str:
+    """What to show where this word is not known: "WHAT: a, b", the words that are most like it, or the first of all;
+    `nothing` where there is none.
+    """
+    by_lower = {each.lower(): each for each in known}
+    near = [each for lower, each in by_lower.items() if word and lower.startswith(word.lower())][:_SHOWN]
+    near = near or [by_lower[each] for each in get_close_matches(word.lower(), by_lower, n=_SHOWN, cutoff=0.5)]
+    shown = near or list(by_lower.values())[:_SHOWN]
+    return f"{what}: {', '.join(map(printable, shown))}" if shown else nothing

@@ -15,7 +15,7 @@ from typing import Final
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.exchange import CallerIdentity
 
-__all__ = ["MAX_KILLED", "KillChange", "KilledIdentities", "KilledIdentity"]
+__all__ = ["MAX_KILLED", "KillChange", "KilledIdentities", "KilledIdentity", "NotKilled"]
 
 #: Identities that may be killed at one time, and the bytes of one's name and of what is said of it.
 MAX_KILLED: Final = 10_000
@@ -27,6 +27,10 @@ _ACCOUNT: Final = re.compile(
 _PARAMETERS: Final = ("kill", "restore", "why")
 
 
+class NotKilled(LookupError):
+    """Somebody is to be restored who is not out of service."""
+
+
 @dataclass(frozen=True, slots=True)
 class KilledIdentity:
     """`name` is that of CallerIdentity, `why` what the operator says, `since` in seconds since 1970."""
@@ -34,6 +38,17 @@ class KilledIdentity:
     name: str
     why: str = ""
     since: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, a sentence, for what is no name of an identity, or cannot be shown."""
+        if not self.name or self.name == "-":
+            raise ValueError("the identity has no name; the access log has those of clients as identity")
+        if len(self.name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+            raise ValueError(f"the name of the identity is longer than {MAX_NAME_BYTES} bytes")
+        if len(self.why.encode("utf-8", "replace")) > MAX_WHY_BYTES:
+            raise ValueError(f"why is longer than {MAX_WHY_BYTES} bytes")
+        if not (self.name + self.why).isprintable():
+            raise ValueError("the name of the identity, or why, has a character that cannot be printed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +71,8 @@ class KillChange:
             found[name] = value
         if ("kill" in found) == ("restore" in found):
             raise ValueError("say which identity: kill=NAME or restore=NAME, one of both")
-        name, why = found.get("kill", found.get("restore", "")), found.get("why", "")
-        if not name or name == "-":
-            raise ValueError("the identity has no name; the access log has those of clients as identity")
-        if len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-            raise ValueError(f"the name of the identity is longer than {MAX_NAME_BYTES} bytes")
-        if len(why.encode("utf-8", "replace")) > MAX_WHY_BYTES:
-            raise ValueError(f"why is longer than {MAX_WHY_BYTES} bytes")
-        if not (name + why).isprintable():
-            raise ValueError("the name of the identity, or why, has a character that cannot be printed")
-        return cls(name, "kill" in found, why)
+        asked = KilledIdentity(found.get("kill", found.get("restore", "")), found.get("why", ""))
+        return cls(asked.name, "kill" in found, asked.why)
 
 
 class KilledIdentities:
@@ -95,9 +102,18 @@ class KilledIdentities:
             )
 
     def changed(self, change: KillChange, now: float) -> KilledIdentities:
-        """With this change, made `now` (seconds since 1970). Raises ValueError where there are MAX_KILLED already."""
-        kept = tuple(each for each in self.every if each.name != change.name)
+        """With this change, made `now` (seconds since 1970). Raises ValueError where there are MAX_KILLED already, and
+        NotKilled where nobody is to be restored.
+        """
+        account = _account(change.name)
+        kept = tuple(
+            each
+            for each in self.every
+            if each.name != change.name and (account is None or _account(each.name) != account)
+        )
         if not change.kills:
+            if len(kept) == len(self.every):
+                raise NotKilled(f"nobody is out of service under the name {change.name}: nothing is restored")
             return KilledIdentities(kept)
         if len(kept) >= MAX_KILLED:
             raise ValueError(f"{MAX_KILLED} identities are killed already: restore some, or deny them in a policy")

@@ -13,7 +13,7 @@ from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.kill_switch import KillChange
+from egressproxy.model.kill_switch import KillChange, NotKilled
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask
@@ -47,6 +47,10 @@ class State(PlainState):
             raise NotAnswered(self.silent)
         if change is not None and change.name == "one too many":
             raise ValueError("restore some")
+        if change is not None and change.name == "bob" and not change.kills:
+            raise NotKilled("nobody is out of service under the name bob")
+        if change is not None and change.name == "full":
+            raise OSError("it was not written: the disk is full")
         self.changes.append(change)
         return b'{"killed": [], "cut": 3}'
 
@@ -196,6 +200,10 @@ async def test_identities_are_killed_and_restored(admin: AdminServer, state: Sta
     assert state.changes == [None, KillChange("alice", kills=True, why="x"), KillChange("alice", kills=False)]
     for query in ("", "?kill=", "?kill=a&restore=a", "?kill=one%20too%20many"):
         assert (await ask(admin, f"/kill-switch{query}", "POST", extra=MARK)).status == 400
+    missing = await ask(admin, "/kill-switch?restore=bob", "POST", extra=MARK)
+    assert (missing.status, missing.json()["message"]) == (404, "nobody is out of service under the name bob")
+    unkept = await ask(admin, "/kill-switch?kill=full", "POST", extra=MARK)
+    assert (unkept.status, unkept.json()["message"]) == (500, "it was not written: the disk is full")
     state.silent = "worker 2 did not answer"
     assert (await ask(admin, "/kill-switch?kill=alice", "POST", extra=MARK)).status == 503
     assert len(state.changes) == 3

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.test_workers import workers
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, echo, get, read_head
 from tests.support import manifests as m
@@ -42,10 +44,14 @@ def has_ended(sock: socket.socket) -> bool:
         return True
 
 
+def command(gateway: GatewayProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, "-m", "egressproxy", "kill-switch", *arguments]
+    whole += ["--admin", f"127.0.0.1:{gateway.admin_port}"]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
 def kill_switch(gateway: GatewayProcess, *arguments: str) -> str:
-    command = [sys.executable, "-m", "egressproxy", "kill-switch", *arguments]
-    command += ["--admin", f"127.0.0.1:{gateway.admin_port}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = command(gateway, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -78,6 +84,10 @@ def test_an_identity_is_cut_off_in_every_worker_and_over_reloads_until_it_is_res
             )
             assert {status(WORKER) for _ in range(8)} == {403}
             assert status(OTHER) == 200
+            missed = command(gateway, "restore", "system:serviceaccount:agents:wroker")
+            assert (missed.returncode, missed.stdout) == (1, "")
+            assert "nobody is out of service under the name system:serviceaccount:agents:wroker" in missed.stderr
+            assert "out of service are: spiffe://any.test/ns/agents/sa/worker" in missed.stderr
             assert "spiffe://any.test/ns/agents/sa/worker since 2" in kill_switch(gateway, "list")
             gateway.replace(objects)
             gateway.wait_for_metric("egress_identities_killed", 1)
@@ -91,3 +101,58 @@ def test_an_identity_is_cut_off_in_every_worker_and_over_reloads_until_it_is_res
             kill_switch(gateway, "restore", "spiffe://any.test/ns/agents/sa/worker")
             assert {status(WORKER) for _ in range(8)} == {200}
             assert kill_switch(gateway, "list") == "nobody is out of service\n"
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_who_is_out_of_service_stays_so_over_a_restart_and_a_damaged_file_serves_nobody(tmp_path: Path, count: str):
+    port = free_port()
+    state = tmp_path / "state"
+    file = state / ".kill-switch.json"
+    with NameServer({"*": ["127.0.0.1"]}) as dns, Origin() as web:
+
+        def status(address: str) -> int:
+            with client(port, address) as sock:
+                return ask(sock, get("origin.test", web.port))[0]
+
+        objects = [
+            m.gateway(m.forward_listener(port)),
+            m.policy(
+                ("origin.test",), dns=dns.address, cidrs=ALLOW_LOOPBACK, identity={"address": {"clients": CLIENTS}}
+            ),
+        ]  # fmt: skip
+        gateway = GatewayProcess(tmp_path, objects, arguments=["--workers", count, "--state-dir", str(state)])
+        name = "system:serviceaccount:agents:worker"
+        with gateway:
+            done = command(gateway, "kill", name, "--why", "leaks keys")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert file.stat().st_mode & 0o777 == 0o600
+            os.kill(gateway.pid, signal.SIGKILL)  # it has no time to write anything more
+            gateway.stop()
+        with gateway:
+            assert gateway.metric("egress_identities_killed") == 1
+            assert {status(WORKER) for _ in range(4)} == {403}
+            assert status(OTHER) == 200
+            assert "leaks keys" in kill_switch(gateway, "list")
+            kept = file.read_text()
+            file.unlink()
+            file.mkdir()  # what cannot be replaced by a file
+            failed = command(gateway, "restore", name)
+            assert failed.returncode == 2
+            assert "it stays out of service" in failed.stderr
+            assert status(WORKER) == 403
+            failed = command(gateway, "kill", "system:serviceaccount:agents:other")
+            assert failed.returncode == 2
+            assert "until the process ends" in failed.stderr
+            assert status(OTHER) == 403
+            file.rmdir()
+            kill_switch(gateway, "restore", "system:serviceaccount:agents:other")
+        file.write_text(kept[:-10])
+        with pytest.raises(RuntimeError, match=r"status 1:[^$]*kill-switch.json does not say who is out of service"):
+            gateway.start()
+        file.write_text(kept)
+        with gateway:
+            assert status(WORKER) == 403
+            kill_switch(gateway, "restore", name)
+            assert status(WORKER) == 200
+        with gateway:
+            assert status(WORKER) == 200

@@ -118,3 +118,17 @@ def test_the_client_of_another_gateway_is_killed_by_its_own_name(converse: Start
     refused(talk, GET[:-2] + signed(b"GET", "a.example:80") + b"\r\n")
     talk.client = talk.connect()
     exchange(talk)  # who has not signed anything goes on
+
+
+def test_a_policy_puts_its_subjects_out_of_service_as_the_documentation_writes_it(converse: Start):
+    deny = {"deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]}
+    subjects = [{"namespace": "agents", "serviceAccount": "worker"}]
+    policy = m.policy(name="out-of-service", subjects=subjects, destinations=deny)
+    talk = known(converse, policy).talk
+    talk.client >> GET
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "resolved_denied")
+    tunnel = talk.connect()
+    tunnel >> connect("203.0.113.9:443")
+    assert tunnel.answer()[0] == 403
+    talk.no_dial()

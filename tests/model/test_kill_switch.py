@@ -6,7 +6,7 @@ import pytest
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
-from egressproxy.model.kill_switch import MAX_KILLED, KillChange, KilledIdentities, KilledIdentity
+from egressproxy.model.kill_switch import MAX_KILLED, KillChange, KilledIdentities, KilledIdentity, NotKilled
 from egressproxy.model.spiffe import workload
 
 BY_CERTIFICATE = workload(["spiffe://cluster.local/ns/agents/sa/worker"], ["cluster.local"])
@@ -44,6 +44,19 @@ def test_changes_replace_and_restore_and_are_bounded():
     with pytest.raises(ValueError, match="restore some"):
         full.changed(KillChange("one more", kills=True), 0.0)
     assert len(full.changed(KillChange("7", kills=True), 0.0).every) == MAX_KILLED
+
+
+def test_a_service_account_is_restored_in_each_form_that_names_it():
+    switch = killed(BY_CERTIFICATE.name, "alice")
+    assert switch.changed(KillChange(BY_TOKEN.name, kills=False), 0.0).every == (KilledIdentity("alice"),)
+    assert len(switch.changed(KillChange(BY_TOKEN.name, kills=True), 0.0).every) == 2
+
+
+def test_nobody_is_restored_who_is_not_killed():
+    switch = killed(BY_TOKEN.name, "alice")
+    for name in ("Alice", "alice ", "system:serviceaccount:agents:workers", "spiffe://a.test/ns/agents/sa/workers"):
+        with pytest.raises(NotKilled, match="nothing is restored"):
+            switch.changed(KillChange(name, kills=False), 0.0)
 
 
 @pytest.mark.parametrize(

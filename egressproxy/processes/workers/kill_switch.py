@@ -1,4 +1,6 @@
-"""KillSwitch: which clients an operator has put out of service. It survives reloads and workers, not the process."""
+"""KillSwitch: which clients an operator has put out of service. It survives reloads and workers, and with a file of its
+own the process.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,12 @@ import asyncio
 import json
 import logging
 import time
+from pathlib import Path
 
+from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
-from egressproxy.processes.workers.fleet import Fleet
+from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
+from egressproxy.processes.workers.killed_file import NAME, read_killed, write_killed
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["KillSwitch"]
@@ -17,32 +22,85 @@ log = logging.getLogger("egressproxy")
 
 
 class KillSwitch:
-    """One for a run; `fleet` carries it out."""
+    """One for a run; `fleet` carries it out. `folder`: where it is kept, which is ours alone; None: nowhere."""
 
-    def __init__(self, fleet: Fleet, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, metrics: Metrics, folder: Path | None = None) -> None:
         self._fleet = fleet
+        self._file = folder / NAME if folder is not None else None
         self._killed = KilledIdentities()
         self._turn = asyncio.Lock()
+        self._changes: set[asyncio.Task[int]] = set()
         metrics.add_gauge(
             "egress_identities_killed", "Identities that an operator has put out of service.",
             lambda: len(self._killed.every),
         )  # fmt: skip
 
-    async def answer(self, change: KillChange | None) -> bytes:
-        """What holds behind this change, if it is not None, as JSON: `killed`, and how many exchanges were `cut`.
+    async def start(self) -> None:
+        """Those in the file are out of service, before anybody is served. Raises ConfigRefused."""
+        if self._file is None:
+            return
+        try:
+            self._killed = await asyncio.to_thread(read_killed, self._file)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigRefused(
+                f"--state-dir: {self._file} does not say who is out of service ({why}), so nobody is served: put a copy"
+                " of it back, or delete it, and nobody is out of service then"
+            ) from None
+        if not self._killed:
+            return
+        try:
+            await self._fleet.kill(self._killed.every)
+        except NotAnswered as error:
+            raise ConfigRefused(str(error)) from None
+        log.warning("kill switch: %d identities are out of service, as %s says", len(self._killed.every), self._file)
 
-        Raises ValueError where there are too many, errors.NotAnswered where not all workers have answered: the change
-        holds all the same, for those that have and for what replaces the others.
+    async def answer(self, change: KillChange | None) -> bytes:
+        """What holds behind this change, if it is not None, as JSON: `killed`, how many exchanges were `cut`, and
+        whether it is `kept` over a restart of the process.
+
+        Raises ValueError where there are too many, NotKilled where nobody is to be restored. errors.NotAnswered where
+        not all workers have answered: the change holds all the same, for those that have and for what replaces the
+        others. OSError, a sentence, where the file cannot be written: somebody who was killed is killed then.
         """
         cut = 0
+        if change is not None:
+            doing = asyncio.create_task(self._change(change))  # whoever asks may go meanwhile
+            self._changes.add(doing)
+            doing.add_done_callback(self._changes.discard)
+            cut = await asyncio.shield(doing)
+        every = [{"identity": each.name, "why": each.why, "since": each.since} for each in self._killed.every]
+        return json.dumps({"killed": every, "cut": cut, "kept": self._file is not None}).encode()
+
+    async def _change(self, change: KillChange) -> int:
+        """How many exchanges were cut."""
         async with self._turn:
-            if change is not None:
-                self._killed = self._killed.changed(change, time.time())
-                cut = await self._fleet.kill(self._killed.every)
-                what = "out of service" if change.kills else "in service again"
-                log.warning("kill switch: the identity %r is %s; %d exchanges were cut", change.name, what, cut)
-            every = [{"identity": each.name, "why": each.why, "since": each.since} for each in self._killed.every]
-        return json.dumps({"killed": every, "cut": cut}).encode()
+            after = self._killed.changed(change, time.time())
+            cut = 0
+            if change.kills:
+                self._killed = after
+                try:
+                    cut = await self._fleet.kill(after.every)
+                finally:
+                    await self._keep(after, "it is out of service until the process ends, and was not written")
+            else:
+                await self._keep(after, "it stays out of service, since that cannot be written")
+                self._killed = after
+                await self._fleet.kill(after.every)
+            what = "out of service" if change.kills else "in service again"
+            log.warning("kill switch: the identity %r is %s; %d exchanges were cut", change.name, what, cut)
+            return cut
+
+    async def _keep(self, killed: KilledIdentities, otherwise: str) -> None:
+        """Raises OSError with a sentence that says what holds `otherwise`."""
+        if self._file is None:
+            return
+        try:
+            await asyncio.to_thread(write_killed, self._file, killed)
+        except OSError as error:
+            message = f"{otherwise}: {self._file}: {error.strerror or error}"
+            log.error("kill switch: %s", message)
+            raise OSError(message) from None
 
     def __repr__(self) -> str:
         return f"KillSwitch({self._killed})"

@@ -1,0 +1,87 @@
+"""The file of those who are out of service: it is read at the start, and replaced as a whole with each change.
+
+One process writes it, which has the lock of the folder (`--state-dir`). A file that cannot be read says nothing of who
+is out of service; nobody may be served by it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from egressproxy.ai_apis.strict_json import loads_strictly
+from egressproxy.model.kill_switch import MAX_KILLED, KilledIdentities, KilledIdentity
+
+__all__ = ["NAME", "read_killed", "write_killed"]
+
+#: In the folder of `--state-dir`. Objects of the API have names without a dot in front.
+NAME: Final = ".kill-switch.json"
+#: MAX_KILLED names and reasons, each character of them escaped.
+MAX_BYTES: Final = 256 * 1024 * 1024
+VERSION: Final = 1
+_FIELDS: Final = {"identity", "why", "since"}
+
+
+def read_killed(file: Path) -> KilledIdentities:
+    """Who is out of service; nobody where there is no file. Raises OSError, and ValueError with a sentence."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return KilledIdentities()
+    with open(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no file")
+        data = opened.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it is longer than {MAX_BYTES} bytes")
+    found = loads_strictly(data)
+    if type(found) is not dict or found.get("version") != VERSION or found.keys() != {"version", "killed"}:
+        raise ValueError(f"it is not an object with version {VERSION} and killed")
+    killed = found["killed"]
+    if type(killed) is not list or len(killed) > MAX_KILLED:
+        raise ValueError(f"killed is no list of at most {MAX_KILLED} identities")
+    every = tuple(_identity(number, each) for number, each in enumerate(killed))
+    if len({each.name for each in every}) != len(every):
+        raise ValueError("an identity is there twice")
+    return KilledIdentities(every)
+
+
+def write_killed(file: Path, killed: KilledIdentities) -> None:
+    """Replace it by one that this user alone can read, when it is on the disk. Raises OSError, and has changed nothing
+    then.
+    """
+    every = [{"identity": each.name, "why": each.why, "since": each.since} for each in killed.every]
+    beside = file.with_name(f"{file.name}.new")
+    beside.unlink(missing_ok=True)  # of a process that was killed here
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(json.dumps({"version": VERSION, "killed": every}, indent=1).encode() + b"\n")
+            opened.flush()
+            os.fsync(descriptor)
+        os.replace(beside, file)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _identity(number: int, found: Any) -> KilledIdentity:
+    """Raises ValueError, with the place."""
+    place = f"killed[{number}]"
+    if type(found) is not dict or found.keys() != _FIELDS:
+        raise ValueError(f"{place} has not the fields {', '.join(sorted(_FIELDS))} alone")
+    name, why, since = found["identity"], found["why"], found["since"]
+    if type(name) is not str or type(why) is not str or type(since) not in (int, float) or not 0 <= since < 2**40:
+        raise ValueError(f"{place} has a field of another type than text, text and seconds")
+    try:
+        return KilledIdentity(name, why, float(since))
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
