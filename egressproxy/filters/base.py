@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
-from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.keyed_counters import KeyedCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import Notices

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from egressproxy.filters.base import FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.builtin import BUILTIN, FULL_NAMES, builtin_type, support_level
-from egressproxy.filters.limits.keyed_counters import KeyedCounters, OwnCounters
 from egressproxy.filters.settings import SecretRef
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.net.keyed_counters import KeyedCounters, OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """SharedCounters: the numbers of limits, in memory that all workers share, so that a limit holds for all of them.
 
 A row is found by the hash of its filter's spec: equal specs have one row, in every worker and after a worker was
-replaced. A limit that counts for each key has a table behind the rows (`limits/keyed_counters`). Who decides holds
+replaced. A limit that counts for each key has a table behind the rows (`net/keyed_counters`). Who decides holds
 `lock`, so that of two workers one takes the last free place.
 """
 
@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
 
-from egressproxy.filters.limits.keyed_counters import KeyedCounters, table_bytes
 from egressproxy.net.file_lock import FileLock
+from egressproxy.net.keyed_counters import KeyedCounters, table_bytes
 
 __all__ = ["KEY_BYTES", "Row", "SharedCounters"]
 

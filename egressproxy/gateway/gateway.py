@@ -72,7 +72,7 @@ class GatewayServer:
         self.metrics = metrics
         self.wheel = TimerWheel()
         self.wheel.start(loop)
-        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key, zone)
+        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key, zone, catalog.keyed)
         self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics, limits.connections)
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["FairQueue", "Shares", "client_of", "most_of", "origin_of"]
+__all__ = ["FairQueue", "Shares", "client_of", "identity_of", "most_of", "origin_of"]
 
 T = TypeVar("T")
 
@@ -25,6 +25,22 @@ T = TypeVar("T")
 def client_of(x: Exchange) -> str:
     """What counts as the client of this exchange: its address."""
     return origin_of(x.client)
+
+
+def identity_of(x: Exchange) -> str:
+    """Whose limits this exchange counts for.
+
+    A service account, by whatever it was shown: else a client with a token and a certificate would have every limit
+    twice. Of another client the name (`CallerIdentity.name`), and of one that is not known the address (an IPv6 /64
+    counts as one).
+    """
+    identity = x.identity
+    if identity.service_account != "-" != identity.namespace:  # an account has its name in its namespace alone
+        return f"{identity.namespace}/{identity.service_account}"
+    if identity.name != "-":
+        return identity.name
+    address = client_of(x) if identity.origin_client == "-" else identity.origin_client
+    return address if identity.namespace == "-" else f"{identity.namespace} {address}"
 
 
 def origin_of(peer: str) -> str:

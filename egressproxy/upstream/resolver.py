@@ -30,10 +30,11 @@ from egressproxy.ir.policy import DnsIR, Dnssec, Family
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.shares import Shares
+from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.upstream.dns_cache import RESULTS, DnsCache, KnownName, NameFailure
 from egressproxy.upstream.dns_query import DnsAnswer, DnsClient, DnsFailure, OnQuery, Server, give_up, parse_server
 from egressproxy.upstream.lookups import Lookups
-from egressproxy.upstream.name_budget import NameBudget
+from egressproxy.upstream.name_budget import KeyedTables, NameBudget
 from egressproxy.upstream.resolved import Resolved
 from egressproxy.upstream.reverse_names import ReverseNames
 from egressproxy.upstream.system_files import FILE_CHECK_S, Ipv6Route, WatchedFile, parse_hosts, parse_resolv_conf
@@ -75,7 +76,8 @@ class Resolver:
 
     The words: `hit` and `stale` for answers from the cache; `ok`, `nxdomain`, `no_address`, `servfail`, `timeout` and
     `error` for what a question to the servers (or to a hosts file) gave, however many waited for it.
-    Raises ValueError if a server in the spec cannot be read.
+    `tables` have the counts of new names, in memory that all workers share. Raises ValueError if a server in the spec
+    cannot be read.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Resolver:
         stats: Callable[[str], None],
         *,
         on_query: OnQuery = lambda server, result, seconds: None,
+        tables: KeyedTables | None = None,
         resolv_conf: str = "/etc/resolv.conf",
         hosts_file: str = "/etc/hosts",
     ) -> None:
@@ -98,7 +101,10 @@ class Resolver:
         self._hosts = WatchedFile(hosts_file, parse_hosts)
         self._route = Ipv6Route()
         self._cache = DnsCache()
-        self._new_names = NameBudget(spec.new_names, spec.new_names_window_s) if spec.new_names else None
+        self._new_names = None
+        if spec.new_names:
+            tables = tables or OwnCounters().keyed
+            self._new_names = NameBudget(spec.new_names, spec.new_names_window_s, tables, spec.servers)
         self._timeout_s = spec.timeout_s or DnsIR().timeout_s
         self._grace_s = PREFERRED_GRACE_S if spec.family is Family.IPV6_PREFERRED else AAAA_GRACE_S
         self._lookups = Lookups(self._run, self._too_late, self._timeout_s)
@@ -127,10 +133,11 @@ class Resolver:
             return entry.addresses
         return self._without_dns(host) or None
 
-    def resolve(self, host: str, client: str = "") -> Waiter:
+    def resolve(self, host: str, client: str = "", identity: str = "") -> Waiter:
         """A future of the addresses of a name (never empty), in the order in which they should be tried.
 
         `client` is for whom we ask: one client gets no more than its share of lookups and waiters. "" is the gateway.
+        `identity` is whose count of new names a new name adds to; "": nobody's, who asks has named it before.
         It raises UpstreamFault: DNS_NXDOMAIN, DNS_NO_ADDRESS, DNS_SERVFAIL, DNS_NOT_AUTHENTIC or DNS_ERROR with 503,
         DNS_TIMEOUT with 504; and LimitExceeded (429) for a new name of a client that has had too many.
         Cancelling it does not end the query, nor the other waiters. No task is needed to await it.
@@ -154,8 +161,8 @@ class Resolver:
             return waiter
         stale = entry if entry is not None and entry.stale_until > now else None
         lookup = self._lookups.known.get(host)
-        if entry is None and lookup is None and client and self._new_names is not None:
-            exceeded = self._new_names.take(client, host, now)
+        if entry is None and lookup is None and identity and self._new_names is not None:
+            exceeded = self._new_names.take(identity, host, now)
             if exceeded is not None:
                 self._stats("error")
                 waiter.set_exception(exceeded)

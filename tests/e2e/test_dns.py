@@ -16,6 +16,7 @@ from tests.support.dns import Rule
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.tokens import TokenIssuer
 
 DENY = [{"hostnames": ["evil.test", "*.bad.test"]}]
 
@@ -188,17 +189,37 @@ def test_a_client_that_asks_for_many_new_names_is_refused_and_told_of_in_an_even
     with NameServer({"*": ["127.0.0.1"]}) as names, Origin() as origin:
         policy = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK)
         policy["spec"]["dns"] = {"servers": [names.address], "newNames": {"limit": 3, "window": "1h"}}
-        with GatewayProcess(tmp_path, [m.gateway(m.forward_listener(port)), policy]) as gateway:
+        objects = [m.gateway(m.forward_listener(port)), policy]
+        with GatewayProcess(tmp_path, objects, arguments=["--workers", "2"]) as gateway:
 
             def outcome(host: str) -> tuple[int, bytes]:
                 with client(port) as sock:
                     return ask(sock, get(host, origin.port))
 
             assert [outcome(f"n{number}.a.test")[0] for number in range(3)] == [200] * 3
-            status, body = outcome("c2VjcmV0.a.test")
-            assert (status, b"dns_new_names" in body) == (429, True)
-            assert names.asked("c2VjcmV0.a.test") == 0
-            assert outcome("n1.a.test")[0] == 200
+            for number in range(8):  # whichever worker it comes to
+                status, body = outcome(f"c2VjcmV0{number}.a.test")
+                assert (status, b"dns_new_names" in body) == (429, True)
+                assert names.asked(f"c2VjcmV0{number}.a.test") == 0
+                assert outcome("n1.a.test")[0] == 200
             assert outcome("n1.b.test")[0] == 200
             gateway.wait_for_diagnostics("DnsNewNames on Gateway agents/gw")
             assert "c2VjcmV0" not in gateway.admin("/api/v1/events")[1]
+
+
+def test_new_names_are_counted_for_each_identity_not_for_the_address_that_they_share(tmp_path: Path):
+    port, cluster = free_port(), TokenIssuer()
+    with NameServer({"*": ["127.0.0.1"]}) as names, Origin() as origin:
+        policy = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK, identity={"token": {"issuers": [cluster.written]}})
+        policy["spec"]["dns"] = {"servers": [names.address], "newNames": {"limit": 2, "window": "1h"}}
+        with GatewayProcess(tmp_path, [m.gateway(m.forward_listener(port)), policy, cluster.config_map]):
+
+            def status(host: str, account: str, **claims: str) -> int:
+                token = cluster.token(f"system:serviceaccount:agents:{account}", **claims)
+                field = f"Proxy-Authorization: Bearer {token}\r\n\r\n".encode()
+                with client(port) as sock:
+                    return ask(sock, get(host, origin.port).removesuffix(b"\r\n") + field)[0]
+
+            assert [status(f"n{number}.a.test", "one") for number in range(3)] == [200, 200, 429]
+            assert [status(f"m{number}.a.test", "two") for number in range(3)] == [200, 200, 429]
+            assert status("n3.a.test", "one", jti="another token") == 429

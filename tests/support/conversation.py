@@ -148,7 +148,7 @@ class Names:
     def cached(self, host: str) -> tuple[IPAddress, ...] | None:
         return None
 
-    def resolve(self, host: str, _client: str = "") -> asyncio.Future[tuple[IPAddress, ...]]:
+    def resolve(self, host: str, _client: str = "", _identity: str = "") -> asyncio.Future[tuple[IPAddress, ...]]:
         future: asyncio.Future[tuple[IPAddress, ...]] = asyncio.get_running_loop().create_future()
         if host in self.held:
             self.held[host].append(future)

@@ -740,15 +740,15 @@ async def test_new_names_of_a_client_are_bounded_and_known_ones_cost_nothing(ben
     bench.server.zone["*"] = Rule(("192.0.2.1",), ttl=5)
     resolver = bench.make(new_names=2, new_names_window_s=60.0)
     for name in ("a.x.test", "b.x.test", "a.x.test"):
-        await resolver.resolve(name, "client")
+        await resolver.resolve(name, "10.0.0.1", "client")
     with pytest.raises(LimitExceeded) as caught:
-        await resolver.resolve("c.x.test", "client")
+        await resolver.resolve("c.x.test", "10.0.0.1", "client")
     assert caught.value.reason is Reason.NEW_NAMES
     assert bench.server.count("c.x.test") == 0
     bench.clock.ahead += 7
-    await resolver.resolve("a.x.test", "client")  # it has expired, and is known
-    await resolver.resolve("c.x.test", "other")
-    await resolver.resolve("c.x.test", "client")
-    await resolver.resolve("d.x.test")  # the gateway itself
-    await resolver.resolve("d.y.test", "client")
+    await resolver.resolve("a.x.test", "10.0.0.1", "client")  # it has expired, and is known
+    await resolver.resolve("c.x.test", "10.0.0.1", "other")
+    await resolver.resolve("c.x.test", "10.0.0.1", "client")
+    await resolver.resolve("d.x.test", "10.0.0.1")  # asked for again for connections that are there
+    await resolver.resolve("d.y.test", "10.0.0.1", "client")
     assert bench.counted["error"] == 1

@@ -3,5 +3,5 @@
 Those of everybody at a place are one number and have a file each (`request_rate`, `concurrency`, `body_limit`). All
 others are a QoSController: `qos_config` is what is written, `quota` the filter, `token_quota` one that knows tokens.
 What a limit counts is decided by `keys` (whose count) and `windows` (over time), on numbers in memory
-(`keyed_counters`, `memory_store`) or in a Redis (`redis_store`).
+(`net/keyed_counters`, `memory_store`) or in a Redis (`redis_store`).
 """

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from time import monotonic
 
-from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.limits.keys import KeyText
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.keyed_counters import KeyedCounters
 
 __all__ = ["ConcurrencyRule"]
 

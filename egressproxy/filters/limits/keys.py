@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.shares import identity_of
 
 __all__ = ["NEEDS_BACKEND", "NEEDS_BODY", "KeyText", "Per", "key_text"]
 
@@ -25,9 +25,7 @@ _PART: Final = "%d:%s"
 def key_text(per: Sequence[Per], header: str = "") -> KeyText:
     """What makes the text of a key. `header` is the name of the field for Header.
 
-    An identity is a service account, by whatever it was shown: else a client with a token and a certificate would have
-    every limit twice. Of another client it is the name (`CallerIdentity.name`), and of one that is not known the
-    address (an IPv6 /64 counts as one).
+    An identity is what `model.shares.identity_of` says.
     """
     field = header.lower().encode()
     parts: list[Callable[[Exchange, str], str]] = []
@@ -49,16 +47,6 @@ def key_text(per: Sequence[Per], header: str = "") -> KeyText:
     return text
 
 
-def _identity(x: Exchange, _model: str) -> str:
-    identity = x.identity
-    if identity.service_account != "-" != identity.namespace:  # an account has its name in its namespace alone
-        return f"{identity.namespace}/{identity.service_account}"
-    if identity.name != "-":
-        return identity.name
-    address = client_of(x) if identity.origin_client == "-" else identity.origin_client
-    return address if identity.namespace == "-" else f"{identity.namespace} {address}"
-
-
 def _route(x: Exchange, _model: str) -> str:
     return x.route if x.route != "-" else f"{x.gateway} -"
 
@@ -67,7 +55,7 @@ _PARTS: Final[dict[str, Callable[[Exchange, str], str]]] = {
     "Gateway": lambda x, _model: x.gateway,
     "Route": _route,
     "Backend": lambda x, _model: x.backend,
-    "Identity": _identity,
+    "Identity": lambda x, _model: identity_of(x),
     "Namespace": lambda x, _model: x.identity.namespace,
     "Model": lambda _x, model: model.strip().casefold(),  # Azure's servers look at no case
 }

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import Filter, FilterContext, HeaderResult, LimitState, Phase
 from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
-from egressproxy.filters.limits.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.filters.limits.keys import NEEDS_BACKEND, key_text
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
@@ -24,6 +23,7 @@ from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seco
 from egressproxy.filters.limits.rules import NEVER, Later, QuotaRule, Take
 from egressproxy.filters.limits.windows import CALENDAR, window_of
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 
 if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
     from egressproxy.filters.limits.token_use import TokenUse

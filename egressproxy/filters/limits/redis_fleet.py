@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from egressproxy.filters.limits.keyed_counters import KeyedCounters
+from egressproxy.net.keyed_counters import KeyedCounters
 
 __all__ = ["FLEET_KEYS", "SHARING_S", "RedisFleet"]
 

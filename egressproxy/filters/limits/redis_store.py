@@ -20,7 +20,6 @@ from typing import Final
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters.base import FilterContext
-from egressproxy.filters.limits.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.qos_config import StoreConfig
 from egressproxy.filters.limits.redis_fleet import FLEET_KEYS, RedisFleet
@@ -29,6 +28,7 @@ from egressproxy.filters.limits.redis_protocol import Reply, ReplyError
 from egressproxy.filters.limits.redis_scripts import ALIVE_S, LIVING, MACHINES, PREFIX, SETTLING, TAKING
 from egressproxy.filters.limits.rules import Later, Take
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
+from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 
 __all__ = ["RedisStore"]
 

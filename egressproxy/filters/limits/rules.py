@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import Reason
-from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.limits.keys import KeyText
 from egressproxy.filters.limits.windows import Window
+from egressproxy.net.keyed_counters import KeyedCounters
 
 __all__ = ["NEVER", "REASONS", "GrowingNumber", "Later", "QuotaRule", "Take"]
 

@@ -16,6 +16,7 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
 from egressproxy.upstream.dns_query import OnQuery
 from egressproxy.upstream.endpoint_health import HealthRegistry
+from egressproxy.upstream.name_budget import KeyedTables
 from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.resolver import Resolver
 
@@ -32,7 +33,7 @@ class Network:
     """The loop, the timers, the dialer, resolvers and address policies by their specs.
 
     `session_key` signs the tokens of session persistence: the same in all workers of a run. `zone` is where this
-    process runs, as in EndpointSlices; "": not known.
+    process runs, as in EndpointSlices; "": not known. `tables`: as of Resolver.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Network:
         pseudonym: bytes,
         session_key: bytes = b"",
         zone: str = "",
+        tables: KeyedTables | None = None,
     ) -> None:
         self.loop = loop
         self.wheel = wheel
@@ -60,6 +62,7 @@ class Network:
         #: Called with what the names of an address said: "agrees", "differs" or "failed".
         self.on_reverse: Callable[[str], None] = lambda result: None
         self._count_dns = count_dns
+        self._tables = tables
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS
         self.opened = Shares(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
@@ -72,7 +75,7 @@ class Network:
         found = self._resolvers.get(spec.dns)
         if found is None:
             found = self._resolvers[spec.dns] = Resolver(
-                spec.dns, self._count_dns, on_query=lambda *query: self.on_dns_query(*query)
+                spec.dns, self._count_dns, on_query=lambda *query: self.on_dns_query(*query), tables=self._tables
             )
         return found
 

@@ -30,7 +30,7 @@ from egressproxy.ir.backend import Protocol as BackendProtocol
 from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.shares import client_of, identity_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
@@ -166,7 +166,10 @@ class ConnectionOpener:
                 resolved = (literal,)
             else:
                 known = self.resolver.cached(target.host)
-                resolved = known if known is not None else await self.resolver.resolve(target.host, client_of(x))
+                if known is None:
+                    resolved = await self.resolver.resolve(target.host, client_of(x), identity_of(x))
+                else:
+                    resolved = known
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
             if self.reverse_check is not ReverseCheck.OFF and not is_named:

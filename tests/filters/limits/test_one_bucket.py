@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.limits import memory_store, one_bucket, quota, rate_fields
-from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.qos_controller import quota as filter_of
 from egressproxy.filters.limits.token_quota import TokenQuota
 from egressproxy.filters.testing import exchange, response
+from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.properties import examples
 

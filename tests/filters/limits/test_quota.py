@@ -4,11 +4,11 @@ import pytest
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import FilterContext, Phase
-from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.qos_controller import quota
 from egressproxy.filters.limits.quota import Quota, SettledQuota
 from egressproxy.filters.testing import exchange, response
+from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
 METER = FilterMeter(FilterMetrics(), "qos", "egressproxy.io/QoSController:v1")

@@ -1,10 +1,10 @@
 import pytest
 
-from egressproxy.filters.limits.keyed_counters import KeyedCounters
 from egressproxy.filters.limits.keys import key_text
 from egressproxy.filters.limits.rate_fields import provider_fields, rate_limit_fields
 from egressproxy.filters.limits.rules import QuotaRule, Take
 from egressproxy.filters.limits.windows import window_of
+from egressproxy.net.keyed_counters import KeyedCounters
 
 
 def take(kind, limit, unit, left, reset_s, count="Total", name=""):

@@ -11,7 +11,6 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.filter_step import start
 from egressproxy.filters.limits import memory_store, redis_store
 from egressproxy.filters.limits import quota as quota_module
-from egressproxy.filters.limits.keyed_counters import OwnCounters
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig, StoreConfig
 from egressproxy.filters.limits.qos_controller import QOS_CONTROLLER, quota
 from egressproxy.filters.limits.quota import Held
@@ -19,6 +18,7 @@ from egressproxy.filters.limits.redis_fleet import SHARING_S
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.testing import exchange
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import Notices

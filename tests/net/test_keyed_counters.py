@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.filters.limits.keyed_counters import ENTRY_BYTES, KeyedCounters, OwnCounters, table_bytes
+from egressproxy.net.keyed_counters import ENTRY_BYTES, KeyedCounters, OwnCounters, table_bytes
 
 FOREVER = 1e18
 

@@ -131,6 +131,10 @@ class KeyedCounters:
             self._known[text] = (self._bytes[begin : begin + KEY_BYTES], key, found)
         return found
 
+    def is_shared_entry(self, at: int) -> bool:
+        """Whether what `find` has found is the one entry of all keys without room."""
+        return at > self._mask
+
     def peek(self, key: bytes, now: float) -> tuple[float, float]:
         """`until` and `used` of a key, (0.0, 0.0) where it is as new. Changes nothing."""
         first, second = _PAIR.unpack(key)
