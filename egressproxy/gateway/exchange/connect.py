@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
+from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
@@ -32,11 +32,11 @@ from egressproxy.gateway.exchange.admission import (
 )
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.held_resources import HeldResources
-from egressproxy.gateway.exchange.interception import intercept
+from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.gateway.exchange.relay import hand_over, relay
-from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import SniCheck
@@ -51,7 +51,7 @@ from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
 
 __all__ = [
-    "dial", "refuse_answer", "serve_connect", "switch_protocols", "take_tunnel_slot",
+    "dial", "refuse_answer", "serve_connect", "switch_protocols",
 ]  # fmt: skip
 
 
@@ -76,7 +76,7 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     if leaves is not None:
         if accounting.gate is not None:
             client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
-        await intercept(accounting, x, client, authority, leaves)
+        await intercept(accounting, x, client, authority, listener, leaves)
         return None
     route, noted = route_tunnel(listener, authority)
     if noted:
@@ -116,7 +116,7 @@ async def serve_http_port(
         client.resources.close = True
         return None
     if leaves is not None:
-        await intercept(accounting, x, client, authority, leaves)
+        await intercept(accounting, x, client, authority, listener, leaves)
         return None
     assert found is not None
     route, noted = found
@@ -259,7 +259,8 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
     listener = client.listener
     if not listener.is_forward and x.authority is not None:
         listener = client.state.port.listener_for(x.authority.host, client.server_name)
-    take_tunnel_slot(x, client.state, resources, listener)
+    if not is_tunnel(client):
+        take_tunnel_slot(x, client.state, resources, listener)
     client.send_interim(x.response, accounting.pseudonym)
     x.status = 101
     upstream = resources.give_away()
@@ -275,20 +276,3 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
         await relaying
     finally:
         upstream.gone()
-
-
-def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResources, listener: ActiveListener) -> None:
-    """`limits.tunnels` of this listener, and what of it one client may have. Raises LimitExceeded (503)."""
-    limits, client = listener.spec.policy.limits, client_of(x)
-    place = listener.gateway, listener.name
-    limit, taken = limits.tunnels, state.tunnels_of.get(place)
-    if limit and taken is not None:
-        if taken.total >= limit:
-            message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
-            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
-        if taken.of(client) >= limits.tunnels_per_client:
-            message = f"this client already has {limits.tunnels_per_client} of the {limit} tunnels of this listener"
-            remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
-            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
-    state.add_tunnel(place, client)
-    resources.on_complete = partial(state.give_tunnel_back, place, client)

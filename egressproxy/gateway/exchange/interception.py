@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -19,6 +19,7 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.interception.leaf_cache import LeafCache
 from egressproxy.gateway.open_connections import OpenConnections
@@ -34,7 +35,7 @@ from egressproxy.net.tls_contexts import has_said_hello, server_name
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["OpenedTls", "intercept"]
+__all__ = ["OpenedTls", "intercept", "is_tunnel"]
 
 #: What OpenSSL calls the alerts of clients that do not believe a certificate (RFC 8446 section 6.2): who does not know
 #: the CA, and who pins another key, say one of these, as their library has it.
@@ -54,13 +55,20 @@ _DISTRUST = frozenset(
 
 
 async def intercept(
-    accounting: Accounting, x: Exchange, client: Client, authority: Authority, leaves: LeafCache
+    accounting: Accounting,
+    x: Exchange,
+    client: Client,
+    authority: Authority,
+    listener: ActiveListener,
+    leaves: LeafCache,
 ) -> None:
     """Verify the server, answer 200 unless that was said already, and end the client's TLS. The client's connection is
     served on from there, in requests of their own; this exchange is over with the handshake, whatever becomes of it.
+    The tunnel counts with `listener`, that of the client, until its connection ends.
 
     Raises GatewayError before that.
     """
+    take_tunnel_slot(x, client.state, client.resources, listener)
     fault = await verified(x, client, authority)
     context = leaves.known(authority.host) or await leaves.context(authority.host, client_of(x))
     if not x.status:
@@ -81,6 +89,11 @@ async def intercept(
         accounting.blame(x, client.resources, error)
     finally:
         client.continued()
+
+
+def is_tunnel(client: Client) -> bool:
+    """Whether the connection is an opened tunnel, which counts already: an upgrade inside makes it no second one."""
+    return isinstance(client, ClientConnection) and isinstance(client.transport, OpenedTls)
 
 
 async def verified(x: Exchange, client: Client, authority: Authority) -> GatewayError | None:
@@ -189,6 +202,8 @@ class OpenedTls(TlsStream):
         self._outer: Client | None = outer
         self._begun: asyncio.Future[bool] | None = begun
         self._metrics = accounting.metrics
+        self._series = x.series
+        self._give_slot_back: Callable[[], None] | None = None  # the place of the tunnel, from the handshake on
         self._tunnel = tunnel
         self._client: ClientConnection | OpenedHttp2 = ClientConnection(outer.request_handler, outer.wheel, outer.state)
         self._client.tunnel = tunnel
@@ -217,6 +232,8 @@ class OpenedTls(TlsStream):
         self._client.server_name = server_name(peer)
         outer.state.replace(outer, self)
         resources = outer.resources
+        self._give_slot_back, resources.on_complete = resources.on_complete, None
+        self._series.tunnels_active += 1
         if resources.tenant is not None:  # each request asks for itself
             resources.tenant.leave()
             resources.tenant = None
@@ -243,6 +260,9 @@ class OpenedTls(TlsStream):
         state = self._client.state
         super().connection_lost(exc)
         state.leave(self)
+        if self._give_slot_back is not None:
+            self._give_slot_back()
+            self._series.tunnels_active -= 1
         if self._begun is not None:
             reason = getattr(self._error, "reason", None)
             self._settle(distrust(self._tunnel.authority, self._error) if reason in _DISTRUST else False)

@@ -12,9 +12,10 @@ from math import inf
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import identify_stream, judge, name_stream, of_client
-from egressproxy.gateway.exchange.connect import dial, refuse_answer, take_tunnel_slot
+from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.relay import hand_over, relay
+from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener

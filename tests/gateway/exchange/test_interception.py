@@ -348,6 +348,61 @@ class StreamTls(TlsClient):
         return self
 
 
+# --- how many there may be -------------------------------------------------------------------------------------------
+def tunnels_active(talk: Conversation) -> int:
+    return sum(each.tunnels_active for each in talk.metrics.gather().series.values())
+
+
+@pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
+def test_a_tunnel_that_is_opened_counts_as_one_until_it_ends(converse: Start, alpn: str):
+    talk = start(converse, opening(limits={"tunnels": 1}))
+    first = talk.client
+    inside(talk, alpn=(alpn,))
+    assert talk.ports[0].state.tunnels == tunnels_active(talk) == 1
+    talk.client = talk.connect()
+    talk.client >> connect("a.example:443")
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (503, "tunnel_limit")
+    first.leaves()
+    talk.until(lambda: not talk.ports[0].state.tunnels)
+    assert tunnels_active(talk) == 0
+    inside(talk)
+
+
+def test_a_tunnel_on_a_stream_counts_until_the_stream_ends(converse: Start):
+    talk = start(converse, opening(limits={"tunnels": 1}))
+    outer = speak_http2(talk)
+    stream = outer.connects(b"a.example:443")
+    StreamTls(outer, stream, ("http/1.1",))
+    assert outer.answer(outer.connects(b"a.example:443")).status == 503
+    outer.resets(stream)
+    talk.until(lambda: not talk.ports[0].state.tunnels)
+    assert outer.answer(outer.connects(b"a.example:443")).status == 200
+
+
+def test_a_handshake_that_fails_gives_its_place_back(converse: Start):
+    talk = start(converse, opening(limits={"tunnels": 1}))
+    talk.client >> connect("a.example:443")
+    talk.client << ESTABLISHED
+    assert talk.ports[0].state.tunnels == 1
+    talk.client >> b"SSH-2.0-client\r\n"
+    talk.record()
+    assert talk.ports[0].state.tunnels == tunnels_active(talk) == 0
+
+
+def test_an_upgrade_inside_is_no_second_tunnel(converse: Start):
+    talk = start(converse, opening(limits={"tunnels": 1}))
+    tls = inside(talk)
+    tls >> UPGRADE
+    talk.dialled("a.example", 443)
+    talk.origin.take(rb"GET / HTTP/1\.1\r\n(?s:.*)Upgrade: websocket\r\n\r\n")
+    talk.origin >> SWITCHED
+    assert undated(tls.reads()) == SWITCHED_PASSED
+    assert talk.ports[0].state.tunnels == 1
+    talk.client.leaves()
+    talk.until(lambda: not talk.ports[0].state.tunnels)
+
+
 # --- other ways in ---------------------------------------------------------------------------------------------------
 def by_listener(protocol: str) -> list[m.Manifest]:
     _, *others = opening()
