@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
 from egressproxy.errors import GatewayFault, Reason
@@ -24,6 +24,7 @@ from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.model.spiffe import workload
+from egressproxy.net.client_chains import is_for_identity
 from egressproxy.net.tls_contexts import verified_fields, verified_uris
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
@@ -91,7 +92,7 @@ class Port:
     listeners: tuple[ActiveListener, ...]
     by_host: HostMap[ActiveListener]
     tls: ssl.SSLContext | None  # TLS is terminated with this
-    clients: InitVar[ClientCertificatesIR | None]
+    clients: ClientCertificatesIR | None  # which certificates they are asked for
     first: ActiveListener = field(init=False)
     limits: LimitsIR = field(init=False)
     head_limits: HeadLimits = field(init=False)
@@ -106,7 +107,8 @@ class Port:
     senders: AddressTable | None = field(init=False)  # who says in a PROXY header whose a connection is
     terms: tuple[object, ...] = field(init=False)
 
-    def __post_init__(self, clients: ClientCertificatesIR | None) -> None:
+    def __post_init__(self) -> None:
+        clients = self.clients
         self.first = self.listeners[0]
         self.limits = strictest_limits([listener.spec.policy.limits for listener in self.listeners])
         self.head_limits = HeadLimits(self.limits.max_head_bytes, self.limits.max_fields)
@@ -136,6 +138,8 @@ class Port:
 
     def identity_of(self, peer: ssl.SSLObject) -> CallerIdentity:
         """Who the client is whose TLS ends here, by its certificate; ANONYMOUS where that does not say it."""
+        if self.clients is None or not is_for_identity(peer, self.clients):
+            return ANONYMOUS
         found = workload(verified_uris(peer), self.trust_domains) if self.trust_domains else ANONYMOUS
         if found is ANONYMOUS and self.certificates is not None:
             return self.certificates.find(verified_fields(peer)) or ANONYMOUS

@@ -64,6 +64,8 @@ class ClientCertificatesIR:
     """Clients are asked for a certificate; it has to be signed by one of these authorities (PEM), and must not be
     revoked by one of these lists (PEM), of which each authority in its chain needs one then.
 
+    `identity_ca_pem`: only a certificate of one of these says who the client is; "" for each one that is accepted.
+    Without `ca_pem` clients may go without a certificate, and one that is shown has to be signed by one of these.
     `takes_any`: every client is accepted, also without a certificate or with an invalid one (GEP-91).
     `trust_domains`: the SPIFFE id of a certificate says who the client is, where it is of one of these. `known`: who
     shows which other certificates.
@@ -74,6 +76,7 @@ class ClientCertificatesIR:
     crl_pem: str = ""
     trust_domains: tuple[str, ...] = ()
     known: tuple[CertificateClientIR, ...] = ()
+    identity_ca_pem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

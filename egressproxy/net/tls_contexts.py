@@ -63,6 +63,8 @@ _IGNORE_TRUNCATION = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
 _HOSTNAME_MISMATCH = 62  # X509_V_ERR_HOSTNAME_MISMATCH
 #: Where the SNI callback leaves the name on the connection: the ssl module tells it to nobody else.
 _SERVER_NAME = "egressproxy_server_name"
+#: What a context says of itself whose clients show certificates that are verified, if they show any.
+_VERIFIES = "egressproxy_verifies"
 _APPLICATION_VERIFICATION = 50  # X509_V_ERR_APPLICATION_VERIFICATION
 
 
@@ -199,14 +201,14 @@ def has_said_hello(peer: ssl.SSLObject) -> bool:
 def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
     """The certificate (DER) that a client of a `server_context` has shown, and that was verified.
 
-    None where it was not asked for one, and where any would do: nothing can be concluded from that.
+    None where it was not asked for one or has shown none, and where any would do: nothing can be concluded from that.
     """
-    return peer.getpeercert(binary_form=True) if peer.context.verify_mode is ssl.CERT_REQUIRED else None
+    return peer.getpeercert(binary_form=True) if _is_verified(peer) else None
 
 
 def verified_fields(peer: ssl.SSLObject) -> dict[str, Any]:
     """Subject, names and dates of the `verified_certificate`, as `getpeercert` gives them; {} where there is none."""
-    return dict(peer.getpeercert() or {}) if peer.context.verify_mode is ssl.CERT_REQUIRED else {}
+    return dict(peer.getpeercert() or {}) if _is_verified(peer) else {}
 
 
 def verified_uris(peer: ssl.SSLObject) -> list[str]:
@@ -220,6 +222,10 @@ def verified_until(peer: ssl.SSLObject) -> float:
     """
     ends = verified_fields(peer).get("notAfter")
     return float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else inf
+
+
+def _is_verified(peer: ssl.SSLObject) -> bool:
+    return getattr(peer.context, _VERIFIES, False)
 
 
 def is_about_certificate(error: Exception) -> bool:
@@ -238,8 +244,11 @@ def _certificate_context(
     context.set_ciphers(_SERVER_CIPHERS)
     _load_identity(context, certificate.chain_pem, certificate.key_pem)
     if clients is not None:
-        context.load_verify_locations(cadata=clients.ca_pem)
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=clients.ca_pem or clients.identity_ca_pem)
+        context.verify_mode = ssl.CERT_REQUIRED if clients.ca_pem else ssl.CERT_OPTIONAL
+        setattr(context, _VERIFIES, not clients.takes_any)
+        if not clients.ca_pem:  # a CA below a root is trusted by itself
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         if clients.crl_pem:
             with _as_file(clients.crl_pem.encode()) as path:
                 context.load_verify_locations(cafile=path)

@@ -231,7 +231,9 @@ class CertificateIdentity(Model):
     """Client certificates; namespace and service account come from the SPIFFE id, or from `clients`."""
 
     ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    """CAs that sign the certificates of clients."""
+    """CAs (key ca.crt) that sign the certificates which say who a client is. Where spec.tls.frontend of the Gateway
+    asks for certificates, others that it takes say nothing. Where it does not, clients may show one of these, or none.
+    """
     crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
     """ConfigMaps (key crl.pem) with lists of revoked client certificates."""
     trust_domains: Annotated[tuple[TrustDomain, ...], Field(max_length=16)] = ()

@@ -54,7 +54,9 @@ def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
     if spec.tls is not None:
         made["tls"] = {"mode": spec.tls.mode.value, "certificates": [each.name for each in spec.tls.certificates]}
         if spec.tls.clients is not None:
-            made["tls"]["clientCertificates"] = "asked for" if spec.tls.clients.takes_any else "required"
+            clients = spec.tls.clients
+            is_asked = clients.takes_any or not clients.ca_pem
+            made["tls"]["clientCertificates"] = "asked for" if is_asked else "required"
     identity: dict[str, Any] = {}
     if spec.policy.gateway_keys:
         identity["gatewayKeys"] = len(spec.policy.gateway_keys)

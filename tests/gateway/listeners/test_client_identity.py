@@ -162,9 +162,6 @@ def test_a_trust_domain_is_written_as_its_name_alone(name: str):
 def test_what_is_read_of_the_section_is_not_reported():
     made = compiled(FORWARD, policy("identity: {certificate: {trustDomains: [cluster.local]}}"))
     assert "identity" not in of_policy(made, "Accepted")[2]
-    refs = "[{group: '', kind: ConfigMap, name: ca}]"
-    made = compiled(FORWARD, policy(f"identity: {{certificate: {{caCertificateRefs: {refs}}}}}"))
-    assert "identity.certificate.caCertificateRefs is not supported yet" in of_policy(made, "Accepted")[2]
 
 
 def test_what_is_asked_of_a_terminated_stream_is_asked_of_its_client(asks: Any):

@@ -1,5 +1,5 @@
-"""`identity.certificate` of EgressPolicies: which client certificates are revoked (RFC 5280), and whose SPIFFE ids are
-believed.
+"""`identity.certificate` of EgressPolicies: which CAs sign certificates that say who a client is, which certificates
+are revoked (RFC 5280), and whose SPIFFE ids are believed.
 """
 
 from __future__ import annotations
@@ -7,13 +7,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Final
 
+from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.references import References
 from egressproxy.config.resources.policy import CertificateClient, CertificateIdentity, EgressPolicy
+from egressproxy.ir.gateway import ClientCertificatesIR, TlsMode
 from egressproxy.ir.identity import CertificateClientIR
 
 __all__ = ["add_certificate_rules"]
+
+_FIELD: Final = "identity.certificate.caCertificateRefs"
+_ANY_WILL_DO: Final = (
+    f"{_FIELD} does nothing here: with mode AllowInsecureFallback of spec.tls.frontend no certificate says who a "
+    "client is; write AllowValidOnly, or leave validation out"
+)
 
 
 def add_certificate_rules(
@@ -37,16 +46,46 @@ def add_certificate_rules(
         ]
         refs = ((policy, ref) for policy, each in certificates for ref in each.crl_refs)
         pem = references.crls(refs, "identity.certificate.crlRefs", problems)
+        ca_pem = _authorities(certificates, references, problems)
         domains = _trust_domains(each for _, each in certificates)
         known = _known(each for _, each in certificates)
+        asks_itself = any(each.ca_certificate_refs for _, each in certificates)
         for listener in together:
-            if listener.tls is None or listener.tls.clients is None:
+            tls = listener.tls
+            if tls is None or tls.mode is not TlsMode.TERMINATE or not (tls.clients or asks_itself):
                 continue
             if problems:
                 listener.refuse("Accepted", "UnsupportedValue", "; ".join(problems))
-            elif pem or domains or known:
-                clients = replace(listener.tls.clients, crl_pem=pem, trust_domains=domains, known=known)
-                listener.tls = replace(listener.tls, clients=clients)
+            elif pem or domains or known or ca_pem:
+                asked = tls.clients or ClientCertificatesIR("")
+                if ca_pem and asked.takes_any:
+                    listener.conditions.add_note("Accepted", _ANY_WILL_DO)
+                clients = replace(asked, crl_pem=pem, trust_domains=domains, known=known, identity_ca_pem=ca_pem)
+                listener.tls = replace(tls, clients=clients)
+
+
+def _authorities(
+    certificates: Iterable[tuple[EgressPolicy, CertificateIdentity]], references: References, problems: dict[str, None]
+) -> str:
+    """The CAs that every policy lists which lists any, PEM; "" where none does. Why some cannot be had is added to
+    `problems`.
+    """
+    shared, named = "", []
+    for policy, written in certificates:
+        if not written.ca_certificate_refs:
+            continue
+        pem, unresolved = references.ca_bundles(policy, written.ca_certificate_refs)
+        for each in unresolved:
+            problems[f"{_FIELD} of {policy}: {each.with_hint}"] = None
+        if problems:
+            return ""
+        named.append(str(policy))
+        shared = common_ca(shared, pem)
+        if not shared:
+            names = " and ".join(named)
+            problems[f"{_FIELD} of {names} have no CA in common, and this port is for both: list one in both"] = None
+            return ""
+    return shared
 
 
 def _known(certificates: Iterable[CertificateIdentity]) -> tuple[CertificateClientIR, ...]:

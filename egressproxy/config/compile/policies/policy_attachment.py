@@ -325,11 +325,6 @@ def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
         yield from _notes_of_subjects(spec)
     if spec.intercept is not None and target_kind not in ("Gateway", "ListenerSet"):
         yield "intercept is for Gateways: the names that it lists are denied here; write it in a policy of a Gateway."
-    if spec.identity is not None and spec.identity.certificate and spec.identity.certificate.ca_certificate_refs:
-        yield (
-            "identity.certificate.caCertificateRefs is not supported yet: write the CAs in spec.tls.frontend of the "
-            "Gateway."
-        )
     if spec.identity is not None and target_kind not in ("Gateway", "ListenerSet"):
         yield "identity does nothing here: write it in a policy of a Gateway."
     if spec.dns is not None:

@@ -26,7 +26,6 @@ GRPC_PROTOCOLS: Final[frozenset[Protocol]] = frozenset({Protocol.HTTP, Protocol.
 #: (`kubectl explain`) and docs/fields.md say it, as status does where one is used. What is served is taken out here.
 UNSERVED: Final[Mapping[str, str]] = {
     "BackendDestination.endpointSelector": "what refers to the Backend answers 500",
-    "CertificateIdentity.caCertificateRefs": "the CAs are those of spec.tls.frontend of the Gateway",
 }
 
 #: `GatewayClass.status.supportedFeatures`, by the names of Gateway API.

@@ -67,10 +67,6 @@ def test_places_without_policies_of_their_own_share_one_value():
             "limits.concurrency",
         ),
         ("dns: {servers: ['https://dns.example/q', 10.0.0.53]}", "dns.servers"),
-        (
-            "identity: {certificate: {caCertificateRefs: [{kind: ConfigMap, name: ca}]}}",
-            "identity.certificate.caCertificateRefs",
-        ),
     ],
 )
 def test_a_field_that_does_nothing_is_named_in_status(sections: str, named: str):

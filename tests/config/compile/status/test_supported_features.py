@@ -8,7 +8,7 @@ from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.compile.status.supported_features import UNSERVED
 from egressproxy.config.descriptions import models_by_name
 from egressproxy.config.reading.load import load_text
-from tests.config.compile.kit import FORWARD, PLAIN, compiled, policy
+from tests.config.compile.kit import FORWARD, PLAIN, compiled
 
 WRITTEN = {
     "BackendDestination.endpointSelector": """
@@ -17,9 +17,6 @@ kind: Backend
 metadata: {name: other}
 spec: {destination: {type: EndpointSelector, endpointSelector: {selectorRef: {name: s}}}}
 """,
-    "CertificateIdentity.caCertificateRefs": policy(
-        "identity: {certificate: {caCertificateRefs: [{kind: ConfigMap, name: ca}]}}"
-    ),
 }
 
 
