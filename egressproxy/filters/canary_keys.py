@@ -1,19 +1,21 @@
 """CanaryKeys: keys that open nothing, planted where nobody has a reason to take them. Who uses one is found out.
 
 The request is denied, and an Event names the client and the key. Heads, targets and bodies are looked at as they are,
-percent-decoded, and in base64 at every alignment; bodies in pieces, as they flow: what was sent on before the key was
-whole has gone, which a key that opens nothing can bear.
+and as tools write them (`readings`), the key itself, in base64 at every alignment and in hexadecimal; bodies in pieces,
+as they flow: what was sent on before the key was whole has gone, which a key that opens nothing can bear. Who wants to
+hide a key finds a way: this finds out who uses one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final
 from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
-from egressproxy.filters.credentials.placeholder_watch import pattern_of
+from egressproxy.filters.credentials.placeholder_watch import forms_of
 from egressproxy.filters.settings import FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -22,6 +24,8 @@ __all__ = ["CANARY_KEYS", "CanaryKeys", "CanaryKeysConfig"]
 
 #: A shorter key would be found where nobody has used it. In bytes.
 MIN_KEY: Final = 16
+#: A byte of a key takes at most so many in base64 with escapes of JSON for each digit, line breaks among them.
+_WIDEST: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class CanaryKeys(Filter):
         self._note = f"canary {id(self)}"
         self._notices = context.notices
         self._used = context.meter.counter("egress_canary_keys_used", "Requests that had a canary key.", ("key",))
-        keys: dict[str, str] = {}
+        self._forms: list[tuple[str, bytes]] = []  # with the label of its Secret
+        self._longest = 0
         self._missing = ""
         for ref in config.secret_refs:
             secret = context.secrets.get(ref.label)
@@ -56,10 +61,11 @@ class CanaryKeys(Filter):
             if len(value) < MIN_KEY or not value.isascii():
                 message = f"a canary key has to have {MIN_KEY} characters of ASCII or more"
                 raise UnusableReference(message, ref)
-            keys[ref.label.removesuffix("/")] = value.decode("ascii")
-        self._patterns = {label: pattern_of((key,)) for label, key in keys.items()}
-        self._any = pattern_of(keys.values()) if keys else None
-        self._longest = max(map(len, keys.values()), default=0) * 3 + 4  # percent-encoded, or in base64
+            label, number = ref.label.removesuffix("/"), value.hex()
+            forms = {*forms_of(value.decode("ascii")), number.encode(), number.upper().encode()}
+            self._forms += [(label, form) for form in sorted(forms)]
+            self._longest = max(self._longest, len(value) * _WIDEST)
+        self._in_names = [(label, form.lower()) for label, form in self._forms]
 
     def request_headers(self, x: Exchange) -> None:
         """Raises Denied (403); GatewayFault where a Secret is missing, so that nobody relies on what is not there."""
@@ -67,36 +73,52 @@ class CanaryKeys(Filter):
             message = f"the canary key {self._missing} is missing"
             remedy = f"create the Secret and entry {self._missing}, or take it out of secretRefs"
             raise GatewayFault(Reason.CREDENTIAL_MISSING, message, rule=self._source, remedy=remedy)
-        self._look(x, b"\n".join((x.request.fields.block, x.request.path, str(x.authority).encode())))
+        head = x.request
+        self._look(x, b"\0".join((head.fields.block, head.path, head.method, head.upgrade)), self._forms)
+        self._look(x, str(x.authority).encode(), self._in_names)  # which is in lower case
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied (403)."""
         tail: bytes = (x.notes or {}).get(self._note, b"")
         text = tail + data
-        self._look(x, text)
+        self._look(x, text, self._forms)
         if not last:
             x.note(self._note, text[-self._longest :])
         return data
 
     def request_trailers(self, x: Exchange, fields: Fields) -> None:
         """Raises Denied (403)."""
-        self._look(x, fields.block)
+        self._look(x, fields.block, self._forms)
 
-    def _look(self, x: Exchange, text: bytes) -> None:
-        if self._any is None:
-            return
-        if not self._any.search(text):
-            if b"%" not in text:
-                return
-            text = unquote_to_bytes(text)
-            if not self._any.search(text):
-                return
-        label = next((label for label, pattern in self._patterns.items() if pattern.search(text)), "-")
+    def _look(self, x: Exchange, text: bytes, forms: list[tuple[str, bytes]]) -> None:
+        for reading in readings(text):
+            for label, form in forms:
+                if form in reading:
+                    self._found(x, label)
+
+    def _found(self, x: Exchange, label: str) -> None:
         who = x.identity.name if x.identity.name != "-" else "a client that is not known"
         self._used.add(1, label)
         self._notices.warning("CanaryKeyUsed", f"{who} has used the canary key {label}: find out how it came by it")
         x.add_log_fields({"canary": label})
         raise Denied(Reason.CANARY_KEY, "the request has a key that nobody may use", rule=self._source, detail=label)
+
+
+def readings(text: bytes) -> Iterator[bytes]:
+    """This text as it is, and then as it was before it was encoded for a URL (once or twice), for JSON, and cut into
+    lines, as `base64` and `xxd` do.
+    """
+    yield text
+    for _ in range(2):
+        if b"%" in text:
+            text = unquote_to_bytes(text)
+            yield text
+    if b"\\" in text:
+        text = text.replace(b"\\/", b"/").replace(b"\\r", b"").replace(b"\\n", b"\n")
+        text = unquote_to_bytes(text.replace(b"\\u00", b"%"))
+        yield text
+    if b"\n" in text:
+        yield text.translate(None, b"\r\n")
 
 
 CANARY_KEYS: Final = FilterType(

@@ -23,6 +23,7 @@ from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerPro
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.spiffe import workload
 from egressproxy.net.client_chains import is_for_identity
 from egressproxy.net.tls_contexts import verified_fields, verified_uris
@@ -72,6 +73,10 @@ class ActiveListener:
         self.is_forward = spec.protocol.is_forward
         self.is_stream = spec.protocol in STREAM_PROTOCOLS
         self.scheme = b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http"
+
+    def leaves_for(self, host: str) -> LeafCache | None:
+        """What clients are shown in tunnels to this host (lower case), which are opened; None: they are not."""
+        return self.leaves.match(host) if self.leaves is not None and host != OWN_HOST else None
 
     def __repr__(self) -> str:
         return f"ActiveListener({self.gateway}/{self.name}:{self.spec.port})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64encode, encodebytes
+from json import dumps
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -14,14 +16,15 @@ from tests.support.conversation import Conversation
 
 __all__ = ["converse"]
 
-KEY = "sk-live-4242424242424242"
+KEY = "sk-Live-4242424242424242"
 KNOWN = {"address": {"clients": [{"cidrs": ["10.0.0.9/32"], "namespace": "agents", "serviceAccount": "worker"}]}}
 
 
 def watched(converse: Start, key: str = KEY) -> Conversation:
     config = {"secretRefs": [{"name": "planted"}]}
     extension = {"name": "canary", "type": "egressproxy.io/CanaryKeys:v1", "config": config}
-    return converse(forward(m.secret("planted", {"token": key}), identity=KNOWN, extensions=[extension]))
+    allow = ("a.example", "*.a.example")
+    return converse(forward(m.secret("planted", {"token": key}), allow=allow, identity=KNOWN, extensions=[extension]))
 
 
 def refused(talk: Conversation) -> None:
@@ -31,7 +34,7 @@ def refused(talk: Conversation) -> None:
     assert (talk.record()["canary"], talk.record()["reason"]) == ("planted", "canary_key")
     told = [each for each in talk.metrics.notices.take() if each.reason == "CanaryKeyUsed"]
     assert "system:serviceaccount:agents:worker has used the canary key planted" in told[0].message
-    assert KEY not in str(error) + str(talk.records) + str(told)
+    assert KEY not in str(error) + str(told) + str({**talk.record(), "method": ""})
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,13 @@ def refused(talk: Conversation) -> None:
         f"GET http://a.example/?k={KEY.replace('-', '%2d')} HTTP/1.1\r\nHost: a.example\r\n\r\n",
         "GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nAuthorization: Basic "
         + b64encode(f"x:{KEY}".encode()).decode() + "\r\n\r\n",
+        f"GET http://a.example/?k={KEY.encode().hex()} HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        f"GET http://a.example/?k={KEY.encode().hex().upper()} HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        f"GET http://a.example/?k={KEY.replace('-', '%252d')} HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        f"{KEY} http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        f"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nConnection: upgrade\r\nUpgrade: {KEY}\r\n\r\n",
+        f"GET http://{KEY}.a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        f"CONNECT {KEY.encode().hex()}.a.example:443 HTTP/1.1\r\nHost: {KEY.encode().hex()}.a.example\r\n\r\n",
     ],
 )  # fmt: skip
 def test_a_key_in_the_head_is_found_in_each_form(converse: Start, head: str):
@@ -59,6 +69,33 @@ def test_a_key_in_the_body_is_found_across_pieces(converse: Start, cut: int):
     talk.client >> head + body[: 9 + cut]
     talk.dialled("a.example", 80)
     talk.client >> body[9 + cut :]
+    refused(talk)
+
+
+WRAPPED = encodebytes(b"x" * 50 + KEY.encode() + b"y" * 50)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"key": "' + KEY.replace("-", "\\u002d").encode() + b'"}',
+        b'{"key": "' + b"".join(b"\\u%04x" % digit for digit in KEY.encode()) + b'"}',
+        WRAPPED,
+        WRAPPED.replace(b"\n", b"\r\n"),
+        dumps({"file": WRAPPED.decode()}).encode(),
+        b"file=" + quote_plus(WRAPPED).encode(),
+        KEY.encode().hex().encode(),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 40, 1000])
+def test_a_key_in_the_body_is_found_as_tools_write_it(converse: Start, body: bytes, size: int):
+    talk = watched(converse)
+    head = b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n" % len(body)
+    talk.client >> head + body[:size]
+    talk.dialled("a.example", 80)
+    for at in range(size, len(body), size):
+        if not talk.records:
+            talk.client >> body[at : at + size]
     refused(talk)
 
 

@@ -15,24 +15,28 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.notices import Notices
 
-__all__ = ["BodyWatch", "PlaceholderWatch", "PlaceholderWatches", "misplaced", "pattern_of"]
+__all__ = ["BodyWatch", "PlaceholderWatch", "PlaceholderWatches", "forms_of", "misplaced", "pattern_of"]
 
 _HELD: Final = "placeholder watch"
 #: Before whatever else runs for a backend.
 _FIRST: Final = -2
 
 
+def forms_of(text: str) -> set[bytes]:
+    """How this text is written: as it is, and in base64 at every alignment, in both alphabets (as Basic has it)."""
+    value = text.encode()
+    forms = {value}
+    for before in range(3):
+        whole = b64encode(b"\0" * before + value).rstrip(b"=")
+        # Only digits that depend on the text alone.
+        core = whole[(before * 8 + 5) // 6 : (before + len(value)) * 8 // 6]
+        forms |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
+    return forms
+
+
 def pattern_of(placeholders: Iterable[str]) -> re.Pattern[bytes]:
-    """Finds these placeholders as they are, and in base64 at every alignment, in both alphabets (as Basic has them)."""
-    forms: set[bytes] = set()
-    for text in placeholders:
-        value = text.encode()
-        forms.add(value)
-        for before in range(3):
-            whole = b64encode(b"\0" * before + value).rstrip(b"=")
-            # Only digits that depend on the placeholder alone.
-            core = whole[(before * 8 + 5) // 6 : (before + len(value)) * 8 // 6]
-            forms |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
+    """Finds these placeholders in each of their forms."""
+    forms = {form for text in placeholders for form in forms_of(text)}
     longest_first = sorted(forms, key=lambda form: (-len(form), form))
     return re.compile(b"|".join(map(re.escape, longest_first)))
 

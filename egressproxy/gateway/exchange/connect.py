@@ -72,7 +72,7 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     listener = of_client(x, listener)
     if authority.port == HTTP_PORT:
         return await serve_http_port(accounting, x, client, authority, listener)
-    leaves = listener.leaves.match(authority.host) if listener.leaves is not None else None
+    leaves = listener.leaves_for(authority.host)
     if leaves is not None:
         if accounting.gate is not None:
             client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
@@ -108,7 +108,7 @@ async def serve_http_port(
         return None
     try:
         listener = of_client(x, listener)
-        leaves = listener.leaves.match(authority.host) if listener.leaves is not None else None
+        leaves = listener.leaves_for(authority.host)
         found = route_tunnel(listener, authority) if leaves is None else None
     except Denied as denied:
         accounting.blame(x, client.resources, denied)

@@ -114,7 +114,7 @@ def _decide_tunnel(made: Decision) -> None:
         raise connect_not_served()
     x.authority = read_authority(head.target, None)
     _find_variant(made)
-    leaves = made.listener.leaves.match(x.authority.host) if made.listener.leaves is not None else None
+    leaves = made.listener.leaves_for(x.authority.host)
     if leaves is not None:
         made.opened_by = leaves.policy
         if x.authority.port != HTTP_PORT:

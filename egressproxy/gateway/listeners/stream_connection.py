@@ -273,7 +273,7 @@ def route_stream(x: Exchange, listener: ActiveListener) -> Route:
     x.route, x.series = route.name, route.series
     if x.authority is not None:
         x.note_denials(*judge(route, x.authority))
-        leaves = listener.leaves.match(host) if listener.leaves is not None else None
+        leaves = listener.leaves_for(host)
         if leaves is not None:
             raise not_opened(host, leaves.policy)
     return route

@@ -205,6 +205,16 @@ def test_the_server_of_a_rule_for_all_requests_is_verified_first(converse: Start
     assert tls.reads().startswith(b"HTTP/1.1 503 ")
 
 
+def test_the_name_of_the_gateway_itself_is_no_host_whose_tunnel_is_opened(converse: Start):
+    objects = opening()
+    policy = next(each for each in objects if each["kind"] == "EgressPolicy")
+    policy["spec"]["intercept"]["hostnames"] += ["*.internal"]
+    talk = start(converse, objects)
+    talk.client >> connect("egress.internal:443")
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "destination_not_allowed")
+
+
 def test_where_it_depends_on_the_request_who_serves_it_each_request_says_what_is_wrong(converse: Start):
     for objects in (
         routed_over_tls(m.prefix_rule("/v1", "t")),
