@@ -23,7 +23,6 @@ from egressproxy.errors import Denied, LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, HeaderResult, Phase
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.settings import CalledBackendRef, Checked, FieldName, FilterConfig, Within
-from egressproxy.filters.waiting import WAITING_CLIENTS
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.hold_decision import HoldDecision
@@ -179,7 +178,6 @@ class ApprovalHold(Filter):
         hold = _Hold(_shown(x, body, tool, key, self._name, self._source))
         self._waiting[key] = hold
         self._of_client[client] += 1
-        WAITING_CLIENTS[x.client] += 1
         self._gauge.set(len(self._waiting))
         self._notices.normal("ApprovalRequested", "requests wait for approval: `egressproxy holds list`")
         timer = asyncio.get_running_loop().call_later(self._timeout_s, self._decide, key, None)
@@ -191,10 +189,9 @@ class ApprovalHold(Filter):
         finally:
             timer.cancel()
             del self._waiting[key]
-            for counted, which in ((self._of_client, client), (WAITING_CLIENTS, x.client)):
-                counted[which] -= 1
-                if not counted[which]:
-                    del counted[which]
+            self._of_client[client] -= 1
+            if not self._of_client[client]:
+                del self._of_client[client]
             self._gauge.set(len(self._waiting))
             self._outcomes.add(1, outcome)
         waited_s = round(time.monotonic() - hold.since, 3)

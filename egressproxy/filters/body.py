@@ -214,7 +214,7 @@ class BodyChain:
         self, flow: _StepState, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool
     ) -> bytes:
         try:
-            data = self._given(flow, data, await wait(flow.step, awaitable))
+            data = self._given(flow, data, await wait(flow.step, awaitable, x))
         except Exception as error:
             _settle(flow, error)
         return await _whole(self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last))

@@ -286,7 +286,7 @@ def finish(completing: Sequence[PlacedFilter], x: Exchange) -> None:
 async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:
     """The rest of a phase, from the step that waits."""
     try:
-        result = await wait(step, awaitable)
+        result = await wait(step, awaitable, x)
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if result is not None:

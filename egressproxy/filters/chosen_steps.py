@@ -130,7 +130,7 @@ class ChosenSteps:
     ) -> bytes:
         """The rest of the filters, from the one that waits."""
         try:
-            result = checked_result(step, data, await wait(step, awaitable), may_answer=True)
+            result = checked_result(step, data, await wait(step, awaitable, x), may_answer=True)
             has_changed = has_changed or result != data
             data = result
         except Exception as error:

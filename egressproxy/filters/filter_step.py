@@ -18,7 +18,7 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.error_budget import ErrorBudget, OutOfService
 from egressproxy.filters.filter_trace import Sampled, is_traced, traced
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.telemetry.filter_meter import FilterMeter
 from egressproxy.telemetry.notices import FilterStats, Notices
@@ -218,10 +218,13 @@ def _place(step: Step, error: BaseException) -> str:
     return f" at {os.path.basename(file)}:{line}"
 
 
-async def wait(step: Step, awaitable: Awaitable[R]) -> R:
+async def wait(step: Step, awaitable: Awaitable[R], x: Exchange) -> R:
     """Await what a step has returned, under its deadline. Raises DeadlinePassed, and what the filter raises."""
-    deadline = asyncio.timeout(None if step.filter.waits_for_people else step.spec.timeout_s or None)
+    is_for_people = step.filter.waits_for_people
+    deadline = asyncio.timeout(None if is_for_people else step.spec.timeout_s or None)
     began = perf_counter()
+    if is_for_people:
+        x.hold_for_people(1)
     try:
         async with deadline:
             return await awaitable
@@ -242,6 +245,8 @@ async def wait(step: Step, awaitable: Awaitable[R]) -> R:
     except BaseException as error:
         raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
     finally:
+        if is_for_people:
+            x.hold_for_people(-1)
         step.stats.took(perf_counter() - began)
         del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
 

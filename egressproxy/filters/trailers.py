@@ -51,7 +51,7 @@ async def _go_on(
     step: Step, awaitable: Awaitable[object], fields: Fields, rest: Sequence[Step], x: Exchange, block: bytes
 ) -> bytes:
     try:
-        block = _given(fields, await wait(step, awaitable))
+        block = _given(fields, await wait(step, awaitable, x))
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
     outcome = run_trailers(rest, x, block)

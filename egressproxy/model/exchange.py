@@ -37,6 +37,8 @@ LOGGED = "logged"
 SENT_BODY = "sent body"
 #: The note with what filters have said about the backends of the rule: a BackendChoice.
 BACKEND_CHOICE = "backend choice"
+#: The note with how many filters hold the exchange until a person has decided.
+_HELD_FOR_PEOPLE = "held for people"
 
 
 class NotesFull(ValueError):
@@ -209,6 +211,16 @@ class Exchange:
     def backend_choice(self) -> BackendChoice | None:
         """What filters have said about the backends of the rule; None where none has."""
         return self.notes.get(BACKEND_CHOICE) if self.notes is not None else None
+
+    @property
+    def is_held_for_people(self) -> bool:
+        """Whether a filter waits for a person: nobody expects the exchange to move meanwhile."""
+        return self.notes is not None and self.notes.get(_HELD_FOR_PEOPLE, 0) > 0
+
+    def hold_for_people(self, change: int) -> None:
+        """One filter more, or one less, waits for a person."""
+        held = self.notes.get(_HELD_FOR_PEOPLE, 0) if self.notes is not None else 0
+        self.keep(_HELD_FOR_PEOPLE, held + change)
 
     @property
     def body(self) -> bytes | None:

@@ -105,9 +105,7 @@ class HeldConnection:
         upstream = self.upstream
         if upstream is not None:
             self.upstream = None
-            assert self.connector is not None
-            assert self.target is not None
-            self.connector.release(self.target, upstream, reusable=reusable)
+            self.connector.release(self.target, upstream, reusable=reusable)  # type: ignore[union-attr, arg-type]  # held with it
 
     def fail(self, x: Exchange, error: GatewayError) -> None:
         """Close the upstream connection, if there is one, on which this exchange has failed behind the head of its

@@ -88,7 +88,6 @@ class Accounting:
         if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
             x.reason = Reason.DRAINED
         if x.identity is not ANONYMOUS:
-            resources.identity = ANONYMOUS
             if self.gate is not None and self.gate.killed and x.reason in (Reason.OK, Reason.CLIENT_GONE):
                 self.note_killed(x)
             x.series = self.metrics.of_client(x.series, x.identity, is_denied=x.denied)

@@ -16,7 +16,6 @@ from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
 from egressproxy.gateway.enforcement import lifted
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
@@ -148,19 +147,15 @@ async def identify(
         checking = listener.authenticator.admit(x, client, head)
         if checking is not None:
             await checking
-    client.resources.identity = x.identity
 
 
-def identify_stream(
-    x: Exchange, resources: HeldResources, listener: ActiveListener, shown: CallerIdentity, until: float
-) -> None:
+def identify_stream(x: Exchange, listener: ActiveListener, shown: CallerIdentity, until: float) -> None:
     """The same of a connection that is no HTTP. `shown`: by its certificate, which holds until then (seconds since
     1970). Raises as `Authenticator.admit_stream`.
     """
     x.identity = shown
     if listener.authenticator is not None:
         listener.authenticator.admit_stream(x, shown, until)
-    resources.identity = x.identity
 
 
 def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListener, head: RequestHead) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.waiting import WAITING_CLIENTS
 from egressproxy.gateway.ai.heads import EVENT_STREAM
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
@@ -41,7 +40,6 @@ class ExchangeClock(UpstreamCaller):
     octets_in: int
     octets_out: int
     wheel: TimerWheel
-    client: str
     # of the gateway
     attempt_ends_at: float
     exchange_ends_at: float
@@ -161,8 +159,9 @@ class ExchangeClock(UpstreamCaller):
         return route.tunnel_idle_s <= 0 or self.wheel.now - upstream.last_read < route.tunnel_idle_s
 
     def _waits_for_people(self) -> bool:
-        """Whether a request of this client waits for approval, which has a time limit of its own."""
-        return self.client in WAITING_CLIENTS and not self.has_ended
+        """Whether the request waits for approval, which has a time limit of its own."""
+        x = self.resources.exchange
+        return x is not None and x.is_held_for_people and not self.has_ended
 
     def _set_deadline(self, now: float) -> None:
         at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER

@@ -100,7 +100,7 @@ class Conductor:
         """Name, decide, filter, choose, exchange, answer."""
         listener = client.state.port.first
         resources = client.resources
-        x = self.accounting.new_exchange(client.client, listener, client.identity)
+        x = resources.exchange = self.accounting.new_exchange(client.client, listener, client.identity)
         x.request = head
         x.method = head.method
         try:

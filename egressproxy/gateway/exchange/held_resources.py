@@ -11,7 +11,7 @@ from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import Route
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 
 __all__ = ["HeldResources"]
 
@@ -24,7 +24,7 @@ class HeldResources(HeldConnection):
     `request_chain`: the body filters of the route for the request under way, where the route has any and the request
     has a body; None where all of them let it pass unread, or it has passed them.
     `leg_filter`: those of the backend, of the attempt under way.
-    `identity`: who the client of the exchange is, where its request has said so.
+    `exchange`: whose they are; None between two.
     `tenant`: who the exchange is counted for, while the gateway is short of something (`gateway/overload`).
     """
 
@@ -32,7 +32,7 @@ class HeldResources(HeldConnection):
         "backend",
         "close",
         "copies",
-        "identity",
+        "exchange",
         "is_handed_over",
         "leg_filter",
         "on_complete",
@@ -53,10 +53,10 @@ class HeldResources(HeldConnection):
         self.request_chain: BodyChain | None = None
         self.on_complete: Callable[[], None] | None = None
         self.tenant: Tenant | None = None
-        self.identity: CallerIdentity = ANONYMOUS
 
     def reset(self) -> None:
         """Forget the rest, when what is held was given back."""
+        self.exchange: Exchange | None = None
         self.connector = None
         self.target = None
         self.route: Route | None = None
@@ -64,6 +64,11 @@ class HeldResources(HeldConnection):
         self.copies: Copies | None = None
         self.close = False
         self.is_handed_over = False
+
+    @property
+    def identity(self) -> CallerIdentity:
+        """Who the client of the exchange is, as far as that is known."""
+        return self.exchange.identity if self.exchange is not None else ANONYMOUS
 
     def end_filters(self) -> None:
         """Cancel the body filters that are at work."""

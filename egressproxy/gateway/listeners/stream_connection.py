@@ -178,7 +178,7 @@ class StreamConnection(FlowControl):
 async def serve_stream(accounting: Accounting, client: StreamConnection) -> None:
     """The life of one stream: name, route, dial, relay."""
     port = client.state.port
-    x = accounting.new_exchange(client.client, port.first, ANONYMOUS)
+    x = client.resources.exchange = accounting.new_exchange(client.client, port.first, ANONYMOUS)
     x.is_tunnel = True
     x.kind = "tunnel"
     x.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
@@ -225,9 +225,9 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
             resources.route = route_stream(x, listener)
         inner = await terminate(client, listener)
         peer = inner.transport.get_extra_info("ssl_object")
-        identify_stream(x, resources, listener, client.state.port.identity_of(peer), verified_until(peer))
+        identify_stream(x, listener, client.state.port.identity_of(peer), verified_until(peer))
     else:
-        identify_stream(x, resources, listener, ANONYMOUS, inf)
+        identify_stream(x, listener, ANONYMOUS, inf)
     if resources.route is None:
         listener = of_client(x, listener)
         resources.route = route_stream(x, listener)
