@@ -99,14 +99,15 @@ def is_tunnel(client: Client) -> bool:
 async def verified(x: Exchange, client: Client, authority: Authority) -> GatewayError | None:
     """Connect to the server, and keep the connection for what the client asks. Returns why that cannot be.
 
-    Where it depends on the request who serves it, or policy denies the destination, nothing is connected to: each
-    request says it. So does one that may go again, where retries are configured.
+    Where it depends on the request who serves it, where filters look at its head first, or where policy denies the
+    destination, nothing is looked up or connected to: each request says it. So does one that may go again, where
+    retries are configured.
     """
     scheme, x.scheme = x.scheme, b"https"
     held, may_go_again = HeldResources(), False
     try:
         route = route_of_all(of_client(x, client.listener), authority)
-        if route is None or len(route.choices) > 1:
+        if route is None or len(route.choices) > 1 or route.chain.request_headers is not None:
             return None
         may_go_again = route.retries is not None
         backend = route.choose()

@@ -215,6 +215,22 @@ def test_the_name_of_the_gateway_itself_is_no_host_whose_tunnel_is_opened(conver
     assert (status, error["reason"]) == (403, "destination_not_allowed")
 
 
+def test_no_name_is_looked_up_before_the_filters_of_a_request_have_let_it_pass(converse: Start):
+    """Whoever serves its DNS would have read it: past a limit on requests, and past keys that are watched for."""
+    limits = {"requests": [{"per": "Gateway", "limit": 1, "window": "1h"}]}
+    talk = start(converse, opening(allow=("b.example",), limits=limits))
+    for status in (503, 429):
+        talk.client = talk.connect()
+        tls = inside(talk, "b.example")
+        talk.no_dial()
+        assert "b.example" not in talk.names.zone
+        tls >> INSIDE.replace(b"a.example", b"b.example")
+        if status == 503:
+            talk.refused("b.example", 443, UpstreamFault(Reason.CONNECT_REFUSED, "the upstream refused", status=503))
+            del talk.names.zone["b.example"]
+        assert tls.reads().startswith(b"HTTP/1.1 %d " % status)
+
+
 def test_where_it_depends_on_the_request_who_serves_it_each_request_says_what_is_wrong(converse: Start):
     for objects in (
         routed_over_tls(m.prefix_rule("/v1", "t")),
