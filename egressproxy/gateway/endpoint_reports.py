@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from egressproxy.errors import Reason
+from egressproxy.gateway.backends.network import NetworkReports
 from egressproxy.ir.backend import BackendIR
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import EventType, InvolvedObject, Notices
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, Why
 
-__all__ = ["EndpointReporter", "FailoverReporter", "ParentReporter"]
+__all__ = ["EndpointReporter", "FailoverReporter", "ParentReporter", "reports_to"]
 
 
 OWN = ".egressproxy.io"
 
 
+def reports_to(metrics: Metrics) -> NetworkReports:
+    """What happens on the way to backends, counted and told there."""
+    queries = metrics.dns_queries
+    return NetworkReports(
+        metrics.count_dns, queries.count, queries.count_reverse, EndpointReporter(metrics), ParentReporter(metrics),
+        FailoverReporter(metrics.notices),
+    )  # fmt: skip
+
+
 class EndpointReporter:
-    """Called with each change (`HealthRegistry.on_change`)."""
+    """Called with each change (`NetworkReports.endpoint`)."""
 
     __slots__ = ("_metrics",)
 
@@ -39,7 +49,7 @@ class EndpointReporter:
 
 
 class ParentReporter:
-    """Called with each change (`Network.on_parent_change`)."""
+    """Called with each change (`NetworkReports.parent`)."""
 
     __slots__ = ("_metrics",)
 
@@ -60,7 +70,7 @@ class ParentReporter:
 
 
 class FailoverReporter:
-    """Called with each change (`Network.on_failover_change`)."""
+    """Called with each change (`NetworkReports.failover`)."""
 
     __slots__ = ("_notices",)
 

@@ -17,7 +17,7 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
-from egressproxy.gateway.endpoint_reports import EndpointReporter, FailoverReporter, ParentReporter
+from egressproxy.gateway.endpoint_reports import reports_to
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
@@ -72,7 +72,7 @@ class GatewayServer:
         self.metrics = metrics
         self.wheel = TimerWheel()
         self.wheel.start(loop)
-        self.network = Network(loop, self.wheel, metrics.count_dns, pseudonym, session_key, zone, catalog.keyed)
+        self.network = Network(loop, self.wheel, pseudonym, reports_to(metrics), session_key, zone, catalog.keyed)
         self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics, limits.connections)
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
@@ -87,11 +87,6 @@ class GatewayServer:
         metrics.add_filter_source(self._filter_counts)
         metrics.add_endpoint_source(self._endpoint_states, self._open_circuits)
         metrics.add_parent_source(self._parents_aside)
-        self.network.on_dns_query = metrics.dns_queries.count
-        self.network.on_reverse = metrics.dns_queries.count_reverse
-        self.network.health.on_change = EndpointReporter(metrics)
-        self.network.on_parent_change = ParentReporter(metrics)
-        self.network.on_failover_change = FailoverReporter(metrics.notices)
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:

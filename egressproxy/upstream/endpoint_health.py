@@ -68,14 +68,14 @@ _TEXTS = {
 class HealthRegistry:
     """The health of every endpoint in use: it outlives a reload that leaves the endpoint and its settings alone.
 
-    `version` counts the changes of any endpoint. `on_change` is called with the endpoint and the reason.
+    `version` counts the changes of any endpoint. `tell` is called with the endpoint and the reason.
     """
 
-    __slots__ = ("_known", "on_change", "version")
+    __slots__ = ("_known", "_tell", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[EndpointHealth, Why], None] = lambda _health, _why: None) -> None:
         self.version = 0
-        self.on_change: Callable[[EndpointHealth, Why], None] = lambda health, why: None
+        self._tell = tell
         self._known: WeakValueDictionary[object, EndpointHealth] = WeakValueDictionary()
 
     def of(
@@ -94,7 +94,7 @@ class HealthRegistry:
     def changed(self, health: EndpointHealth, why: Why) -> None:
         """Count a change, and tell of it."""
         self.version += 1
-        self.on_change(health, why)
+        self._tell(health, why)
 
     def __repr__(self) -> str:
         return f"HealthRegistry({len(self._known)} endpoints, version {self.version})"

@@ -12,8 +12,8 @@ from egressproxy.upstream.endpoint_health import HealthRegistry, Why
 
 
 def test_ejections_and_returns_are_events_of_the_backend_and_ejections_are_counted():
-    metrics, registry = Metrics("0"), HealthRegistry()
-    registry.on_change = EndpointReporter(metrics)
+    metrics = Metrics("0")
+    registry = HealthRegistry(EndpointReporter(metrics))
     owner = BackendIR("agents/api", Destination.FQDN, kind="Backend.egressproxy.io")
     check = HealthCheckIR(unhealthy_threshold=1)
     health = registry.of("s", "agents/api", owner, "10.0.0.1:443", OutlierDetectionIR(), check, 0.0)

@@ -43,7 +43,7 @@ from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig
-from egressproxy.gateway.backends.connector import Network
+from egressproxy.gateway.backends.network import Network, NetworkReports
 from egressproxy.gateway.build import build
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
@@ -535,7 +535,7 @@ class Conversation:
 
     async def _start(self, spec: ConfigIR) -> None:
         self.wheel = TimerWheel()
-        self.network = Network(self.loop, self.wheel, self.metrics.count_dns, b"gw")
+        self.network = Network(self.loop, self.wheel, b"gw", NetworkReports(self.metrics.count_dns))
         self.network.dialer = self.dialer  # type: ignore[assignment]
         self.network.resolver = lambda _spec: self.names  # type: ignore[method-assign, assignment, return-value]
         self.conductor = Conductor(self.wheel, self.log, b"gw", self.metrics)

@@ -133,8 +133,8 @@ def test_without_outlier_detection_nothing_is_an_outlier():
 
 
 def test_the_registry_gives_the_same_health_to_equal_scopes_and_counts_and_tells_changes():
-    registry, told = HealthRegistry(), []
-    registry.on_change = lambda health, why: told.append((health.address, health.state.value, why.value))
+    told: list[tuple[str, str, str]] = []
+    registry = HealthRegistry(lambda health, why: told.append((health.address, health.state.value, why.value)))
     one = registry.of("s", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 0.0)
     assert registry.of("s", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 9.0) is one
     assert registry.of("other", "ns/b", BACKEND, "10.0.0.1:80", OUTLIERS, CHECK, 9.0) is not one

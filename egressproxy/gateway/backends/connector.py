@@ -448,6 +448,4 @@ def _parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
     ways = [(parent, Connector(each, network)) for parent, each in specs_of_ways(spec)]
     no_proxy = spec.backend.no_proxy
     direct = Connector(direct_spec(spec), network) if no_proxy else None
-    return ParentWays(
-        ways, direct, no_proxy, lambda: network.wheel.now, lambda *change: network.on_parent_change(*change)
-    )
+    return ParentWays(ways, direct, no_proxy, lambda: network.wheel.now, network.reports.parent)

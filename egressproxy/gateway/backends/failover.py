@@ -80,7 +80,7 @@ def _health(backend: RouteBackend) -> PassiveHealth:
 def _tell(backend: RouteBackend, why: str, aside: float) -> None:
     """That this backend is put aside for so many seconds, or (0.0) returns."""
     assert backend.connector is not None
-    backend.connector.network.on_failover_change(backend.connector.spec.backend, why, aside)
+    backend.connector.network.reports.failover(backend.connector.spec.backend, why, aside)
 
 
 class FailoverGroup:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendIR, ConnectionIR
@@ -15,18 +16,43 @@ from egressproxy.net.descriptors import descriptors
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
 from egressproxy.upstream.dns_query import OnQuery
-from egressproxy.upstream.endpoint_health import HealthRegistry
+from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, Why
 from egressproxy.upstream.name_budget import KeyedTables
 from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["Network"]
+__all__ = ["Network", "NetworkReports"]
 
 #: Copies for mirrors at once in one process, and bytes of their bodies that wait.
 MAX_COPIES = 1024
 #: Health checks at once in one process.
 MAX_CHECKS = 64
 MAX_COPIED_BYTES = 64 * 1024 * 1024
+
+
+def _nobody(*_told: object) -> None:
+    """For what nobody wants to hear."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReports:
+    """Who is told of what happens on the way to backends.
+
+    Attributes:
+        dns_outcome: how the look-up of a name ended.
+        dns_query: the label of a DNS server, how a query to it ended, and seconds (`upstream.dns_query.OnQuery`).
+        reverse_check: what the names of an address said: "agrees", "differs" or "failed".
+        endpoint: an endpoint that has left service or returned, and why.
+        parent: a parent, why it is put aside (None: it can be connected to again), and a sentence.
+        failover: a backend of a Failover, why, and the seconds for which it is put aside (0.0: it returns).
+    """
+
+    dns_outcome: Callable[[str], None] = _nobody
+    dns_query: OnQuery = _nobody
+    reverse_check: Callable[[str], None] = _nobody
+    endpoint: Callable[[EndpointHealth, Why], None] = _nobody
+    parent: Callable[[BackendIR, Reason | None, str], None] = _nobody
+    failover: Callable[[BackendIR, str, float], None] = _nobody
 
 
 class Network:
@@ -40,8 +66,8 @@ class Network:
         self,
         loop: asyncio.AbstractEventLoop,
         wheel: TimerWheel,
-        count_dns: Callable[[str], None],
         pseudonym: bytes,
+        reports: NetworkReports = NetworkReports(),
         session_key: bytes = b"",
         zone: str = "",
         tables: KeyedTables | None = None,
@@ -52,16 +78,8 @@ class Network:
         self.session_key = SecretBytes(session_key or secrets.token_bytes(32))
         self.dialer = Dialer()
         self.zone = zone
-        self.health = HealthRegistry()
-        #: Called with a parent, why it is put aside (None: it can be connected to again), and a sentence.
-        self.on_parent_change: Callable[[BackendIR, Reason | None, str], None] = lambda parent, reason, message: None
-        #: Called with a backend of a Failover, why, and the seconds for which it is put aside (0.0: it returns).
-        self.on_failover_change: Callable[[BackendIR, str, float], None] = lambda backend, why, aside: None
-        #: Called with the label of a DNS server, how a query to it ended, and seconds (`upstream.dns_query.OnQuery`).
-        self.on_dns_query: OnQuery = lambda server, result, seconds: None
-        #: Called with what the names of an address said: "agrees", "differs" or "failed".
-        self.on_reverse: Callable[[str], None] = lambda result: None
-        self._count_dns = count_dns
+        self.reports = reports
+        self.health = HealthRegistry(reports.endpoint)
         self._tables = tables
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS
@@ -75,7 +93,7 @@ class Network:
         found = self._resolvers.get(spec.dns)
         if found is None:
             found = self._resolvers[spec.dns] = Resolver(
-                spec.dns, self._count_dns, on_query=lambda *query: self.on_dns_query(*query), tables=self._tables
+                spec.dns, self.reports.dns_outcome, on_query=self.reports.dns_query, tables=self._tables
             )
         return found
 

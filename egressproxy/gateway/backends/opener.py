@@ -194,7 +194,14 @@ class ConnectionOpener:
         through = resolved.through if isinstance(resolved, Resolved) else ()
         authority = Authority(target.host, target.port)
         return await check_addresses(
-            x, self.reverse_check, self.resolver, authority, addresses, through, client_of(x), self._network.on_reverse
+            x,
+            self.reverse_check,
+            self.resolver,
+            authority,
+            addresses,
+            through,
+            client_of(x),
+            self._network.reports.reverse_check,
         )
 
     async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:

@@ -79,7 +79,7 @@ class _Way(Generic[C]):
 
 
 class ParentWays(Generic[C]):
-    """Chooses the connector of a way. `now` gives monotonic seconds; `tell` is `Network.on_parent_change`."""
+    """Chooses the connector of a way. `now` gives monotonic seconds; `tell` is `NetworkReports.parent`."""
 
     __slots__ = ("_direct", "_no_proxy", "_now", "_tell", "_ways")
 

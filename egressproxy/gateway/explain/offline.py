@@ -23,7 +23,7 @@ def offline(config: ConfigIR) -> Snapshot:
 
     Raises FilterBuildError, ssl.SSLError or ValueError. The files of Python filters are run.
     """
-    network = Network(asyncio.get_running_loop(), TimerWheel(), lambda _word: None, b"")
+    network = Network(asyncio.get_running_loop(), TimerWheel(), b"")
     snapshot = build(config, Catalog(), network, Metrics(""), None)
     network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports if not is_unix(address))
     return snapshot

@@ -131,13 +131,13 @@ class Authenticator:
         verify: Verify | None,
         *,
         is_forward: bool,
-        sources: Mapping[str, KeySource] | None = None,
+        sources: Mapping[str, Callable[[Callable[[], None]], KeySource]] | None = None,
     ) -> None:
-        """`verify` None: no credentials are taken. `sources` of keys that are fetched, by issuer."""
+        """`verify` None: no credentials are taken. `sources` makes those of keys that are fetched, by issuer, of what
+        is to be called when a key holds no more.
+        """
         self.spec = spec
-        self._sources = sources or {}
-        for source in self._sources.values():
-            source.on_withdrawal = self._forget_verdicts
+        self._sources = {issuer: make(self._forget_verdicts) for issuer, make in (sources or {}).items()}
         self._checks = checks
         self._verify = verify
         self._addresses = AddressTable(spec.addresses) if spec.addresses else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,7 +63,7 @@ class Authenticators:
             verifier = _Verifier(spec)
             if spec.takes_credentials:
                 yield verifier.prepare  # keys are read, and what reads them is imported
-            sources = {url.issuer: verifier.source(url, each) for url, each in zip(urls, calls, strict=True)}
+            sources = {url.issuer: partial(verifier.source, url, each) for url, each in zip(urls, calls, strict=True)}
             verify = verifier.verify if spec.takes_credentials else None
             found = Authenticator(spec, self.checks, verify, is_forward=is_forward, sources=sources)
         self._made[key] = found
@@ -102,11 +103,11 @@ class _Verifier:
 
             self._of_password = PasswordVerifier(dict(spec.users))
 
-    def source(self, url: KeyUrl, call: FilterCall) -> KeySource:
-        """What fetches the keys of an issuer."""
+    def source(self, url: KeyUrl, call: FilterCall, withdraw: Callable[[], None]) -> KeySource:
+        """What fetches the keys of an issuer. `withdraw`: see KeySource."""
         from egressproxy.identity.key_sets import read_key_set
 
-        return KeySource(url.issuer, call, url.path, self._keys, read_key_set)
+        return KeySource(url.issuer, call, url.path, self._keys, read_key_set, withdraw)
 
     def verify(self, shown: Shown, now: float) -> tuple[CallerIdentity, float]:
         """Whose it is, and until when it holds. Raises CredentialRefused."""

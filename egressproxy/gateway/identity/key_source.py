@@ -34,31 +34,37 @@ class KeySource:
     """Of one issuer. `keys` has what was fetched, under its name; others may read it at any time."""
 
     __slots__ = (
-        "_call", "_fetched_at", "_issuer", "_keys", "_not_before", "_path", "_read", "_task", "fetches",
-        "on_withdrawal",
+        "_call", "_fetched_at", "_issuer", "_keys", "_not_before", "_path", "_read", "_task", "_withdraw",
+        "fetches",
     )  # fmt: skip
 
     def __init__(
-        self, issuer: str, call: FilterCall, path: str, keys: dict[str, KeySet], read: Callable[[bytes], KeySet]
+        self,
+        issuer: str,
+        call: FilterCall,
+        path: str,
+        keys: dict[str, KeySet],
+        read: Callable[[bytes], KeySet],
+        withdraw: Callable[[], None],
     ) -> None:
+        """`read` makes keys of an answer; `withdraw` is called when a key holds no more."""
         self._issuer = issuer
         self._call = call
         self._path = path.encode()
         self._keys = keys
         self._read = read
+        self._withdraw = withdraw
         self._task: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self._fetched_at = -inf
         self.fetches = 0  # that have ended, well or not
-        #: Called when a key holds no more.
-        self.on_withdrawal: Callable[[], None] = lambda: None
 
     def touch(self) -> None:
         """A token is to be verified: see to it that the keys are no older than they may be."""
         age = monotonic() - self._fetched_at
         if age >= MAX_AGE_S and self._keys.pop(self._issuer, None) is not None:
             log.error("the keys of %s are too old to be believed: its tokens are refused", self._issuer)
-            self.on_withdrawal()
+            self._withdraw()
         if age >= REFRESH_S:
             self._begin()
 
@@ -104,7 +110,7 @@ class KeySource:
         self._keys[self._issuer] = found
         self._fetched_at = monotonic()
         if before is not None and not before.fingerprints <= found.fingerprints:
-            self.on_withdrawal()
+            self._withdraw()
 
     def __repr__(self) -> str:
         return f"KeySource({self._issuer})"
