@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from egressproxy.errors import Denied, Reason
@@ -22,10 +22,11 @@ class ClientVariants(Generic[T]):
     """The variants of one listener: `variants` by the policies that hold for a client, and `others` for everybody else.
 
     A client fits a subject by what is known of it; one that is not known fits none. `depends_on_more` says whether
-    namespace and service account are not all that subjects ask for.
+    namespace and service account are not all that subjects ask for. A client of whose token another gateway has not
+    told a claim that subjects ask for is refused: what is denied to that claim could not be denied to it.
     """
 
-    __slots__ = ("_by_place", "_known", "_others", "_variants", "depends_on_more")
+    __slots__ = ("_by_place", "_claims", "_known", "_others", "_variants", "depends_on_more")
 
     def __init__(
         self, subjects: Sequence[tuple[str, Sequence[SubjectIR]]], variants: Mapping[frozenset[str], T], others: T
@@ -35,17 +36,22 @@ class ClientVariants(Generic[T]):
             for entry in entries:
                 self._by_place[entry.namespace, entry.service_account].append((policy, entry))
         self._by_place.default_factory = None
+        self._claims = {entry.claim[0] for _, entries in subjects for entry in entries if entry.claim is not None}
         self._variants = variants
         self._others = others
         self._known: dict[CallerIdentity, T] = {}
         self.depends_on_more = any(_has_conditions(entry) for _, entries in subjects for entry in entries)
 
     def of(self, identity: CallerIdentity) -> T:
-        """What this client gets. Raises Denied (403) where more holds for it at once than there are variants for."""
+        """What this client gets. Raises Denied (403) where more holds for it at once than there are variants for, and
+        where a claim is not known that is asked for.
+        """
         found = self._known.get(identity)
         return found if found is not None else self._found(identity)
 
     def _found(self, identity: CallerIdentity) -> T:
+        if identity.claims_read is not None and not self._claims <= set(identity.claims_read):
+            raise _not_told(identity, self._claims - set(identity.claims_read))
         policies = frozenset(self._policies(identity))
         found = self._variants.get(policies) if policies else self._others
         if found is None:
@@ -81,6 +87,16 @@ class ClientVariants(Generic[T]):
 
     def __repr__(self) -> str:
         return f"ClientVariants({len(self._variants)})"
+
+
+def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
+    whose = f"gateway {identity.origin_gateway}" if identity.origin_gateway != "-" else "what has read its token"
+    shown = ", ".join(sorted(claims))
+    return Denied(
+        Reason.NO_POLICY,
+        f"policies here ask for the claim {shown}, which {whose} does not tell of this client",
+        remedy="list it there, in identity.token.forwardClaims",
+    )
 
 
 def _has_conditions(entry: SubjectIR) -> bool:

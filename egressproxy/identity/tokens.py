@@ -125,7 +125,9 @@ class TokenVerifier:
         name = service_account_name(namespace, account) if issuer.service_accounts else f"{issuer.issuer}#{subject}"
         groups = tuple(_texts(claims, issuer.groups_claim))
         told = tuple((claim, value) for claim in self._claims for value in _texts(claims, claim))
-        return CallerIdentity(namespace, account, name=name, source="token", groups=groups, claims=told)
+        return CallerIdentity(
+            namespace, account, name=name, source="token", groups=groups, claims=told, claims_read=self._claims
+        )
 
     def __repr__(self) -> str:
         return f"TokenVerifier({', '.join(self._issuers)})"

@@ -58,8 +58,8 @@ class IdentityIR:
     """Where the identity of a client comes from. `is_required`: whoever is not known is refused.
 
     `token_field` is the field that carries the token, "" for the usual one. `users` are user names and hashes of
-    passwords. `claims` are the names of those that policies ask for. `senders` say in a PROXY header whose a connection
-    is.
+    passwords. `claims` are the names of those that policies ask for, or that another gateway is told. `senders`
+    say in a PROXY header whose a connection is.
     """
 
     is_required: bool = False

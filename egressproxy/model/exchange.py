@@ -54,7 +54,8 @@ class CallerIdentity(NamedTuple):
     `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
     "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or the name
     of a user. `source` is what has told it: "certificate", "token", "basic", "address" or "gateway". `groups` and
-    `claims` (name and value) are what a token says beside it; of the claims only those that a policy asks for.
+    `claims` (name and value) are what a token says beside it; of the claims only those of which `claims_read` has the
+    names, whether the token has them or not. None: there is no token.
     """
 
     namespace: str = "-"
@@ -65,6 +66,7 @@ class CallerIdentity(NamedTuple):
     source: str = "-"
     groups: tuple[str, ...] = ()
     claims: tuple[tuple[str, str], ...] = ()
+    claims_read: tuple[str, ...] | None = None
 
 
 ANONYMOUS = CallerIdentity()

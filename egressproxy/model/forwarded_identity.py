@@ -24,11 +24,13 @@ from egressproxy.model.secret import SecretBytes
 __all__ = [
     "FIELD",
     "MAX_AGE_S",
+    "MAX_BYTES",
     "MAX_SKEW_S",
     "MIN_KEY_BYTES",
     "ForwardedIdentity",
     "NotVerified",
     "SeenValues",
+    "TooMuchToTell",
     "sign",
     "verify",
 ]
@@ -42,10 +44,16 @@ MIN_KEY_BYTES: Final = 32
 #: How many values are remembered, so that none is believed twice: 9 MiB, and 35 s of 1,870 a second. Where more come,
 #: those of the earliest second are forgotten, and no other of that second is believed.
 MAX_SEEN: Final = 65_536
-_MAX_BYTES: Final = 2048
+#: Of a value: whatever a token says of ASCII fits.
+MAX_BYTES: Final = 24 * 1024
 _MAX_TEXT: Final = 320
+#: Of a name: that of an issuer and a subject; of a group or a claim, as tokens may have them.
+_MAX_NAME: Final = 1024
+_MAX_ENTRIES: Final = 256
 _VERSION: Final = b"v1"
-_KEYS: Final = ("time", "nonce", "gateway", "client", "namespace", "service_account")
+_KEYS: Final = (
+    "time", "nonce", "gateway", "client", "namespace", "service_account", "name", "groups", "claims",
+)  # fmt: skip
 
 
 class NotVerified(Exception):
@@ -58,25 +66,46 @@ class NotVerified(Exception):
         self.result = result
 
 
+class TooMuchToTell(ValueError):
+    """What is known of a client does not fit into a value."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardedIdentity:
     """What a gateway says of its client. `gateway` is its Gateway ("namespace/name"), `client` the address. "-": it is
-    not known, or the connection is not for one client alone.
+    not known, or the connection is not for one client alone. The others are those of `CallerIdentity`.
     """
 
     gateway: str
     client: str = "-"
     namespace: str = "-"
     service_account: str = "-"
+    name: str = "-"
+    groups: tuple[str, ...] = ()
+    claims: tuple[tuple[str, str], ...] = ()
+    claims_read: tuple[str, ...] | None = None
 
 
 def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority: str, now: float) -> bytes:
-    """The value for a request with this method and authority ("host:port"). `now` is in seconds since 1970."""
-    nonce = secrets.token_urlsafe(12)
-    said = (int(now), nonce, identity.gateway, identity.client, identity.namespace, identity.service_account)
+    """The value for a request with this method and authority ("host:port"). `now` is in seconds since 1970.
+
+    Raises TooMuchToTell: to leave groups out could lift what the other gateway denies to them.
+    """
+    claims: dict[str, list[str]] | None = None
+    if identity.claims_read is not None:
+        claims = {name: [] for name in identity.claims_read}
+        for claim, said_of_it in identity.claims:
+            claims.setdefault(claim, []).append(said_of_it)
+    said = (
+        int(now), secrets.token_urlsafe(12), identity.gateway, identity.client, identity.namespace,
+        identity.service_account, identity.name, identity.groups, claims,
+    )  # fmt: skip
     text = json.dumps(dict(zip(_KEYS, said, strict=True)), separators=(",", ":"))
     payload = base64.urlsafe_b64encode(text.encode()).rstrip(b"=")
-    return b"%b.%b.%b" % (_VERSION, payload, _mac(key, payload, method, authority))
+    value = b"%b.%b.%b" % (_VERSION, payload, _mac(key, payload, method, authority))
+    if len(value) > MAX_BYTES:
+        raise TooMuchToTell(f"{len(value)} bytes, and a value has at most {MAX_BYTES}")
+    return value
 
 
 class SeenValues:
@@ -124,7 +153,7 @@ def verify(
     Raises NotVerified.
     """
     parts = value.split(b".")
-    if len(value) > _MAX_BYTES or len(parts) != 3 or parts[0] != _VERSION:
+    if len(value) > MAX_BYTES or len(parts) != 3 or parts[0] != _VERSION:
         raise NotVerified("malformed", "it is malformed")
     _, payload, shown = parts
     if not any(hmac.compare_digest(shown, _mac(key, payload, method, authority)) for key in keys):
@@ -135,19 +164,43 @@ def verify(
         raise NotVerified("malformed", "it is malformed") from None
     if not isinstance(said, dict) or tuple(said) != _KEYS:
         raise NotVerified("malformed", "it has other entries than this version knows")
-    time, *texts = said.values()
-    if type(time) is not int or not all(isinstance(text, str) and _is_plain(text) for text in texts):
+    time, *texts, name, groups, claims = said.values()
+    is_well_formed = (
+        type(time) is int
+        and all(isinstance(text, str) and _is_plain(text) for text in texts)
+        and isinstance(name, str)
+        and 0 < len(name) <= _MAX_NAME
+        and name.isprintable()
+        and _are_names(groups)
+        and (
+            claims is None
+            or (isinstance(claims, dict) and _are_names([*claims]) and all(map(_are_names, claims.values())))
+        )
+    )
+    if not is_well_formed:
         raise NotVerified("malformed", "it has entries of another type")
     if now - time > MAX_AGE_S:
         raise NotVerified("too_old", f"it is {now - time:.0f} s old, and holds for {MAX_AGE_S} s: compare the clocks")
     if time - now > MAX_SKEW_S:
         raise NotVerified("ahead", f"it is from {time - now:.0f} s ahead: compare the clocks")
     seen.take(time, shown, now)
-    return ForwardedIdentity(*texts[1:])
+    told = () if claims is None else tuple((claim, value) for claim, values in claims.items() for value in values)
+    _, gateway, client, namespace, account = texts
+    read = None if claims is None else tuple(claims)
+    return ForwardedIdentity(gateway, client, namespace, account, name, tuple(groups), told, read)
 
 
 def _is_plain(text: str) -> bool:
     return 0 < len(text) <= _MAX_TEXT and text.isascii() and text.isprintable()
+
+
+def _are_names(said: object) -> bool:
+    """Whether it is a list of groups, or of names or values of claims."""
+    return (
+        isinstance(said, list)
+        and len(said) <= _MAX_ENTRIES
+        and all(isinstance(each, str) and len(each) <= _MAX_NAME for each in said)
+    )
 
 
 def _mac(key: SecretBytes, payload: bytes, method: bytes, authority: str) -> bytes:

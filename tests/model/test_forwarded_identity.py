@@ -11,10 +11,12 @@ import pytest
 from egressproxy.model import forwarded_identity
 from egressproxy.model.forwarded_identity import (
     MAX_AGE_S,
+    MAX_BYTES,
     MAX_SKEW_S,
     ForwardedIdentity,
     NotVerified,
     SeenValues,
+    TooMuchToTell,
     sign,
     verify,
 )
@@ -43,6 +45,18 @@ def test_the_other_gateway_reads_what_was_signed():
     assert checked(sign(OLD, WHO, b"CONNECT", "a.example:443", NOW)) == WHO, "while keys are exchanged"
 
 
+def test_it_says_groups_and_claims():
+    who = ForwardedIdentity(
+        "agents/gw", name="https://login.test#a", groups=("dev", "größe"), claims=(("tier", "gold"), ("tier", "tin")),
+        claims_read=("team", "tier"),
+    )  # fmt: skip
+    assert checked(sign(KEY, who, b"CONNECT", "a.example:443", NOW)) == who
+    many = ForwardedIdentity("agents/gw", groups=tuple("g" * 40 for _ in range(256)))
+    assert checked(sign(KEY, many, b"CONNECT", "a.example:443", NOW)) == many
+    with pytest.raises(TooMuchToTell):
+        sign(KEY, ForwardedIdentity("agents/gw", groups=tuple("g" * 90 for _ in range(256))), b"GET", "a:80", NOW)
+
+
 def test_it_fits_into_a_field_and_does_not_show_the_key():
     assert VALUE.isascii()
     assert VALUE.decode().isprintable()
@@ -66,7 +80,7 @@ def test_it_fits_into_a_field_and_does_not_show_the_key():
         ({"value": VALUE + b", " + VALUE}, "malformed"),
         ({"value": VALUE.replace(b"v1", b"v2")}, "malformed"),
         ({"value": b""}, "malformed"),
-        ({"value": b"v1." + b"x" * 4096 + b".x"}, "malformed"),
+        ({"value": b"v1." + b"x" * MAX_BYTES + b".x"}, "malformed"),
         ({"value": b"v1..\xff"}, "no key"),
     ],
 )
@@ -77,6 +91,7 @@ def test_nothing_else_is_believed(other: dict[str, Any], why: str):
 
 WELL_FORMED = {
     "time": int(NOW), "nonce": "n", "gateway": "g", "client": "c", "namespace": "n", "service_account": "s",
+    "name": "-", "groups": [], "claims": None,
 }  # fmt: skip
 
 
@@ -93,6 +108,15 @@ WELL_FORMED = {
         {**WELL_FORMED, "namespace": 1},
         {**WELL_FORMED, "gateway": "g" * 400},
         {**WELL_FORMED, "more": "x"},
+        {**WELL_FORMED, "name": ""},
+        {**WELL_FORMED, "name": "a\nb"},
+        {**WELL_FORMED, "name": "n" * 2000},
+        {**WELL_FORMED, "groups": None},
+        {**WELL_FORMED, "groups": [1]},
+        {**WELL_FORMED, "groups": ["g"] * 300},
+        {**WELL_FORMED, "claims": []},
+        {**WELL_FORMED, "claims": {"tier": "gold"}},
+        {**WELL_FORMED, "claims": {"tier": [1]}},
         {key: value for key, value in WELL_FORMED.items() if key != "nonce"},
     ],
 )

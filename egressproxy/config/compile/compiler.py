@@ -387,7 +387,8 @@ class _Run:
         subjects = tuple((each.full_name, tuple(map(subject_ir, each.spec.subjects))) for each in policies)
         identity = made.policy.identity
         if identity is not None:
-            made = replace(made, policy=replace(made.policy, identity=replace(identity, claims=claims_of(policies))))
+            claims = tuple(sorted({*identity.claims, *claims_of(policies)}))
+            made = replace(made, policy=replace(made.policy, identity=replace(identity, claims=claims)))
         return replace(made, subjects=subjects, variants=variants)
 
     def _variant(

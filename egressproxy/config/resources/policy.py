@@ -317,6 +317,10 @@ class TokenIdentity(Model):
     """Those whose tokens are believed."""
     header: HeaderName | None = None
     """The field that carries the token. Default: Proxy-Authorization on a forward proxy, Authorization elsewhere."""
+    forward_claims: Annotated[tuple[ClaimName, ...], Field(max_length=16)] = ()
+    """Claims that a parent with identityKeyRef is told of the client, for the subjects of its policies; also those that
+    policies here ask for. It is always told the groups.
+    """
 
     @field_validator("header")
     @classmethod

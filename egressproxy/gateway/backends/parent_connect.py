@@ -8,11 +8,11 @@ import asyncio
 import time
 from typing import cast
 
-from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import Denied, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendIR, Protocol
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.forwarded_identity import FIELD, ForwardedIdentity, sign
+from egressproxy.model.forwarded_identity import FIELD, ForwardedIdentity, TooMuchToTell, sign
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.shares import client_of
@@ -47,7 +47,8 @@ def identity_line(backend: BackendIR, x: Exchange, method: bytes, authority: str
     """The line of X-Egress-Identity for the parent of this backend, with a CRLF in front; b"" without a key.
 
     `is_of_client`: what is sent is for the client of this exchange alone; else only the Gateway is named. A client that
-    has come through a gateway before us is the one that was named there.
+    has come through a gateway before us is the one that was named there. Raises Denied where more is known of it than
+    can be told.
     """
     key = backend.parent_identity_key
     if key is None:
@@ -56,8 +57,20 @@ def identity_line(backend: BackendIR, x: Exchange, method: bytes, authority: str
     if is_of_client:
         known = x.identity
         client = known.origin_client if known.origin_client != "-" else client_of(x)
-        who = ForwardedIdentity(x.gateway, client, known.namespace, known.service_account)
-    return b"\r\n%b: %b" % (FIELD, sign(key, who, method, authority, time.time()))
+        name = known.name
+        if known.source == "basic" and known.namespace == "-":
+            name = f"{x.gateway}#{name}"  # another gateway may have another user of this name
+        who = ForwardedIdentity(
+            x.gateway, client, known.namespace, known.service_account, name, known.groups, known.claims,
+            known.claims_read,
+        )  # fmt: skip
+    try:
+        value = sign(key, who, method, authority, time.time())
+    except TooMuchToTell as problem:
+        message = f"this client has more groups and claims than the next gateway can be told: {problem}"
+        remedy = "have its issuer put fewer groups into the token"
+        raise Denied(Reason.CREDENTIALS_REFUSED, message, remedy=remedy) from None
+    return b"\r\n%b: %b" % (FIELD, value)
 
 
 def is_socks(backend: BackendIR | None) -> bool:

@@ -174,8 +174,11 @@ def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListene
         counted[error.result] += 1
         return
     counted["verified"] += 1
-    name = service_account_name(who.namespace, who.service_account)
-    x.identity = CallerIdentity(who.namespace, who.service_account, who.client, who.gateway, name, "gateway")
+    name = who.name if who.name != "-" else service_account_name(who.namespace, who.service_account)
+    x.identity = CallerIdentity(
+        who.namespace, who.service_account, who.client, who.gateway, name, "gateway", who.groups, who.claims,
+        who.claims_read,
+    )  # fmt: skip
 
 
 def of_client(x: Exchange, listener: ActiveListener) -> ActiveListener:

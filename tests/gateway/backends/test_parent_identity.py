@@ -201,7 +201,7 @@ def test_a_chain_of_three_names_the_first_client(converse: Start):
     talk.client >> connect("a.example:22")[:-2] + signed(b"CONNECT", "a.example:22") + b"\r\n"
     talk.dialled("next.example", 3128)
     who = read(talk.origin.take(rb"CONNECT .*?\r\n\r\n")[0], b"CONNECT", "a.example:22")
-    assert who == ForwardedIdentity("agents/gw", "192.0.2.7", "team", "robot")
+    assert who == ForwardedIdentity("agents/gw", "192.0.2.7", "team", "robot", "system:serviceaccount:team:robot")
 
 
 def test_without_keys_nothing_is_believed(converse: Start):

@@ -62,6 +62,7 @@ def read_identity(
         token_field=token.header or "" if token is not None else "",
         users=users,
         addresses=tuple(addresses),
+        claims=tuple(sorted(set(token.forward_claims))) if token is not None else (),
         senders=senders.from_ if senders is not None else (),
     )
 
