@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol
 
-from egressproxy.errors import Reason
+from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import CallerIdentity
@@ -226,6 +226,11 @@ class OpenConnections:
         """Ask connections without an exchange to go."""
         for connection in list(self.connections):
             connection.close_if_idle()
+
+    def check_open(self) -> None:
+        """Raises GatewayFault (404) where nothing begins any more. Ask behind whatever a client can make last."""
+        if self.is_closed:
+            raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
 
     def replace(self, connection: Connection, other: Connection) -> None:
         """Count `other` in place of `connection`, which it continues."""

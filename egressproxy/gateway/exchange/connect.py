@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
@@ -135,8 +135,7 @@ async def first_bytes(client: Client) -> ActiveListener:
         await pause()
     client.stop_listening()
     client.deadline.clear()
-    if client.state.is_closed:
-        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
+    client.state.check_open()
     return client.listener
 
 

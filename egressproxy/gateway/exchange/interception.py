@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 
-from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, Reason
+from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import default_route, judge, of_client
 from egressproxy.gateway.exchange.client import Client
@@ -71,6 +71,7 @@ async def intercept(
     take_tunnel_slot(x, client.state, client.resources, listener)
     fault = await verified(x, client, authority)
     context = leaves.known(authority.host) or await leaves.context(authority.host, client_of(x))
+    client.state.check_open()
     if not x.status:
         client.accept_tunnel()
         x.status = 200
@@ -224,6 +225,13 @@ class OpenedTls(TlsStream):
         if error is not None:
             client.discard()
             self._settle(handshake_denial(error, peer, self._tunnel.authority))
+            return
+        try:
+            outer.state.check_open()  # a reload may have come while the client took its time
+        except GatewayFault as fault:
+            client.discard()
+            self.abort()
+            self._settle(fault)
             return
         if peer.selected_alpn_protocol() == "h2":
             client.discard()

@@ -214,8 +214,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
                 del error  # its traceback holds this frame: no cycle
         await pause()
     client.deadline.clear()
-    if client.state.is_closed:
-        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
+    client.state.check_open()
     listener = name_stream(x, client.state.port, client.hello)
     if client.hello is not None and client.hello.has_ech:
         accounting.note_ech(x, client.hello.sni or "-")

@@ -469,3 +469,19 @@ def test_a_redirected_connection_to_a_server_that_is_not_reached_is_told_inside(
     tls = TlsClient(talk.client, Trusting(), "b.example", alpn=("http/1.1",)).shakes_hands()
     tls >> INSIDE.replace(b"a.example", b"b.example")
     assert b"HTTP/1.1 403 Denied: b.example is not allowed" in tls.reads()
+
+
+def test_a_reload_on_other_terms_serves_nothing_in_a_tunnel_that_is_being_opened(converse: Start):
+    """The client has shown what the listener asked of it before, and its handshake is held back until then."""
+    talk = start(converse)
+    talk.client >> connect("a.example:443")
+    talk.client << ESTABLISHED
+    tls = TlsClient(talk.client, Trusting(), "a.example", alpn=("http/1.1",))
+    talk.client >> tls.hello()
+    talk.until(lambda: bool(talk.client.received))
+    talk.reload(opening(allow=("other.example",), limits={"maxHeadBytes": 4096}))
+    talk.client >> tls.last_flight()
+    tls >> INSIDE
+    talk.no_dial()
+    assert talk.client.is_gone
+    assert talk.record()["reason"] == "no_route"
