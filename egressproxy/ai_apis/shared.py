@@ -40,7 +40,8 @@ def operation(x: Exchange) -> Operation | None:
     notes = x.notes
     if notes is not None and _OPERATION in notes:
         return notes[_OPERATION]  # type: ignore[no-any-return]
-    found = operation_of(x.request.path) if x.method == b"POST" else None
+    # Some servers (Django, Werkzeug) read `post` as POST.
+    found = operation_of(x.request.path) if x.method.upper() == b"POST" else None
     if notes is None:
         x.notes = {_OPERATION: found}
     else:

@@ -146,7 +146,7 @@ class ApprovalHold(Filter):
         return data
 
     def _is_meant(self, x: Exchange) -> bool:
-        if self._methods and x.method not in self._methods and not x.is_tunnel:
+        if self._methods and x.method.upper() not in self._methods and not x.is_tunnel:  # Django reads `post` as POST
             return False
         if not self._hostnames:
             return True

@@ -66,3 +66,10 @@ def test_usage_that_a_filter_has_asked_for_is_hidden():
     assert not has_hidden_usage(x)
     hide_usage(x)
     assert has_hidden_usage(x)
+
+
+def test_a_method_in_small_letters_asks_for_the_same():
+    """Some servers read `post` as POST: no limit on tokens may miss it."""
+    found = operation(exchange("post", "http://a.example/v1/chat/completions"))
+    assert found is not None
+    assert found.api is Api.OPENAI_CHAT

@@ -158,6 +158,16 @@ def test_only_what_is_meant_waits(converse: Start):
     assert waiting(talk) == []
 
 
+@pytest.mark.parametrize("method", [b"POST", b"post", b"PoSt"])
+def test_a_method_is_meant_in_every_spelling(converse: Start, method: bytes):
+    """Some servers read them as one."""
+    talk = held(converse, methods=["post"])
+    talk.client >> POST.replace(b"POST", method)
+    (hold,) = waiting(talk)
+    assert hold["method"] == method.decode()
+    talk.no_dial()
+
+
 def test_a_reload_that_takes_the_filter_away_denies(converse: Start):
     talk = held(converse)
     talk.client >> GET
