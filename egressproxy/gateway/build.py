@@ -234,7 +234,7 @@ class SnapshotBuilder:
         return listener
 
     def leaves(self, specs: Iterable[InterceptIR]) -> Cooperative[HostMap[LeafCache]]:
-        """The hosts whose tunnels are opened, each with the certificates of its CA. Raises ValueError."""
+        """The hosts whose tunnels are opened, each with the certificates of its CA."""
         made: HostMap[LeafCache] = HostMap()
         for spec in specs:
             key = spec.chain_pem, spec.key_pem, spec.policy
@@ -242,7 +242,6 @@ class SnapshotBuilder:
             if found is None:
                 found = self._known_leaves.get(key) or LeafCache(key, self.metrics.interceptions)
                 self.leaf_caches[key] = found
-                yield found.prepare
             for hostname in spec.hostnames:
                 made.setdefault(hostname, found)
             yield None

@@ -69,8 +69,16 @@ async def intercept(
     Raises GatewayError before that.
     """
     take_tunnel_slot(x, client.state, client.resources, listener)
-    fault = await verified(x, client, authority)
-    context = leaves.known(authority.host) or await leaves.context(authority.host, client_of(x))
+    context = leaves.known(authority.host)
+    if context is None:
+        minting = leaves.begin(authority.host, client_of(x))  # while the server is verified
+        try:
+            fault = await verified(x, client, authority)
+            context = await minting
+        finally:
+            minting.cancel()
+    else:
+        fault = await verified(x, client, authority)
     client.state.check_open()
     if not x.status:
         client.accept_tunnel()

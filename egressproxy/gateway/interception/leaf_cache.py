@@ -1,7 +1,7 @@
-"""LeafCache: what clients are shown in tunnels that are opened: a TLS context for each name, minted at its first use.
+"""LeafCache: what clients are shown in tunnels that are opened: a certificate for each name, minted at its first use.
 
-A context takes a millisecond and 20 KB, so it is made in a thread, and kept. The certificate of a name is valid for a
-day, and replaced some hours before it ends.
+The certificate of a name is valid for a day, kept, and replaced some hours before it ends. Its TLS context, which takes
+as long to make as a certificate and twenty times its memory, is kept for names that are in use.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from time import time
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayFault, Reason
+from egressproxy.gateway.interception.minter import CannotMint, MintingProcess, in_thread
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.tls_contexts import leaf_context
+from egressproxy.protocols.tls.leaf import Leaf
 from egressproxy.telemetry.interceptions import Interceptions
-
-if TYPE_CHECKING:
-    from egressproxy.protocols.tls.minting import SigningCa
 
 __all__ = ["LeafCache", "LeafKey"]
 
 #: What tells CAs apart: chain, key, and the policy that is named where something is wrong with them.
 LeafKey = tuple[str, SecretBytes, str]
 
-#: Names whose contexts are kept: 20 MB. The one that was not asked for the longest goes first.
+#: Names whose leaves are kept: 2 MB. The one that was not asked for the longest goes first.
 MAX_LEAVES: Final = 1024
+#: Of these the names whose contexts are kept: 2.5 MB.
+MAX_CONTEXTS: Final = 128
 #: What is minted at one time, for all clients together; who comes later is told to come again.
 MAX_MINTING: Final = 1024
 #: Of these for names that one client has asked for first.
@@ -38,98 +38,102 @@ MAX_MINTING_OF_CLIENT: Final = 32
 RENEWED_S: Final = 6 * 3600.0
 
 
-class _Minting:
-    """The thread in which leaves are minted, one for all CAs of the process; it starts with the first one."""
+class _Kept(NamedTuple):
+    """A leaf, and when it is renewed, in seconds since the epoch."""
 
-    thread: ThreadPoolExecutor | None = None
-
-    @classmethod
-    def executor(cls) -> ThreadPoolExecutor:
-        if cls.thread is None:
-            cls.thread = ThreadPoolExecutor(1, "minting")
-        return cls.thread
+    leaf: Leaf
+    renewed_at: float
 
 
 class LeafCache:
-    """The contexts of one CA. It lives as long as that CA is in the configuration."""
+    """The leaves of one CA. It lives as long as that CA is in the configuration."""
 
-    __slots__ = ("_ca", "_chain_pem", "_clock", "_counted", "_key_pem", "_leaves", "_of_client", "_waiting", "policy")
+    __slots__ = (
+        "_chain_pem", "_clock", "_contexts", "_counted", "_key_pem", "_leaves", "_of_client", "_waiting", "policy",
+    )  # fmt: skip
 
     def __init__(self, key: LeafKey, counted: Interceptions, clock: Callable[[], float] = time) -> None:
         """`clock`: seconds since the epoch."""
         self._chain_pem, self._key_pem, self.policy = key
         self._counted = counted
         self._clock = clock
-        self._ca: SigningCa | None = None
-        self._leaves: dict[str, tuple[ssl.SSLContext, float]] = {}  # with when it is renewed; oldest use first
+        self._leaves: dict[str, _Kept] = {}  # oldest use first
+        self._contexts: dict[str, ssl.SSLContext] = {}  # of some of them; oldest use first
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, list[asyncio.Future[ssl.SSLContext]]] = {}
 
-    def prepare(self) -> None:
-        """Read the CA and make the key of its leaves; blocks for some milliseconds. Raises ValueError."""
-        if self._ca is None:
-            # Here, since it costs a worker 10 MB, and few intercept.
-            from egressproxy.protocols.tls.minting import SigningCa
-
-            self._ca = SigningCa(self._chain_pem, self._key_pem)
-
     def known(self, host: str) -> ssl.SSLContext | None:
-        """The context for this name (lower case), if there is one that still lives for a while."""
-        found = self._leaves.pop(host, None)
-        if found is None or found[1] <= self._clock():
+        """The context for this name (lower case), if there is one whose leaf still lives for a while."""
+        context = self._contexts.pop(host, None)
+        if context is None or self._leaf(host) is None:
             return None
-        self._leaves[host] = found
-        return found[0]
+        self._contexts[host] = context
+        return context
+
+    def _leaf(self, host: str) -> _Kept | None:
+        """The leaf that is kept for this name, and is used now."""
+        kept = self._leaves.pop(host, None)
+        if kept is None or kept.renewed_at <= self._clock():
+            return None
+        self._leaves[host] = kept
+        return kept
 
     async def context(self, host: str, client: str = "") -> ssl.SSLContext:
-        """As `known`, minted where there is none. All who wait for one name wait for one leaf. `client`: its address.
+        """As `known`, made where there is none. `client`: its address. Raises as `begin`."""
+        return self.known(host) or await self.begin(host, client)
 
-        Raises GatewayFault: 503 where too much is being minted, 500 where the CA cannot sign (it has expired).
+    def begin(self, host: str, client: str) -> asyncio.Future[ssl.SSLContext]:
+        """Have the context made. All who wait for one name wait for one leaf.
+
+        Raises GatewayFault: 503 where too much is being minted; the future does: 500 where the CA cannot sign (it has
+        expired).
         """
-        found = self.known(host)
-        if found is not None:
-            return found
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[ssl.SSLContext] = loop.create_future()
+        future: asyncio.Future[ssl.SSLContext] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(seen)
         waiting = self._waiting.get(host)
         if waiting is not None:
             waiting.append(future)
-            return await future
+            return future
         if len(self._waiting) >= MAX_MINTING or self._of_client[client] >= MAX_MINTING_OF_CLIENT:
             raise GatewayFault(Reason.OVERLOADED, "too many certificates are being minted", status=503, retry_after_s=1)
         self._waiting[host] = [future]
-        minted = loop.run_in_executor(_Minting.executor(), self._mint, host)
+        kept = self._leaf(host)
+        made = asyncio.wrap_future(in_thread(lambda process: self._make(process, host, kept)))
         self._of_client[client] += 1
-        minted.add_done_callback(lambda done: self._settle(host, client, done))
-        return await future
+        made.add_done_callback(lambda done: self._settle(host, client, done))
+        return future
 
-    def _mint(self, host: str) -> tuple[ssl.SSLContext, float]:
+    def _make(self, process: MintingProcess, host: str, kept: _Kept | None) -> tuple[_Kept, ssl.SSLContext]:
         """In the thread."""
-        self.prepare()
-        assert self._ca is not None
-        now = self._clock()
-        leaf = self._ca.mint(host, now)
-        certificate = CertificateIR(host, leaf.chain_pem, leaf.key_pem, (host,))
-        renewed_at = max(leaf.expires_at - RENEWED_S, now + (leaf.expires_at - now) / 2)
-        return leaf_context(certificate, host), renewed_at
+        if kept is None:
+            now = self._clock()
+            leaf = process.mint(self._chain_pem, self._key_pem, host, now)
+            kept = _Kept(leaf, max(leaf.expires_at - RENEWED_S, now + (leaf.expires_at - now) / 2))
+            self._counted.minted += 1
+        certificate = CertificateIR(host, kept.leaf.chain_pem, kept.leaf.key_pem, (host,))
+        return kept, leaf_context(certificate, host)
 
-    def _settle(self, host: str, client: str, minted: asyncio.Future[tuple[ssl.SSLContext, float]]) -> None:
+    def _settle(self, host: str, client: str, made: asyncio.Future[tuple[_Kept, ssl.SSLContext]]) -> None:
         """Back on the loop."""
         waiting = self._waiting.pop(host)
         self._of_client[client] -= 1
         if not self._of_client[client]:
             del self._of_client[client]
-        error = minted.exception()
+        error = made.exception()
         if error is None:
-            self._counted.minted += 1
-            if len(self._leaves) >= MAX_LEAVES:
+            kept, context = made.result()
+            self._leaves.pop(host, None)
+            self._leaves[host] = kept
+            self._contexts[host] = context
+            if len(self._leaves) > MAX_LEAVES:
                 del self._leaves[next(iter(self._leaves))]
-            self._leaves[host] = minted.result()
+            if len(self._contexts) > MAX_CONTEXTS:
+                del self._contexts[next(iter(self._contexts))]
         for future in waiting:
             if future.done():  # whoever has waited has left
                 continue
             if error is None:
-                future.set_result(minted.result()[0])
+                future.set_result(context)
             else:
                 future.set_exception(unusable(self.policy, error))
 
@@ -137,11 +141,17 @@ class LeafCache:
         return f"LeafCache({self.policy}, {len(self._leaves)} leaves)"
 
 
+def seen(made: asyncio.Future[ssl.SSLContext]) -> None:
+    """Whoever has begun this may have left: an error that nobody waits for is none."""
+    if not made.cancelled():
+        made.exception()
+
+
 def unusable(policy: str, error: BaseException) -> GatewayFault:
     """What a client is told where its name has no leaf."""
     message = f"the CA of intercept in policy {policy} cannot sign a certificate"
     remedy = "renew the Secret in intercept.caCertificateRef"
-    detail = f"{type(error).__name__}: {error}"
+    detail = str(error) if isinstance(error, CannotMint) else f"{type(error).__name__}: {error}"
     return GatewayFault(
         Reason.INTERCEPTION_FAILED, message, rule=f"EgressPolicy {policy}", remedy=remedy, detail=detail
     )

@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
-from egressproxy.processes.child import child_command, ending
+from egressproxy.net.child import child_command, ending
 from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
 __all__ = ["LoaderEnded", "LoaderProcess", "LoadingFailed"]

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final
 
 from egressproxy.errors import NotAnswered
-from egressproxy.processes.child import child_command, ending
+from egressproxy.net.child import child_command, ending
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import Configuration

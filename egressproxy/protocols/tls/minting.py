@@ -7,7 +7,6 @@ Sources: RFC 5280 section 4.2 (extensions), CA/Browser Forum Baseline Requiremen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -25,8 +24,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from egressproxy.model.certificate import why_not_a_ca
 from egressproxy.model.secret import SecretBytes
+from egressproxy.protocols.tls.leaf import Leaf
 
-__all__ = ["BACKDATED_S", "LEAF_S", "Leaf", "MintingError", "SigningCa", "cross_signed", "new_ca"]
+__all__ = ["BACKDATED_S", "LEAF_S", "MintingError", "SigningCa", "cross_signed", "new_ca"]
 
 #: How long a leaf is valid: clients that are told to distrust the CA keep none for long, and its key never lasts.
 LEAF_S: Final = 24 * 3600.0
@@ -42,18 +42,6 @@ class MintingError(ValueError):
     """A CA that cannot sign; the message says why, and holds nothing of its key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A certificate for one name. `chain_pem`: it, and then the CA. `key_pem` is its private key.
-
-    `expires_at`: seconds since the epoch.
-    """
-
-    chain_pem: str
-    key_pem: SecretBytes = field(repr=False)
-    expires_at: float
-
-
 class SigningCa:
     """Signs leaves. All of them have one key, which is made here and is in no file: making one for each would double
     the work, and a process that has lost one has lost all.
@@ -64,7 +52,8 @@ class SigningCa:
     def __init__(self, chain_pem: str, key_pem: SecretBytes) -> None:
         """`chain_pem`: the CA, and then those that have signed it, if it is not its own root. Raises MintingError."""
         try:
-            self._certificate = x509.load_pem_x509_certificates(chain_pem.encode())[0]
+            chain = x509.load_pem_x509_certificates(chain_pem.encode())
+            self._certificate = chain[0]
             key = load_pem_private_key(key_pem.reveal(), password=None)
         except (ValueError, TypeError, IndexError, UnsupportedAlgorithm):
             raise MintingError("the certificate or the key is not PEM, or the key is encrypted") from None
@@ -76,7 +65,9 @@ class SigningCa:
         if key.public_key() != self._certificate.public_key():
             raise MintingError("the key does not belong to the certificate: clients believe nothing that it signs")
         self._key = key
-        self._chain_pem = chain_pem
+        # Clients that trust a root have it: it would only make each handshake longer.
+        shown = [each for each in chain if each.issuer != each.subject]
+        self._chain_pem = "".join(each.public_bytes(Encoding.PEM).decode() for each in shown)
         try:
             own = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
             self._issuer_id = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)

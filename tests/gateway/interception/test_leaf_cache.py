@@ -131,17 +131,31 @@ async def test_a_ca_that_has_expired_is_told_with_its_policy():
     assert "expired" in told.value.detail
 
 
-async def test_what_is_no_ca_is_found_when_the_configuration_is_built():
+async def test_what_is_no_ca_is_told_with_its_policy():
     leaves = LeafCache(("x", SecretBytes(b"y"), "agents/default"), Interceptions())
-    with pytest.raises(ValueError, match="not PEM"):
-        leaves.prepare()
+    with pytest.raises(GatewayFault) as told:
+        await leaves.context("a.example")
+    assert "not PEM" in told.value.detail
+
+
+async def test_contexts_are_kept_for_fewer_names_than_leaves(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leaf_cache, "MAX_CONTEXTS", 2)
+    leaves, counted = cache()
+    first = await leaves.context("a.example")
+    await leaves.context("b.example")
+    assert leaves.known("a.example") is first
+    await leaves.context("c.example")
+    assert leaves.known("b.example") is None
+    assert leaves.known("a.example") is first
+    assert subject(await leaves.context("b.example"), "b.example") == "CN=b.example"
+    assert counted.minted == 3, "the leaf of b.example was there"
 
 
 @pytest.mark.slow
 async def test_five_thousand_names_are_minted_without_a_stall_of_the_loop():
     """Each at its first use, while the loop looks at its clock all the time."""
     leaves, counted = cache()
-    leaves.prepare()
+    await leaves.context("first.example")
     worst, seen, is_over = 0.0, time.perf_counter(), False
 
     async def watch() -> None:
@@ -167,5 +181,5 @@ async def test_five_thousand_names_are_minted_without_a_stall_of_the_loop():
         await watching
         gc.unfreeze()
         sys.setswitchinterval(between)
-    assert counted.minted == 5000
+    assert counted.minted == 5001
     assert worst < 0.05, f"the loop stood still for {worst * 1e3:.1f} ms"

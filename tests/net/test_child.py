@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import egressproxy
-from egressproxy.processes.child import child_command, ending
+from egressproxy.net.child import child_command, ending
 from tests.support.waiting import WAIT_S
 
 

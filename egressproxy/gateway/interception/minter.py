@@ -1,0 +1,154 @@
+"""Minter: the thread in which TLS contexts of leaves are made, and the process that it asks for certificates.
+
+Both begin with the first name and end when none was asked for a while: the libraries that sign take 11 MB, and leaves
+are kept for hours. There is one thread and one process for all CAs.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import IO, Any, Final, TypeVar
+
+from egressproxy.model.secret import SecretBytes
+from egressproxy.net.child import child_command, ending
+from egressproxy.protocols.tls.leaf import Leaf
+
+__all__ = ["CannotMint", "MintingProcess", "in_thread"]
+
+T = TypeVar("T")
+
+#: Without a name for so long, thread and process end.
+IDLE_S: float = 30.0
+#: A leaf takes a millisecond, the start of the process a fifth of a second: what takes longer than this has failed.
+ANSWER_S: Final = 20.0
+#: It ends with its input: what takes longer is killed.
+ENDING_S: Final = 2.0
+
+_COMMAND: Final = child_command("from egressproxy.gateway.interception.minting_process import main; main()")
+
+
+class CannotMint(Exception):
+    """No leaf was minted; the message says why, and holds nothing of a key."""
+
+
+class MintingProcess:
+    """The process, from the client's side. It runs from the first `mint` until `end`. For one thread."""
+
+    def __init__(self) -> None:
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def mint(self, chain_pem: str, key_pem: SecretBytes, name: str, now_s: float) -> Leaf:
+        """A leaf for this DNS name, signed by this CA; blocks. Raises CannotMint."""
+        asked = {"chain": chain_pem, "key": key_pem.reveal().decode(), "name": name, "now": now_s}
+        line = json.dumps(asked).encode() + b"\n"
+        try:
+            told = self._ask(line)
+        except CannotMint:  # it may have been ended by somebody else since the last name
+            told = self._ask(line)
+        if "error" in told:
+            raise CannotMint(told["error"])
+        return Leaf(told["chain"], SecretBytes(told["key"].encode()), told["expires_at"])
+
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        try:
+            running = self._running or self._start()
+            asks, answers = pipe_of(running.stdin), pipe_of(running.stdout)
+            asks.write(line)
+            asks.flush()
+            poll = select.poll()
+            poll.register(answers, select.POLLIN)
+            hangs = not poll.poll(ANSWER_S * 1000)
+            answer = b"" if hangs else answers.readline()
+        except OSError as error:
+            self.end()
+            raise CannotMint(f"the process that mints cannot be asked: {error.strerror}") from None
+        if not answer.endswith(b"\n"):
+            raise CannotMint(f"the process that mints {self.end(hangs=hangs)}")
+        told: dict[str, Any] = json.loads(answer)
+        return told
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._running = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 (this program)
+        return self._running
+
+    def end(self, *, hangs: bool = False) -> str:
+        """End it where it runs, at once where it `hangs`. Returns what became of it, as a predicate."""
+        running, self._running = self._running, None
+        if running is None:
+            return "was not started"
+        with suppress(OSError):  # of what it has not read
+            pipe_of(running.stdin).close()
+        pipe_of(running.stdout).close()
+        try:
+            status = running.wait(0.0 if hangs else ENDING_S)
+        except subprocess.TimeoutExpired:
+            running.kill()  # it has nothing that could be lost
+            status = running.wait()
+        return ending(status)
+
+
+def pipe_of(pipe: IO[bytes] | None) -> IO[bytes]:
+    """Of a process that was started with pipes."""
+    assert pipe is not None
+    return pipe
+
+
+class _MintingThread(Thread):
+    """Does one piece of work after the other, and ends when there was none for a while."""
+
+    def __init__(self) -> None:
+        super().__init__(name="minting", daemon=True)
+        self.work: SimpleQueue[Callable[[MintingProcess], None]] = SimpleQueue()
+
+    def run(self) -> None:
+        process = MintingProcess()
+        while True:
+            try:
+                work = self.work.get(timeout=IDLE_S)
+            except Empty:
+                if _ends(self):
+                    break
+                continue
+            work(process)
+            del work  # it holds what waits for it
+        process.end()
+
+
+_lock = Lock()
+_thread: _MintingThread | None = None
+
+
+def _ends(thread: _MintingThread) -> bool:
+    """Whether nobody has given it work meanwhile: nobody can any more then."""
+    global _thread
+    with _lock:
+        if not thread.work.empty():
+            return False
+        _thread = None
+        return True
+
+
+def in_thread(work: Callable[[MintingProcess], T]) -> Future[T]:
+    """Have this done in the thread, which is started where there is none."""
+    global _thread
+    done: Future[T] = Future()
+
+    def do(process: MintingProcess) -> None:
+        try:
+            done.set_result(work(process))
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _lock:
+        if _thread is None:
+            _thread = _MintingThread()
+            _thread.start()
+        _thread.work.put(do)
+    return done

@@ -1,0 +1,98 @@
+"""The process that mints runs while there is something to mint, and its end loses nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from subprocess import PIPE, Popen, run
+
+import pytest
+
+from egressproxy.gateway.interception import minter
+from egressproxy.gateway.interception.minter import CannotMint, MintingProcess, in_thread
+from egressproxy.net.child import child_command
+from egressproxy.protocols.tls.minting import new_ca
+from tests.support.waiting import WAIT_S
+
+CA_PEM, KEY = new_ca("tests", time.time(), 30)
+
+
+@pytest.fixture
+def process():
+    made = MintingProcess()
+    yield made
+    made.end()
+
+
+def mint(process: MintingProcess, name: str = "a.example") -> str:
+    return process.mint(CA_PEM, KEY, name, time.time()).chain_pem
+
+
+def test_it_runs_from_the_first_name_until_its_end(process: MintingProcess):
+    assert process._running is None
+    mint(process)
+    running = process._running
+    assert running is not None
+    mint(process, "b.example")
+    assert process._running is running
+    process.end()
+    assert running.poll() is not None
+
+
+def test_one_that_has_died_is_replaced(process: MintingProcess):
+    mint(process)
+    assert process._running is not None
+    process._running.kill()
+    process._running.wait()
+    assert "BEGIN CERTIFICATE" in mint(process)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (["false"], "the process that mints ended with status 1"),
+        (["/nowhere"], "the process that mints cannot be asked: No such file or directory"),
+    ],
+)
+def test_one_that_does_not_answer_is_told(
+    process: MintingProcess, monkeypatch: pytest.MonkeyPatch, program: list[str], told: str
+):
+    if program == ["false"]:
+        program = [sys.executable, "-c", "input(); raise SystemExit(1)"]
+    monkeypatch.setattr(minter, "_COMMAND", program)
+    with pytest.raises(CannotMint, match=told):
+        mint(process)
+
+
+def test_one_that_hangs_is_ended(process: MintingProcess, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(minter, "_COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(minter, "ANSWER_S", 0.01)
+    with pytest.raises(CannotMint, match="SIGKILL"):
+        mint(process)
+
+
+def test_it_ends_with_who_asks_it():
+    asking = Popen(minter._COMMAND, stdin=PIPE, stdout=PIPE)
+    assert asking.communicate(timeout=WAIT_S) == (b"", None)
+    assert asking.returncode == 0
+
+
+def test_the_thread_ends_when_there_is_nothing_to_mint_and_another_follows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(minter, "IDLE_S", 0.01)
+    monkeypatch.setattr(minter, "_thread", None)
+
+    def work(process: MintingProcess) -> tuple[threading.Thread, MintingProcess]:
+        mint(process)
+        return threading.current_thread(), process
+
+    for _ in range(2):
+        thread, process = in_thread(work).result(WAIT_S)
+        thread.join(WAIT_S)
+        assert process._running is None
+
+
+def test_what_serves_imports_nothing_that_signs():
+    said = "import egressproxy.app, egressproxy.gateway.build; print([m for m in sys.modules if 'cryptography' in m])"
+    done = run(child_command(said), capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert done.stdout.strip() == "[]"
