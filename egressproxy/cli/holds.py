@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,37 @@ def list_holds(output: str, admin: tuple[str, int] | None) -> None:
         return
     for each in found["holds"]:
         tool = f" tool {printable(each['tool'])}" if each["tool"] else ""
-        what = printable(f"{each['method']} {each['authority']}{each['path']}")
+        query = f"?{each['query']}" if each.get("query") else ""
+        what = printable(f"{each['method']} {each['authority']}{each['path']}{query}")
         size = f"{each['bodyBytes']} bytes, sha256 {each['bodySha256'][:16]}"
         who = printable(each["identity"] if each["identity"] != "-" else each["client"])
         click.echo(f"{each['id']}  {who}  {what}{tool}  ({size})  {each['leftSeconds']:.0f} s left")
+        for line in _content(each):
+            click.echo(f"    {printable(line)}")
     if not found["holds"]:
         click.echo("nothing waits")
 
 
+def _content(hold: dict[str, Any]) -> Iterator[str]:
+    """What is shown of the body: the calls of tools, or how it begins."""
+    for call in hold.get("calls", ()):
+        yield f"calls {call['tool']} {call['arguments']}"
+    if hold.get("body") and not hold["calls"]:
+        yield f"body {hold['body']}"
+    if hold.get("isCut"):
+        yield "… and more, which is not shown: the digests are of all of it"
+    elif hold["bodyBytes"] and not hold.get("body"):
+        yield "the body is not shown"
+
+
 @command.command("approve", short_help="Let a request go on.")
 @click.argument("key", metavar="ID")
-@click.option("--by", metavar="NAME", default="", help="Who approves, for the access log.")
+@click.option("--by", metavar="NAME", default="", help="Who approves, for the access log and Events.")
+@click.option("--why", metavar="TEXT", default="", help="Why, for the access log and Events.")
 @api_token_option
 @output_option
 @admin_option("The admin address of the process.")
-def approve(key: str, by: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+def approve(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
     """Let the request with this ID go on: this one alone.
 
     \b
@@ -70,13 +87,13 @@ def approve(key: str, by: str, token: Path | None, output: str, admin: tuple[str
 
     Exit status: 0 done, 1 nothing with this ID waits (any more), 2 wrong usage, no response or a refusal.
     """
-    _decide([("approve", key), *([("by", by)] if by else [])], token, output, admin)
+    _decide("approve", key, by, why, token, output, admin)
 
 
 @command.command("deny", short_help="Refuse a request.")
 @click.argument("key", metavar="ID")
-@click.option("--by", metavar="NAME", default="", help="Who denies, for the access log.")
-@click.option("--why", metavar="TEXT", default="", help="Why, for the access log.")
+@click.option("--by", metavar="NAME", default="", help="Who denies, for the access log and Events.")
+@click.option("--why", metavar="TEXT", default="", help="Why, for the access log, Events and the client.")
 @api_token_option
 @output_option
 @admin_option("The admin address of the process.")
@@ -89,15 +106,17 @@ def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tu
 
     Exit status: 0 done, 1 nothing with this ID waits (any more), 2 wrong usage, no response or a refusal.
     """
-    _decide(
-        [("deny", key), *([("by", by)] if by else []), *([("why", why)] if why else [])], token, output, admin
-    )  # fmt: skip
+    _decide("deny", key, by, why, token, output, admin)
 
 
-def _decide(pairs: list[tuple[str, str]], token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+def _decide(
+    verdict: str, key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None
+) -> None:  # fmt: skip
+    pairs = [(verdict, key), *((name, text) for name, text in (("by", by), ("why", why)) if text)]
+
     def near() -> str:
         ids = [each["id"] for each in ask(admin or ADMIN, "/holds")["holds"]]
-        return near_lines(pairs[0][1], ids, "nothing waits", "what waits has the ids")
+        return near_lines(key, ids, "nothing waits", "what waits has the ids")
 
     found: dict[str, Any] = ask(
         admin or ADMIN, "/holds", pairs, method="POST", not_found=1, token=token_of(token), near=near

@@ -2,29 +2,30 @@
 
 A decision is about the one request that waits: its body is whole before it is shown, nothing of it can change behind
 that, and no other request gets anything of it. Who does not decide in time has denied; so has a reload that takes the
-filter out of service. A client that leaves takes its request with it.
+filter out of service. A client that leaves takes its request with it. What a reload denies meanwhile is denied, though
+it was approved (`WAITED`); a process that drains tells its clients to ask again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from egressproxy.ai_apis.message import JsonMessage
-from egressproxy.ai_apis.strict_json import Unreadable
-from egressproxy.errors import Denied, LimitExceeded, Reason
+from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, HeaderResult, Phase
 from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.content.entities import KEYS
+from egressproxy.filters.content.redactor import Redactor
+from egressproxy.filters.held_request import UNREADABLE, called_tools, shown_content, shown_request
 from egressproxy.filters.settings import CalledBackendRef, Checked, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import WAITED, Exchange
 from egressproxy.model.hold_decision import HoldDecision
 from egressproxy.model.shares import client_of
 
@@ -78,21 +79,30 @@ class ApprovalHoldConfig(FilterConfig):
     """Of one identity, or of one address where the client is not known."""
     max_body_bytes: Annotated[int, Within(ge=1, le=16 * 1024 * 1024)] = 256 * 1024
     """The longest body of a request that may wait; a longer one gets 413."""
+    shows: Literal["Content", "Digests"] = "Content"
+    """What people and the webhook see of query and body: their beginning without secrets, or digests alone."""
     webhook: CalledBackendRef | None = None
     """Who is told of each request that waits, with a POST of JSON."""
     webhook_path: Annotated[str, Checked(_path), Within(max_length=2048)] = "/"
     """Where it is told."""
 
 
+#: What ends a hold when nobody decides.
+_TIME_IS_OVER: Final = HoldDecision("", approves=False, why="nobody has approved it in time")
+_OUT_OF_SERVICE: Final = HoldDecision("", approves=False, why="its filter is out of service")
+_DRAINED: Final = HoldDecision("", approves=False, why="the gateway stops")
+_OUTCOMES: Final = {id(_TIME_IS_OVER): "timeout", id(_DRAINED): "drained"}
+
+
 class _Hold:
-    """One request that waits. `decided` gives who decided, and how; None when its time is over."""
+    """One request that waits. `decided` gives who decided, and how."""
 
     __slots__ = ("decided", "shown", "since")
 
     def __init__(self, shown: dict[str, Any]) -> None:
         self.shown = shown
         self.since = time.monotonic()
-        self.decided: asyncio.Future[HoldDecision | None] = asyncio.get_running_loop().create_future()
+        self.decided: asyncio.Future[HoldDecision] = asyncio.get_running_loop().create_future()
 
 
 class ApprovalHold(Filter):
@@ -113,10 +123,11 @@ class ApprovalHold(Filter):
         self._call = context.calls.get(config.webhook.label) if config.webhook is not None else None
         self._webhook_path = config.webhook_path.encode()
         self._notices = context.notices
+        self._redactor = Redactor(KEYS) if config.shows == "Content" else None
         self._waiting: dict[str, _Hold] = {}
         self._of_client: Counter[str] = Counter()
         self._calls: set[asyncio.Task[None]] = set()
-        self._is_closed = False
+        self._is_closed = self._is_draining = False
         self._outcomes = context.meter.counter(
             "egress_approvals", "Requests that have waited for approval, by what became of them.", ("outcome",)
         )
@@ -155,37 +166,33 @@ class ApprovalHold(Filter):
 
     def _called(self, data: bytes) -> str:
         """The first tool of ours that these messages of JSON-RPC call; "" for none; "?" where they cannot be read."""
-        try:
-            value = JsonMessage.parse(data)
-        except Unreadable:
-            return "?"
-        for message in value if type(value) is list else [value]:
-            if type(message) is dict and message.get("method") == "tools/call":
-                params = message.get("params")
-                name = params.get("name") if type(params) is dict else None
-                if type(name) is not str or name in self._tools:
-                    return name if type(name) is str else "?"
-        return ""
+        found = (name for name, _ in called_tools(data) if name == UNREADABLE or name in self._tools)
+        return next(found, "")
 
     # --- waiting -----------------------------------------------------------------------------------------------------
     async def _wait(self, x: Exchange, body: bytes, tool: str) -> None:
+        if self._is_draining:
+            raise self._drained("")
         client = x.identity.name if x.identity.name != "-" else client_of(x)
         if self._is_closed or len(self._waiting) >= self._most or self._of_client[client] >= self._most_of_client:
             self._outcomes.add(1, "refused")
             message = "too many requests wait for approval"
             raise LimitExceeded(Reason.APPROVAL_LIMIT, message, status=429, rule=self._source, retry_after_s=30)
         key = secrets.token_hex(8)
-        hold = _Hold(_shown(x, body, tool, key, self._name, self._source))
+        shown = {"id": key, **shown_request(x, body), "tool": tool[:256], "filter": self._name, "from": self._source}
+        if self._redactor is not None:
+            shown |= shown_content(x, body, self._redactor)
+        hold = _Hold(shown)
         self._waiting[key] = hold
         self._of_client[client] += 1
         self._gauge.set(len(self._waiting))
         self._notices.normal("ApprovalRequested", "requests wait for approval: `egressproxy holds list`")
-        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._decide, key, None)
+        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._decide, key, _TIME_IS_OVER)
         outcome = "gone"
         try:
             self._tell(hold)
             decision = await hold.decided
-            outcome = "timeout" if decision is None else "approved" if decision.approves else "denied"
+            outcome = _OUTCOMES.get(id(decision), "approved" if decision.approves else "denied")
         finally:
             timer.cancel()
             del self._waiting[key]
@@ -195,14 +202,33 @@ class ApprovalHold(Filter):
             self._gauge.set(len(self._waiting))
             self._outcomes.add(1, outcome)
         waited_s = round(time.monotonic() - hold.since, 3)
-        by, why = ("-", "time") if decision is None else (decision.by, decision.why)
+        by, why = decision.by or "-", decision.why
         x.add_log_fields({"approval": {"id": key, "outcome": outcome, "by": by, "why": why, "waited_s": waited_s}})
-        if decision is None or not decision.approves:
-            what = "nobody has approved this request in time" if decision is None else "this request was not approved"
-            raise Denied(Reason.APPROVAL_DENIED, what, rule=self._source, detail=f"hold {key}")
-        self._notices.normal("ApprovalGranted", "a request that had to wait was approved")
+        if decision is _DRAINED:
+            message = "the gateway stops, and this request, which waited for approval, was not sent: ask again"
+            raise GatewayFault(
+                Reason.DRAINED,
+                message,
+                status=503,
+                rule=self._source,
+                retry_after_s=1,
+                close=True,
+                detail=f"hold {key}",
+            )
+        if not decision.approves:
+            message = f"this request was not approved: {why}" if why else "this request was not approved"
+            raise Denied(Reason.APPROVAL_DENIED, message, rule=self._source, detail=f"hold {key}")
+        x.keep(WAITED, True)
+        told = f"{decision.by or 'somebody'} has approved a request to {x.authority}"
+        self._notices.normal("ApprovalGranted", f"{told}: {why}" if why else told)
 
-    def _decide(self, key: str, decision: HoldDecision | None) -> bool:
+    def _drained(self, detail: str) -> GatewayFault:
+        message = "the gateway stops, and this request, which has to wait for approval, was not sent: ask again"
+        return GatewayFault(
+            Reason.DRAINED, message, status=503, rule=self._source, retry_after_s=1, close=True, detail=detail
+        )
+
+    def _decide(self, key: str, decision: HoldDecision) -> bool:
         hold = self._waiting.get(key)
         if hold is None or hold.decided.done():
             return False
@@ -211,7 +237,10 @@ class ApprovalHold(Filter):
 
     def _tell(self, hold: _Hold) -> None:
         """Call the webhook, beside. Where it cannot be called, the request waits all the same."""
-        if self._call is None or len(self._calls) >= MAX_CALLS:
+        if self._call is None:
+            return
+        if len(self._calls) >= MAX_CALLS:
+            self._untold(f"{MAX_CALLS} calls of the webhook are under way")
             return
         task = asyncio.get_running_loop().create_task(self._told(hold.shown))
         self._calls.add(task)
@@ -224,10 +253,14 @@ class ApprovalHold(Filter):
         try:
             answer = await self._call.request(b"POST", self._webhook_path, fields, message, timeout_s=WEBHOOK_S)
         except CallFailed as error:
-            self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: {error.reason.value}")
+            self._untold(error.reason.value)
             return
         if not 200 <= answer.status < 300:
-            self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: status {answer.status}")
+            self._untold(f"status {answer.status}")
+
+    def _untold(self, why: str) -> None:
+        remedy = "the request waits all the same: `egressproxy holds list`"
+        self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: {why}; {remedy}")
 
     # --- from outside ------------------------------------------------------------------------------------------------
     def state(self, decision: HoldDecision | None) -> tuple[list[dict[str, Any]], int]:
@@ -245,11 +278,24 @@ class ApprovalHold(Filter):
         ]
         return waiting, done
 
+    def approval(self, x: Exchange) -> str:
+        """See Filter."""
+        if not self._is_meant(x):
+            return ""
+        what = "calls of some tools" if self._tools and not x.is_tunnel else "it"
+        return f"{what} wait{'s' if what == 'it' else ''} until a person approves, {self._timeout_s:g} s at most"
+
+    def drain(self) -> None:
+        """Whatever waits, and will, is told to ask again, elsewhere."""
+        self._is_draining = True
+        for key in list(self._waiting):
+            self._decide(key, _DRAINED)
+
     def close(self) -> None:
         """Whatever waits is denied: nobody could approve it any more."""
         self._is_closed = True
         for key in list(self._waiting):
-            self._decide(key, HoldDecision(key, approves=False, by="-", why="the filter is out of service"))
+            self._decide(key, _OUT_OF_SERVICE)
         for task in self._calls:
             task.cancel()
 
@@ -264,19 +310,6 @@ def holds(filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision 
             found += waiting
             decided += done
     return {"holds": found, "decided": decided}
-
-
-def _shown(x: Exchange, body: bytes, tool: str, key: str, name: str, source: str) -> dict[str, Any]:
-    """What a person decides on. Queries and bodies may hold secrets: there are digests of them."""
-    digest = hashlib.sha256(body).hexdigest()
-    authority, target = str(x.authority), x.request.path
-    whole = (x.method, x.scheme, authority.encode(), target, digest.encode(), x.identity.name.encode())
-    return {
-        "id": key, "identity": x.identity.name, "client": x.client, "method": x.method.decode("latin-1"),
-        "authority": authority, "path": x.path.decode("latin-1")[:1024], "tool": tool[:256], "bodyBytes": len(body),
-        "bodySha256": digest, "requestSha256": hashlib.sha256(b"\n".join(whole)).hexdigest(),
-        "requestId": x.request_id, "filter": name, "from": source,
-    }  # fmt: skip
 
 
 def _refs(config: ApprovalHoldConfig) -> tuple[tuple[str, CalledBackendRef], ...]:

@@ -277,12 +277,19 @@ class Filter:
     def forecast(self, x: Exchange) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""
 
+    def approval(self, x: Exchange) -> str:
+        """For `egressproxy explain`: how this exchange waits for a person, as a sentence; "" where it does not."""
+        return ""
+
     def explain(self, x: Exchange) -> list[LimitState]:
         """For `egressproxy explain`: the limits that hold for this exchange. Must not change or count anything."""
         return []
 
     def complete(self, x: Exchange) -> None:
         """At the end of each exchange in which another method ran: releases what was taken. Must not raise or wait."""
+
+    def drain(self) -> None:
+        """The process is going to end: exchanges that wait in this filter are told now. Must not raise or wait."""
 
     def close(self) -> None:
         """The filter is out of service: a reload has replaced it, or the process ends. Cancels its tasks, closes what

@@ -164,6 +164,11 @@ class FilterInstances:
         self._counted = {}
         self._reach = None  # it holds the builder
 
+    def drain(self) -> None:
+        """The process is going to end."""
+        for placed in self._made.values():
+            placed.filter.drain()
+
     def close(self) -> None:
         """Close what the previous snapshot does not have: this one does not come into service, or the process ends."""
         for key, placed in self._made.items():

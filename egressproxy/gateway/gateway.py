@@ -191,6 +191,8 @@ class GatewayServer:
         for port in ports:
             port.take_waiting()
             port.stop_accepting()
+        if self.snapshot is not None:
+            self.snapshot.filters.drain()
         waited = min(ARRIVE_S, timeout_s)
         await asyncio.sleep(waited)
         for port in ports:

@@ -20,6 +20,7 @@ __all__ = [
     "MAX_NOTES",
     "MAX_NOTE_BYTES",
     "SENT_BODY",
+    "WAITED",
     "BackendOrigin",
     "CallerIdentity",
     "Exchange",
@@ -37,6 +38,8 @@ LOGGED = "logged"
 SENT_BODY = "sent body"
 #: The note with what filters have said about the backends of the rule: a BackendChoice.
 BACKEND_CHOICE = "backend choice"
+#: Of a request that was approved: what is in service now may be another configuration than the one that has let it in.
+WAITED = "waited for a person"
 #: The note with how many filters hold the exchange until a person has decided.
 _HELD_FOR_PEOPLE = "held for people"
 

@@ -9,12 +9,14 @@ from typing import Final
 __all__ = ["HoldDecision"]
 
 _NAMES: Final = ("approve", "deny", "by", "why")
+#: Free text, in which what cannot be printed becomes a blank.
+_WORDS: Final = ("by", "why")
 _MOST: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class HoldDecision:
-    """Of the hold with this `id`. `by` and `why` are for the log; clients are not told."""
+    """Of the hold with this `id`. `by` and `why` are for the log and Events; clients are told why they are denied."""
 
     id: str
     approves: bool
@@ -30,6 +32,8 @@ class HoldDecision:
                 raise ValueError(f"parameter {name} is not known; there are {', '.join(_NAMES)}")
             if name in found:
                 raise ValueError(f"parameter {name} is there twice")
+            if name in _WORDS:
+                value = " ".join("".join(c if c.isprintable() else " " for c in value).split())
             if len(value) > _MOST or not value.isprintable():
                 raise ValueError(f"{name} has to be printable, and of at most {_MOST} characters")
             found[name] = value

@@ -207,10 +207,12 @@ def test_calls_of_some_tools_wait(converse: Start, body: bytes, tool: str | None
         [("approve", "a"), ("deny", "a")],
         [("approve", "a"), ("approve", "b")],
         [("id", "a")],
-        [("deny", "a"), ("why", "\n")],
+        [("deny", "a\n")],
+        [("deny", "a"), ("why", "x" * 257)],
     ],
 )
 def test_a_decision_says_what_of_which(pairs: list[tuple[str, str]]):
     with pytest.raises(ValueError, match=r"."):
         HoldDecision.of(pairs)
     assert HoldDecision.of([("deny", "a"), ("by", "b")]) == HoldDecision("a", approves=False, by="b")
+    assert HoldDecision.of([("deny", "a"), ("why", "\x1b[31m no\r\n\u202ebody ")]).why == "[31m no body"

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.shared import usage_told
 from egressproxy.errors import Reason
-from egressproxy.filters.audit.bodies import Redactor, SeenBody
+from egressproxy.filters.audit.bodies import SeenBody
 from egressproxy.filters.audit.chain_writer import stamp, writer_of
 from egressproxy.filters.audit.config import AuditConfig, folder_problem, secret_refs
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, UnusableReference
+from egressproxy.filters.content.redactor import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 

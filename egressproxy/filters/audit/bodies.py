@@ -6,7 +6,6 @@ A body is looked at while it flows; nothing is held back. Bounds: MAX_JSON bytes
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -16,39 +15,17 @@ from egressproxy.ai_apis.shared import add_usage, answer_view, operation, reques
 from egressproxy.ai_apis.streams import StreamReader, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import usage_of
-from egressproxy.filters.content.entities import ENTITIES, scanner_of
-from egressproxy.filters.content.spans import Scanner
+from egressproxy.filters.content.redactor import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 
-__all__ = ["LateText", "Redactor", "SeenBody"]
+__all__ = ["LateText", "SeenBody"]
 
 #: Of a body that is read as a whole, in bytes: longer ones tell no models and tools.
 MAX_JSON: Final = 4 * 1024 * 1024
 #: Names that a record tells of each kind.
 MAX_NAMES: Final = 64
 MAX_NAME: Final = 256
-
-#: The value of a member of JSON, or of a form, whose name says that it is a secret.
-_NAMED: Final = re.compile(
-    r"""((?:password|passwd|secret|api[-_]?key|apikey|authorization|credential|access[-_]?token|auth[-_]?token|"""
-    r"""refresh[-_]?token|client[-_]?secret|private[-_]?key)[\w-]{0,32}["']?\s{0,8}[:=]\s{0,8})("(?:[^"\\]|\\.)*"|[^\s,;&}"]+)""",
-    re.IGNORECASE,
-)
-
-
-class Redactor:
-    """Takes out of text what looks like a credential or personal data."""
-
-    __slots__ = ("_scanner",)
-
-    def __init__(self) -> None:
-        self._scanner: Scanner = scanner_of(ENTITIES)
-
-    def __call__(self, text: str) -> str:
-        """The text with `[ENTITY]` for each, and `[SECRET]` for values whose name says it."""
-        named = _NAMED.sub(lambda found: f'{found.group(1)}"[SECRET]"', text)
-        return self._scanner.replaced(named, lambda entity, _value: f"[{entity}]")
 
 
 class LateText:

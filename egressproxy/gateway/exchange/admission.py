@@ -17,6 +17,7 @@ from egressproxy.gateway.enforcement import lifted
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
@@ -33,6 +34,7 @@ __all__ = [
     "admit_http",
     "believe_gateway",
     "connect_not_served",
+    "decide_again",
     "decide_names",
     "default_route",
     "identify",
@@ -214,6 +216,20 @@ def decide_names(listener: ActiveListener, authority: Authority, head: RequestHe
             raise GatewayFault(Reason.NO_ROUTE, f"{authority.host} is not served on this listener", status=404)
         return route_request(listener, authority, head)
     return route_tunnel(listener, authority)
+
+
+def decide_again(x: Exchange, state: OpenConnections, server_name: str) -> None:
+    """Of a request that has waited for a person: whether the configuration that is in service now lets it in.
+
+    Raises GatewayError, as admission does.
+    """
+    if state.is_closed:
+        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
+    assert x.authority is not None
+    listener = state.port.first
+    if not listener.is_forward and not listener.is_stream:
+        listener = state.port.listener_for(x.authority.host, server_name)
+    decide_names(of_client(x, listener), x.authority, x.request)
 
 
 def _serves(listener: ActiveListener, authority: Authority) -> bool:

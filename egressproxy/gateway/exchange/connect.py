@@ -24,6 +24,7 @@ from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
     admit_http,
     connect_not_served,
+    decide_again,
     identify,
     of_client,
     read_authority,
@@ -41,7 +42,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import SniCheck
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import WAITED, Exchange, LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import pause
@@ -156,6 +157,8 @@ async def open_tunnel(
             answer = await run_to_end(steps, x)
             if answer is not None:
                 return await dressed(answer, x, resources, steps)
+        if x.notes is not None and x.notes.pop(WAITED, False):
+            decide_again(x, client.state, client.server_name)
     backend = resources.backend = route.choose()
     backend.note_denied(x)
     x.backend = backend.name

@@ -71,6 +71,8 @@ class FilterWorker(Worker):
     async def drain(self, timeout_s: float) -> int:
         """See Worker."""
         ends_at = monotonic() + timeout_s
+        if self.gateway.snapshot is not None:
+            self.gateway.snapshot.filters.drain()
         cut = await self._server.drain(timeout_s)
         await asyncio.sleep(0)
         return cut + await super().drain(max(0.0, ends_at - monotonic()))

@@ -1,0 +1,168 @@
+"""What a person is shown of a request that waits: enough to judge it, and no secret in it.
+
+Secrets are taken out before anything is cut, so that none is half there. What is shown is for people; what is decided
+on is the request itself, of which there are digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from itertools import pairwise
+from typing import Any, Final
+from urllib.parse import unquote_plus
+
+from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.filters.content.redactor import Redactor
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
+
+__all__ = ["UNREADABLE", "called_tools", "shown_content", "shown_request"]
+
+#: Characters of a path, a query, a body and the arguments of one call.
+SHOWN: Final = 1024
+#: Of one text in JSON: what stands behind a long one is to be seen, too.
+SHOWN_OF_TEXT: Final = 256
+SHOWN_CALLS: Final = 16
+#: Of a body that is no JSON, in bytes: a private key that begins in what is shown ends in this.
+LOOKED_AT: Final = SHOWN + 20 * 1024
+#: A longer body of JSON is shown as text.
+MAX_JSON: Final = 64 * 1024
+#: The name of a tool where nobody can say which one is called.
+UNREADABLE: Final = "?"
+
+HIDDEN: Final = "[SECRET]"
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+#: Words in the name of a member of JSON, or of a parameter, whose value is a secret.
+_SECRET_WORDS: Final = frozenset(
+    (
+        "apikey", "assertion", "auth", "authorization", "bearer", "cookie", "credential", "credentials", "jwt", "otp",
+        "pass", "passcode", "passphrase", "passwd", "password", "pwd", "secret", "session", "sessionid", "sid", "sig",
+        "signature", "token",
+    )
+)  # fmt: skip
+#: Before `key`: what it opens.
+_OF_KEYS: Final = frozenset(
+    ("access", "account", "api", "auth", "client", "encryption", "private", "secret", "signing")
+)
+#: Parameters of URLs alone.
+_SECRET_PARAMETERS: Final = frozenset(("appid", "code", "key", "subscription-key"))
+
+
+def shown_request(x: Exchange, body: bytes) -> dict[str, Any]:
+    """Who asks for what, without its query and body, of which there are digests: `bodySha256`, and `requestSha256` of
+    everything that is fixed.
+    """
+    digest = hashlib.sha256(body).hexdigest()
+    authority = str(x.authority)
+    whole = (x.method, x.scheme, authority.encode(), x.request.path, digest.encode(), x.identity.name.encode())
+    return {
+        "identity": x.identity.name, "client": x.client, "method": x.method.decode("latin-1"), "authority": authority,
+        "path": x.path.decode("latin-1")[:SHOWN], "bodyBytes": len(body), "bodySha256": digest,
+        "requestSha256": hashlib.sha256(b"\n".join(whole)).hexdigest(), "requestId": x.request_id,
+    }  # fmt: skip
+
+
+def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
+    """The path, its query, the calls of tools and the beginning of the body, without secrets; `isCut` where one of
+    them is longer than that.
+    """
+    path, query = x.request.path.partition(b"?")[::2]
+    made = {
+        "path": _clean(redactor(path.decode("latin-1"))),
+        "query": _clean(_pairs(query.decode("latin-1"), redactor)),
+    }
+    calls = called_tools(body) if len(body) <= MAX_JSON and _may_be_json(body) else []
+    shown_calls = [
+        {"tool": _clean(name), "arguments": _json(arguments, redactor)} for name, arguments in calls[:SHOWN_CALLS]
+    ]
+    made["body"] = _body(media_type(x.request.fields), body, redactor)
+    texts = (*made.values(), *(each["arguments"] for each in shown_calls))
+    is_cut = len(calls) > SHOWN_CALLS or len(body) > LOOKED_AT or any(len(each) > SHOWN for each in texts)
+    for call in shown_calls:
+        call["arguments"] = call["arguments"][:SHOWN]
+    return {**{name: text[:SHOWN] for name, text in made.items()}, "calls": shown_calls, "isCut": is_cut}
+
+
+def called_tools(body: bytes) -> list[tuple[str, Any]]:
+    """The tools that these messages of JSON-RPC call, with their arguments; UNREADABLE for what names none, and for a
+    body that is not JSON with one meaning.
+    """
+    try:
+        value = JsonMessage.parse(body)
+    except Unreadable:
+        return [(UNREADABLE, None)]
+    found: list[tuple[str, Any]] = []
+    for message in value if type(value) is list else [value]:
+        if type(message) is dict and message.get("method") == "tools/call":
+            params = message.get("params")
+            called = params if type(params) is dict else {}
+            name = called.get("name")
+            found.append((name, called.get("arguments")) if type(name) is str else (UNREADABLE, params))
+    return found
+
+
+def _body(kind: bytes, body: bytes, redactor: Redactor) -> str:
+    """ "" for what is no text."""
+    if kind == b"application/x-www-form-urlencoded":
+        return _clean(_pairs(body[:LOOKED_AT].decode("latin-1"), redactor))
+    if len(body) <= MAX_JSON and _may_be_json(body):
+        try:
+            return _json(JsonMessage.parse(body), redactor)
+        except Unreadable:
+            pass
+    try:
+        text = body[:LOOKED_AT].decode()
+    except UnicodeDecodeError as error:
+        if error.start < len(body[:LOOKED_AT]) - 3:  # not one character that is cut
+            return ""
+        text = body[: error.start].decode()
+    return "" if "\0" in text else _clean(redactor(text))
+
+
+def _may_be_json(body: bytes) -> bool:
+    return body.lstrip()[:1] in (b"{", b"[")
+
+
+def _json(value: Any, redactor: Redactor) -> str:
+    return _clean(json.dumps(_without_secrets(value, redactor), ensure_ascii=False))
+
+
+def _without_secrets(value: Any, redactor: Redactor) -> Any:
+    if type(value) is str:
+        text = redactor(value)
+        return text if len(text) <= SHOWN_OF_TEXT else f"{text[:SHOWN_OF_TEXT]}… ({len(text)} characters)"
+    if type(value) is list:
+        return [_without_secrets(each, redactor) for each in value]
+    if type(value) is not dict:
+        return value
+    made: dict[str, Any] = {}
+    for name, each in value.items():
+        is_hidden = _is_secret(name) and type(each) not in (dict, list, bool, type(None))
+        made[redactor(name)] = HIDDEN if is_hidden else _without_secrets(each, redactor)
+    return made
+
+
+def _pairs(text: str, redactor: Redactor) -> str:
+    """`a=1&b=2`, decoded, with the values hidden that are secrets."""
+    shown = []
+    for pair in text.split("&") if text else ():
+        name, sign, value = pair.partition("=")
+        name, value = unquote_plus(name), unquote_plus(value)
+        hidden = _is_secret(name) or name.lower() in _SECRET_PARAMETERS
+        shown.append(f"{redactor(name)}{sign}{HIDDEN if hidden and value else redactor(value)}")
+    return "&".join(shown)
+
+
+def _is_secret(name: str) -> bool:
+    words = [word.lower() for word in _WORD.findall(name)]
+    return not _SECRET_WORDS.isdisjoint(words) or any(
+        word == "key" and before in _OF_KEYS for before, word in pairwise(words)
+    )
+
+
+def _clean(text: str) -> str:
+    """Without characters that change how the rest is shown: controls, and those of writing direction."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
