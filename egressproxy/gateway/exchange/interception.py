@@ -69,6 +69,7 @@ async def intercept(
     Raises GatewayError before that.
     """
     take_tunnel_slot(x, client.state, client.resources, listener)
+    x.scheme = b"https"  # of what is asked inside: that is what the server is verified for
     context = leaves.known(authority.host)
     if context is None:
         minting = leaves.begin(authority.host, client_of(x))  # while the server is verified
@@ -112,7 +113,6 @@ async def verified(x: Exchange, client: Client, authority: Authority) -> Gateway
     destination, nothing is looked up or connected to: each request says it. So does one that may go again, where
     retries are configured.
     """
-    scheme, x.scheme = x.scheme, b"https"
     held, may_go_again = HeldResources(), False
     try:
         route = route_of_all(of_client(x, client.listener), authority)
@@ -143,8 +143,6 @@ async def verified(x: Exchange, client: Client, authority: Authority) -> Gateway
         return None if denied.reason is not Reason.ADDRESS_DENIED else as_fault(denied)
     except GatewayError as error:
         return None if may_go_again else as_fault(error)
-    finally:
-        x.scheme = scheme
     return None
 
 

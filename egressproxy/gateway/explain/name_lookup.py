@@ -12,12 +12,12 @@ from typing import Any
 
 from egressproxy.errors import Denied, GatewayError
 from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.exchange.admission import default_route
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 from egressproxy.gateway.explain.render import error_values
 from egressproxy.gateway.explain.resolved_addresses import describe_resolved
 from egressproxy.gateway.snapshot import ActiveListener, Snapshot
 from egressproxy.ir.backend import ConnectionIR, Destination
-from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.upstream.resolver import Resolver, ServerAnswer
@@ -142,10 +142,11 @@ def _policies(spec: ConnectionIR) -> set[str]:
 
 def _denied(listener: ActiveListener, authority: Authority) -> GatewayError | None:
     """Why clients of this listener may not ask for this destination; None where they may."""
-    if listener.mode is Mode.OPEN:
-        return listener.destinations.decide_firm(authority)
-    denied = listener.destinations.decide(authority)
-    return denied if denied is not None and (listener.mode is not Mode.REPORT or denied.is_firm) else None
+    try:
+        default_route(listener, authority)
+    except Denied as denied:
+        return denied.with_traceback(None)
+    return None
 
 
 def _nowhere(snapshot: Snapshot, question: NameQuestion) -> str:
