@@ -125,7 +125,8 @@ class App:
         self.holds = self._fleet.holds
         self._kill_switch = KillSwitch(self._fleet, self.metrics, options.state_dir)
         self.kill_switch = self._kill_switch.answer
-        self.explain, self.decisions, self.caches = self._fleet.explain, self._fleet.decisions, self._fleet.caches
+        self.explain, self.look_up = self._fleet.explain, self._fleet.look_up
+        self.decisions, self.caches = self._fleet.decisions, self._fleet.caches
 
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
 from typing import Any, Final
@@ -55,20 +55,21 @@ class Questions:
         }
 
     async def _explain(self, request: web.BaseRequest) -> web.StreamResponse:
-        pairs = list(request.query.items())
         if "name" in request.query:
             raise bad_request("unknown parameter 'name'; /dns takes it")
-        return await self._explained(pairs)
+        return await self._found(self._state.explain, request)
 
     async def _dns(self, request: web.BaseRequest) -> web.StreamResponse:
         if "name" not in request.query:
             raise bad_request("name is missing: /dns?name=api.example.com")
-        return await self._explained(list(request.query.items()))
+        return await self._found(self._state.look_up, request)
 
-    async def _explained(self, pairs: list[tuple[str, str]]) -> web.StreamResponse:
+    async def _found(
+        self, ask: Callable[[Sequence[tuple[str, str]]], Awaitable[bytes]], request: web.BaseRequest
+    ) -> web.StreamResponse:
         try:
             async with self._places:
-                body = await self._state.explain(pairs)
+                body = await ask(list(request.query.items()))
         except NotAnswered as error:
             raise bad_request(str(error)) from None
         return web.Response(body=body, content_type=JSON)

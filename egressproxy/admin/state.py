@@ -24,9 +24,10 @@ class AdminState(Protocol):
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request, or where a `name` leads, as JSON; `pairs` are the parameters of /explain, or
-        of /dns, which has a `name`. Raises errors.NotAnswered.
-        """
+        """What would become of a request, as JSON; `pairs`: the parameters of /explain. Raises errors.NotAnswered."""
+
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """Where a name leads, as JSON; `pairs` are the parameters of /dns. Raises errors.NotAnswered."""
 
     async def reload(self, acknowledged: str) -> str:
         """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark

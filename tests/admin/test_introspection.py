@@ -70,6 +70,9 @@ class State(PlainState):
         self.under_way -= 1
         return json.dumps(pairs).encode()
 
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        return await self.explain(pairs)
+
     async def decisions(self) -> Sequence[bytes]:
         return [json.dumps([{"time": time} for time in times]).encode() for times in ((5, 3, 1), (4, 2))]
 

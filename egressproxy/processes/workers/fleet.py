@@ -70,9 +70,10 @@ class Fleet(Protocol):
         """Open the file of the access log anew: it was rotated."""
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request, or where a `name` leads (`gateway.explain`), as JSON. Raises
-        errors.NotAnswered.
-        """
+        """What would become of a request (`gateway.explain`), as JSON. Raises errors.NotAnswered."""
+
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """Where a name leads (`gateway.explain.name_lookup`), as JSON. Raises errors.NotAnswered."""
 
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that serves, the latest first, as JSON."""

@@ -37,6 +37,7 @@ __all__ = [
     "Hurry",
     "Kill",
     "Listen",
+    "LookUp",
     "Message",
     "Noticed",
     "ReopenAccessLog",
@@ -90,9 +91,16 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """What would happen to a request, or where a `name` leads (`gateway.explain`): answered with JSON."""
+    """What would happen to a request (`gateway.explain`): answered with JSON."""
 
     pairs: tuple[tuple[str, str], ...] = field(repr=False)  # headers may be credentials
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Where a name leads (`gateway.explain.name_lookup`): answered with JSON."""
+
+    pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +136,7 @@ class Drain:
     timeout_s: float
 
 
-Request = Begin | Build | Swap | Collect | Explain | Decisions | Caches | Holds | Kill | Drain
+Request = Begin | Build | Swap | Collect | Explain | LookUp | Decisions | Caches | Holds | Kill | Drain
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,8 @@ class WorkerProcess:
                     await self._swap()
                 case messages.Explain(pairs):
                     value = await self.worker.explain(pairs)
+                case messages.LookUp(pairs):
+                    value = await self.worker.look_up(pairs)
                 case messages.Decisions():
                     value = await self.worker.decisions()
                 case messages.Caches(purge):

@@ -39,6 +39,7 @@ from egressproxy.processes.workers.messages import (
     Holds,
     Hurry,
     Kill,
+    LookUp,
     ReopenAccessLog,
     Request,
 )
@@ -312,9 +313,17 @@ class Supervisor:
 
     # --- questions -------------------------------------------------------------------------------------------------
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """The answer of the first worker that serves, as JSON. Raises NotAnswered."""
+        """See `fleet.Fleet`."""
+        return await self._of_one(Explain(tuple(pairs)))
+
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """See `fleet.Fleet`."""
+        return await self._of_one(LookUp(tuple(pairs)))
+
+    async def _of_one(self, asked: Request) -> bytes:
+        """The answer of the first worker that serves. Raises NotAnswered."""
         for handle in self._serving():
-            found: bytes = await handle.answer(Explain(tuple(pairs)))
+            found: bytes = await handle.answer(asked)
             return found
         raise NotAnswered("no worker serves")
 

@@ -154,16 +154,22 @@ class Worker:
 
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         """See `fleet.Fleet`."""
-        if self.gateway.snapshot is None:
-            raise NotAnswered("nothing is in service yet")
         try:
-            if any(key == "name" for key, _ in pairs):
-                found = await look_up(self.gateway.snapshot, NameQuestion.of(pairs))
-            else:
-                found = await explain(self.gateway.snapshot, HypotheticalRequest.of(pairs))
+            return json.dumps(await explain(self._in_service(), HypotheticalRequest.of(pairs))).encode()
         except HypotheticalRequestError as error:
             raise NotAnswered(str(error)) from None
-        return json.dumps(found).encode()
+
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """See `fleet.Fleet`."""
+        try:
+            return json.dumps(await look_up(self._in_service(), NameQuestion.of(pairs))).encode()
+        except HypotheticalRequestError as error:
+            raise NotAnswered(str(error)) from None
+
+    def _in_service(self) -> Snapshot:
+        if self.gateway.snapshot is None:
+            raise NotAnswered("nothing is in service yet")
+        return self.gateway.snapshot
 
     async def decisions(self) -> bytes:
         """See `fleet.Fleet`."""
@@ -248,6 +254,10 @@ class InProcess:
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         """See `fleet.Fleet`."""
         return await self.worker.explain(pairs)
+
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """See `fleet.Fleet`."""
+        return await self.worker.look_up(pairs)
 
     async def decisions(self) -> list[bytes]:
         """See `fleet.Fleet`."""
