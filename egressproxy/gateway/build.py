@@ -8,7 +8,7 @@ with their counts. Makes no socket and changes nothing of what is in service.
 from __future__ import annotations
 
 import ssl
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from egressproxy.gateway.ai.filters import REQUESTS as AI_REQUESTS
 from egressproxy.gateway.ai.filters import AiRequests, import_translation
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.failover import FailoverGroup
+from egressproxy.gateway.backends.failover import with_failovers
 from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.network import Network
@@ -49,7 +49,6 @@ from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR, Mode, Policy
 from egressproxy.ir.route import (
     AuthProtocol,
     ExternalAuthIR,
-    FailoverIR,
     HttpRouteIR,
     HttpRuleIR,
     MirrorIR,
@@ -104,6 +103,7 @@ class SnapshotBuilder:
         #: Rules by the identity of their route: variants of a listener share those that are not otherwise for them.
         self.live: dict[int, list[Route]] = {}
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
+        self.streams: dict[tuple[int, ...], HostMap[Route]] = {}
         self._known_leaves = previous.leaf_caches if previous is not None else {}
         self.leaf_caches: dict[LeafKey, LeafCache] = {}
 
@@ -130,6 +130,7 @@ class SnapshotBuilder:
         yield from self.watch_placeholders(config)
         self.live.clear()
         self.tables.clear()
+        self.streams.clear()
         shared: dict[tuple[str, int], list[ActiveListener]] = {}
         self.terminating = Counter(
             (address, spec.port) for spec in config.listeners if terminates(spec) for address in spec.addresses
@@ -194,15 +195,7 @@ class SnapshotBuilder:
             table = yield from HttpTable.building(http, {OWN_HOST: own})
             self.tables[key] = table, (yield from HostMap.building(named))
         table, hosts = self.tables[key]
-        entries = []
-        for stream in (*spec.tls_routes, *spec.tcp_routes):
-            live = self.live.get(id(stream))
-            if live is None:
-                rule = HttpRuleIR((), stream.backends, stream.policy, stream.extensions, request_s=0.0)
-                made = yield from self.route(_Attachment(spec, stream.name, stream.kind, stream.named), rule)
-                live = self.live[id(stream)] = [made]
-            entries.append(HostEntry(stream.hostnames, live[0], stream.created, stream.name))
-        streams = yield from HostMap.building(entries)
+        streams = yield from self.stream_hosts(spec)
         destinations = self.parts.destination_policy(spec.policy)
         yield None
         defaults = None
@@ -232,6 +225,23 @@ class SnapshotBuilder:
         if spec.subjects:
             listener.variants = ClientVariants(spec.subjects, dict(variants), listener)
         return listener
+
+    def stream_hosts(self, spec: ListenerIR) -> Cooperative[HostMap[Route]]:
+        """The TLSRoutes and TCPRoutes of a listener; variants of it share what is not otherwise for them."""
+        routes = (*spec.tls_routes, *spec.tcp_routes)
+        key = tuple(map(id, routes))
+        if key in self.streams:
+            return self.streams[key]
+        entries = []
+        for stream in routes:
+            live = self.live.get(id(stream))
+            if live is None:
+                rule = HttpRuleIR((), stream.backends, stream.policy, stream.extensions, request_s=0.0)
+                made = yield from self.route(_Attachment(spec, stream.name, stream.kind, stream.named), rule)
+                live = self.live[id(stream)] = [made]
+            entries.append(HostEntry(stream.hostnames, live[0], stream.created, stream.name))
+        self.streams[key] = yield from HostMap.building(entries)
+        return self.streams[key]
 
     def leaves(self, specs: Iterable[InterceptIR]) -> Cooperative[HostMap[LeafCache]]:
         """The hosts whose tunnels are opened, each with the certificates of its CA."""
@@ -442,32 +452,6 @@ def key_urls(policy: PolicyIR) -> tuple[KeyUrl, ...]:
             backend = BackendIR(f"identity/{host}", Destination.FQDN, host, port, tls=tls)
             made.append(KeyUrl(each.issuer, each.key_path, WeightedBackend(backend, policy=policy)))
     return tuple(made)
-
-
-def with_failovers(
-    specs: Sequence[WeightedBackend], backends: Sequence[RouteBackend]
-) -> tuple[tuple[RouteBackend, ...], dict[RouteBackend, FailoverGroup]]:
-    """What a rule chooses among by weight, and its Failovers: see Route. `backends` are made of these `specs`.
-
-    One of its endpoints stands for a Failover, with the weight of the reference to it. An endpoint that cannot be used
-    is left out; where none can, requests get the error of the first.
-    """
-    choices, endpoints = [], defaultdict[FailoverIR, list[RouteBackend]](list)
-    for spec, backend in zip(specs, backends, strict=True):
-        if spec.failover is not None:
-            endpoints[spec.failover].append(backend)
-        elif backend.weight > 0:
-            choices.append(backend)
-    failovers: dict[RouteBackend, FailoverGroup] = {}
-    for failover, members in endpoints.items():
-        usable = [backend for backend in members if backend.connector is not None]
-        leader = replace((usable or members)[0], weight=failover.weight)
-        if failover.weight > 0:
-            choices.append(leader)
-        if usable:
-            made = FailoverGroup(failover, usable)
-            failovers |= dict.fromkeys((leader, *members), made)
-    return tuple(choices), failovers
 
 
 def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:

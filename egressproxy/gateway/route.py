@@ -32,26 +32,39 @@ GOLDEN = 0.6180339887498949
 
 
 @dataclass(slots=True, eq=False)
-class Route:
-    """One rule of a route (`kind`), or what a policy allows without a route (`name` "-")."""
+class _HotRoute:
+    """What each exchange looks at. It lies together in memory: where each of thousands of tenants has policies of its
+    own, little of it is in the processor's cache.
+    """
 
     name: str
     chain: Chain
     backends: tuple[RouteBackend, ...]  # but for those of weight 0; those of Failovers, too
     series: Series
+    choices: tuple[RouteBackend, ...] = field(default=(), kw_only=True)  # as `backends`; one stands for a Failover
+    retries: RetryPolicy | None = field(default=None, kw_only=True)  # None: one attempt, by weight
+    priority: Priority = field(default=Priority.NORMAL, kw_only=True)  # that of its backends, the highest
+    is_judged: bool = field(init=False)  # else whatever it matches may go
+    filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
+    reads_early: bool = field(init=False)  # a filter of the head may ask for the body
+    clock_s: float = field(init=False)
+    idle_s: float = field(init=False)
+
+
+@dataclass(slots=True, eq=False)
+class Route(_HotRoute):
+    """One rule of a route (`kind`), or what a policy allows without a route (`name` "-")."""
+
     policy: InitVar[PolicyIR]
     destinations: DestinationPolicy
     ports: Mapping[str, Collection[int]]  # by hostname of an Fqdn backend: under which a client may name it
     _: KW_ONLY
     request_s: float
-    retries: RetryPolicy | None = None  # None: one attempt, by weight
     auth: ExternalAuth | None = None  # asks an authorization server about each request, in its chain
     kind: str = ""
-    priority: Priority = Priority.NORMAL  # that of its backends, the highest
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
     looks_at_bodies: bool = False  # for MCP, in its chain
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
-    choices: tuple[RouteBackend, ...] = ()  # where it has Failovers: one backend stands for each of them
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
     excluded: frozenset[str] = frozenset()  # by filters of a request: see `narrowed_route`
@@ -59,13 +72,8 @@ class Route:
     buffers_request: bool = field(init=False)  # for an authorization server
     needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
     legs: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
-    filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     filters_alone: bool = field(init=False)  # those filters do, and nobody else needs the body
-    reads_early: bool = field(init=False)  # a filter of the head may ask for the body
-    is_judged: bool = field(init=False)  # else whatever it matches may go
     mode: Mode = field(init=False)
-    clock_s: float = field(init=False)
-    idle_s: float = field(init=False)
     tunnel_idle_s: float = field(init=False)
     is_tls_only: bool = field(init=False)  # what the tunnel carries has to be TLS
     _turn: float = field(init=False)

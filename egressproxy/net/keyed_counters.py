@@ -6,6 +6,9 @@ other keys come. A key that finds no room shares one entry with all that find no
 more. An entry is looked for where its key leads to, and in the next ones (linear probing); it never becomes empty
 again, so that the search may end at an empty one.
 
+Limits of clients that are known share one such memory (`of_limit`): thousands of tables with a key or two each would be
+as many pages of memory.
+
 The caller holds `lock` from `find` until it has written.
 """
 
@@ -14,14 +17,20 @@ from __future__ import annotations
 import mmap
 import secrets
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from hashlib import blake2b
 from struct import Struct
 from typing import Final
 
-__all__ = ["ENTRY_BYTES", "KEY_BYTES", "KeyedCounters", "OwnCounters", "table_bytes"]
+__all__ = [
+    "ENTRY_BYTES", "KEY_BYTES", "SHARED", "SHARED_KEYS", "KeyedCounters", "OwnCounters", "table_bytes",
+]  # fmt: skip
 
 KEY_BYTES: Final = 16
 ENTRY_BYTES: Final = 32
+#: What the memory is known by that limits share, and how many keys have room in it.
+SHARED: Final = bytes(KEY_BYTES)
+SHARED_KEYS: Final = 1 << 18
 #: Entries that are looked at for one key. With half of them taken, two are usual.
 _PROBES: Final = 64
 _CELLS: Final = ENTRY_BYTES // 8
@@ -48,7 +57,8 @@ class KeyedCounters:
     """
 
     __slots__ = (
-        "_bytes", "_known", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners", "remembers",
+        "_bytes", "_known", "_limit", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners",
+        "remembers",
     )  # fmt: skip
 
     def __init__(
@@ -72,14 +82,23 @@ class KeyedCounters:
         self.owners = range(1, workers + 1) if workers else range(1)
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
+        self._limit = b""
         self.remembers = False
         self._bytes = memory.cast("B")
         #: By the text of a key: the bytes of the entry that had it, the key, and what `find` returns.
         self._known: dict[bytes, tuple[memoryview, bytes, int]] = {}
 
+    def of_limit(self, limit: bytes) -> KeyedCounters:
+        """The same memory for the keys of one limit (16 bytes that it is known by): those of another are other keys."""
+        made = copy(self)
+        made._limit = limit
+        made._known = {}
+        return made
+
     def key(self, text: bytes, owner: int = 0) -> bytes:
         """The key for what a limit counts apart. `owner`: the worker (0 to 255) whose own entry it is; 0: of all."""
-        return blake2b(text, digest_size=KEY_BYTES - 1, key=self._secret).digest() + bytes((owner,))
+        made = blake2b(text, digest_size=KEY_BYTES - 1, key=self._secret, person=self._limit)
+        return made.digest() + bytes((owner,))
 
     def find(self, key: bytes, now: float) -> int:
         """Where the numbers of a key are, for `cells`: its own entry, a new one, or that of all without room.

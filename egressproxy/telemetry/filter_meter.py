@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from egressproxy.telemetry.counts import FilterMetric, MetricKind
 from egressproxy.telemetry.label_sets import OVERFLOW
@@ -40,7 +40,7 @@ class _Family:
     values: dict[Labels, float] = field(default_factory=dict)
     buckets: dict[Labels, list[int]] = field(default_factory=dict)
     setters: dict[Labels, FilterMeter] = field(default_factory=dict)  # of a gauge: who has set it last
-    labelled: WeakSet[LabelledCounter] = field(default_factory=WeakSet)
+    labelled: WeakValueDictionary[Labels, LabelledCounter] = field(default_factory=WeakValueDictionary)
 
     def room_for(self, labels: Labels) -> Labels:
         """These labels, or those under which what has no room is counted."""
@@ -76,7 +76,7 @@ class FilterMetrics:
     def read(self) -> dict[str, FilterMetric]:
         """All that was counted so far, on the event loop."""
         for family in self._families.values():
-            for counter in family.labelled:
+            for counter in family.labelled.values():
                 counter.flush()
         return {
             name: FilterMetric(
@@ -118,10 +118,12 @@ class FilterCounter:
             values[key] = values.get(key, 0) + amount
 
     def labelled(self, *labels: str) -> LabelledCounter:
-        """The number with these labels, for one that is counted often."""
-        made = LabelledCounter(self._family, (self._filter, *labels))
-        self._family.labelled.add(made)
-        return made
+        """The number with these labels, for one that is counted often; one object for all filters that count in it."""
+        key = self._filter, *labels
+        found = self._family.labelled.get(key)
+        if found is None:
+            found = self._family.labelled[key] = LabelledCounter(self._family, key)
+        return found
 
 
 class LabelledCounter:

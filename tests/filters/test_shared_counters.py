@@ -11,6 +11,7 @@ import pytest
 from egressproxy.filters import shared_counters as module
 from egressproxy.filters.shared_counters import Row, SharedCounters
 from egressproxy.net.file_lock import memory_file, opened_anew
+from egressproxy.net.keyed_counters import SHARED, SHARED_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -121,6 +122,17 @@ def test_where_there_is_no_room_a_limit_has_a_table_of_its_own(
     alone, other = pair[0].keyed(B, 8), pair[1].keyed(B, 8)
     alone.cells[alone.find(alone.key(b"k"), 1.0)] = 9.0
     assert other.peek(other.key(b"k"), 1.0) == (0.0, 0.0)
+
+
+def test_limits_that_share_a_table_count_apart_and_there_may_be_thousands(pair: tuple[SharedCounters, SharedCounters]):
+    limits = [b"%016d" % number for number in range(3000)]
+    for number, limit in enumerate(limits):
+        table = pair[number % 2].keyed(SHARED, SHARED_KEYS).of_limit(limit)
+        at = table.find(table.key(b"the same"), 1.0)
+        table.cells[at], table.cells[at + 1] = 9.0, float(number)
+    others = [pair[1 - number % 2].keyed(SHARED, SHARED_KEYS).of_limit(limit) for number, limit in enumerate(limits)]
+    assert [each.peek(each.key(b"the same"), 1.0)[1] for each in others] == list(map(float, range(3000)))
+    assert pair[0].keyed(A, 8).keys == 8, "there is room for other limits"
 
 
 def test_processes_that_decide_at_once_take_no_more_than_there_is(pair: tuple[SharedCounters, SharedCounters]):

@@ -174,7 +174,9 @@ class Limits(Model):
     rate_limit_headers: Literal["Denied", "Always", "Never"] = "Denied"
     """On which responses RateLimit fields say what is left: on those that are refused, on all, or on none."""
     max_keys: Annotated[int, Field(strict=True, ge=1, le=4_000_000)] = 16_384
-    """How many keys of one limit have counts of their own; 64 bytes of memory each. What is beyond shares one."""
+    """How many keys of one limit have counts of their own; 64 bytes of memory each. What is beyond shares one.
+    Without it, all policies with `subjects` have room for 262,144 together, but for limits per Header or Model.
+    """
     store: LimitStore | None = None
     """Where these limits are counted, but for concurrency, which each machine counts."""
 

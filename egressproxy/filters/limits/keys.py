@@ -8,12 +8,14 @@ from typing import Final, Literal
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import identity_of
 
-__all__ = ["NEEDS_BACKEND", "NEEDS_BODY", "KeyText", "Per", "key_text"]
+__all__ = ["NEEDS_BACKEND", "NEEDS_BODY", "OF_CLIENT", "KeyText", "Per", "key_text"]
 
 Per = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
 #: What is known only when a backend was chosen, and what only the body (or the path) of a request to a provider says.
 NEEDS_BACKEND: Final = "Backend"
 NEEDS_BODY: Final = "Model"
+#: What follows from who the client is alone, where it has a name.
+OF_CLIENT: Final = frozenset(("Identity", "Namespace"))
 
 #: Gives the text of an exchange; the model is "" where it is not known.
 KeyText = Callable[[Exchange, str], bytes]

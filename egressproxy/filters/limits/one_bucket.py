@@ -1,4 +1,4 @@
-"""The usual limit of tokens, a token bucket in the memory of this machine, alone: taken and settled in one step each.
+"""The usual limit of tokens, or of requests: a token bucket in the memory of this machine, alone, taken in one step.
 
 It is what Quota, MemoryStore and TokenBucket do together, for one rule; `tests/filters/limits/test_one_bucket.py`
 compares them. What does not fit is left to them, and so is everything that is said to clients.
@@ -6,16 +6,18 @@ compares them. What does not fit is left to them, and so is everything that is s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
+from egressproxy.filters.base import HeaderResult
+from egressproxy.filters.limits.keys import OF_CLIENT, Per
 from egressproxy.filters.limits.rules import QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.filters.limits.windows import TokenBucket
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CallerIdentity, Exchange
 
-__all__ = ["OneBucket", "one_bucket"]
+__all__ = ["OneBucket", "RequestBucket", "one_bucket"]
 
 
 class OneBucket(NamedTuple):
@@ -71,3 +73,60 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
                 add_to(cells, find_text(taken.text, now), took - taken.amount, now)
 
     return OneBucket(take, settle)
+
+
+class RequestBucket:
+    """The step of one rule that counts requests. `otherwise` is that of the filter, which refuses what does not fit.
+
+    Thousands of tenants may have one of these each, so that a request finds little of it in the processor's cache: all
+    that it needs is in one object, and in one entry of the table, which is remembered for the client of the last
+    request.
+    """
+
+    __slots__ = (
+        "_ahead", "_at", "_cells", "_client", "_count", "_find_text", "_first", "_interval", "_lock", "_numbers",
+        "_otherwise", "_remembers", "_second", "_slack", "_text_of",
+    )  # fmt: skip
+
+    def __init__(self, rule: QuotaRule, per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]) -> None:
+        table, window = rule.table, rule.window
+        assert isinstance(window, TokenBucket)
+        self._interval, self._ahead, self._slack = window.terms
+        self._cells, self._numbers, self._lock = table.cells, table.numbers, table.lock
+        self._find_text, self._text_of = table.find_text, rule.text
+        self._count = rule.count_allowed
+        self._otherwise = otherwise
+        self._remembers = set(per) <= OF_CLIENT
+        self._client: CallerIdentity | None = None
+        self._at = self._first = self._second = 0
+
+    @classmethod
+    def of(
+        cls, rules: Sequence[QuotaRule], per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]
+    ) -> RequestBucket | None:
+        """The step for these rules; None where there is more to do than to take one request of a bucket."""
+        if len(rules) != 1 or rules[0].type != "Requests" or not isinstance(rules[0].window, TokenBucket):
+            return None
+        return cls(rules[0], per, otherwise)
+
+    def take(self, x: Exchange) -> HeaderResult:
+        """Take one request. Raises LimitExceeded."""
+        now = monotonic()
+        at, numbers, cells = self._at, self._numbers, self._cells
+        with self._lock:
+            if x.identity is not self._client or numbers[at - 2] != self._first or numbers[at - 1] != self._second:
+                at = self._find_text(self._text_of(x, "") + b"\0", now)
+                if self._remembers and x.identity.name != "-":
+                    self._client, self._at = x.identity, at
+                    self._first, self._second = numbers[at - 2], numbers[at - 1]
+            until = cells[at]
+            if until < now:
+                until = now
+            if until - now + self._interval - self._ahead <= self._slack:
+                cells[at] = until + self._interval
+                self._count.count += 1
+                return None
+        return self._otherwise(x)
+
+    def __repr__(self) -> str:
+        return f"RequestBucket({self._client})"

@@ -11,9 +11,11 @@ from egressproxy.filters.limits.windows import CALENDAR, SECONDS
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["LimitEntry", "LimitType", "QoSControllerConfig", "StoreConfig"]
+__all__ = ["MAX_KEYS", "LimitEntry", "LimitType", "QoSControllerConfig", "StoreConfig"]
 
 LimitType = Literal["Requests", "Bytes", "Tokens", "Cost", "Concurrency"]
+#: How many keys one limit has by default.
+MAX_KEYS: Final = 16_384
 _UNITS: Final = (*SECONDS, *CALENDAR)
 _NUMBER: Final = Within(gt=0, allow_inf_nan=False)
 
@@ -138,8 +140,10 @@ class QoSControllerConfig(FilterConfig):
     """On which responses RateLimit fields say what is left: on those that are refused, on all, or on none."""
     store: StoreConfig | None = None
     """Where the limits of a fleet are counted together. Default: in the memory of each machine."""
-    max_keys: Annotated[int, Within(ge=1, le=4_000_000)] = 16_384
-    """How many keys of one limit have numbers of their own; 64 bytes of memory each. What is beyond shares one."""
+    max_keys: Annotated[int, Within(ge=0, le=4_000_000)] = MAX_KEYS
+    """How many keys of one limit have numbers of their own; 64 bytes of memory each. What is beyond shares one.
+    0: all limits with 0 have room for 262,144 together, but for those per Header or Model.
+    """
 
     def __post_init__(self) -> None:
         if not self.entries:

@@ -18,12 +18,13 @@ from egressproxy.filters.base import Filter, FilterContext, HeaderResult, LimitS
 from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
 from egressproxy.filters.limits.keys import NEEDS_BACKEND, key_text
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
-from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
+from egressproxy.filters.limits.one_bucket import RequestBucket
+from egressproxy.filters.limits.qos_config import MAX_KEYS, LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seconds
 from egressproxy.filters.limits.rules import NEVER, Later, QuotaRule, Take
 from egressproxy.filters.limits.windows import CALENDAR, window_of
 from egressproxy.model.exchange import Exchange
-from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
+from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
 
 if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
     from egressproxy.filters.limits.token_use import TokenUse
@@ -33,6 +34,8 @@ __all__ = ["LEAST", "Held", "Quota", "SettledQuota"]
 _BACKEND_PHASES: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
 #: The least amount: a limit that is used up refuses what is known only in the end, too.
 LEAST: Final = 1.0
+#: Keys that a client makes up: a limit with these has a table of its own, so that it fills that of nobody else.
+_OF_ANYBODY: Final = frozenset(("Header", "Model"))
 
 
 class Held:
@@ -77,6 +80,10 @@ class Quota(Filter):
                 rule.count_reserved = self._amounts.labelled(rule.name, "reserved")
                 rule.count_settled = self._amounts.labelled(rule.name, "settled")
         self._is_kept = self.settles or self._headers == "Always"  # what an exchange took, until it is over
+        if type(self) is Quota and isinstance(self._store, MemoryStore) and not (self._is_kept or self.concurrency):
+            short = RequestBucket.of(self.rules, entries[0].per, self.request_headers)
+            if short is not None:
+                self.request_headers = self.backend_request = short.take  # type: ignore[method-assign]
         response = Phase.BACKEND_RESPONSE if context.phase is Phase.BACKEND_REQUEST else Phase.RESPONSE_HEADERS
         runs_in = {context.phase}
         if self._headers == "Always":
@@ -302,8 +309,14 @@ def _identity(context: FilterContext, entry: LimitEntry) -> bytes:
 
 
 def _table(context: FilterContext, entry: LimitEntry, identity: bytes) -> KeyedCounters:
+    keyed = context.keyed or OwnCounters().keyed
     keys = context.config.max_keys if entry.per else 1
-    made = KeyedCounters(keys) if context.keyed is None else context.keyed(identity, keys)
+    if keys:
+        made = keyed(identity, keys)
+    elif _OF_ANYBODY.isdisjoint(entry.per):
+        made = keyed(SHARED, SHARED_KEYS).of_limit(identity)
+    else:
+        made = keyed(identity, MAX_KEYS)
     made.remembers = "Header" not in entry.per  # a field may be a credential
     return made
 

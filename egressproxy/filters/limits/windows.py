@@ -63,6 +63,11 @@ class TokenBucket:
         self._ahead = self._interval * self.most
         self._slack = self._interval * _ROUNDING + self._ahead * 1e-12
 
+    @property
+    def terms(self) -> tuple[float, float, float]:
+        """What `take` reckons with, in seconds: what 1 takes, how far ahead of now `until` may be, and the rounding."""
+        return self._interval, self._ahead, self._slack
+
     def period(self, now: float) -> bytes:
         """As of Window: a bucket has no beginning."""
         return b""

@@ -16,7 +16,9 @@ every backend was asked, the retries of the rule begin from the start. A denial 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from time import time
 from typing import Final
 
@@ -26,13 +28,13 @@ from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.gateway.backends.retry_hints import asked_pause_s
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import IDEMPOTENT
-from egressproxy.ir.route import FailoverIR
+from egressproxy.ir.route import FailoverIR, WeightedBackend
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status
 
-__all__ = ["Course", "FailoverGroup", "aside_s", "may_serve", "status_of_answer"]
+__all__ = ["Course", "FailoverGroup", "aside_s", "may_serve", "status_of_answer", "with_failovers"]
 
 #: Attempts for one request, whatever the endpoints.
 MAX_ATTEMPTS: Final = 16
@@ -242,3 +244,29 @@ def is_over(error: GatewayError) -> bool:
     if error.reason is Reason.REQUEST_TIMEOUT:
         return True
     return error.reason is Reason.RESPONSE_TIMEOUT and error.retry is RetrySafety.NEVER
+
+
+def with_failovers(
+    specs: Sequence[WeightedBackend], backends: Sequence[RouteBackend]
+) -> tuple[tuple[RouteBackend, ...], dict[RouteBackend, FailoverGroup]]:
+    """What a rule chooses among by weight, and its Failovers: see Route. `backends` are made of these `specs`.
+
+    One of its endpoints stands for a Failover, with the weight of the reference to it. An endpoint that cannot be used
+    is left out; where none can, requests get the error of the first.
+    """
+    choices, endpoints = [], defaultdict[FailoverIR, list[RouteBackend]](list)
+    for spec, backend in zip(specs, backends, strict=True):
+        if spec.failover is not None:
+            endpoints[spec.failover].append(backend)
+        elif backend.weight > 0:
+            choices.append(backend)
+    failovers: dict[RouteBackend, FailoverGroup] = {}
+    for failover, members in endpoints.items():
+        usable = [backend for backend in members if backend.connector is not None]
+        leader = replace((usable or members)[0], weight=failover.weight)
+        if failover.weight > 0:
+            choices.append(leader)
+        if usable:
+            made = FailoverGroup(failover, usable)
+            failovers |= dict.fromkeys((leader, *members), made)
+    return tuple(choices), failovers

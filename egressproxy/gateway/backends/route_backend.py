@@ -12,9 +12,10 @@ from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.ir.policy import Mode
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.timers import TICK_S
 from egressproxy.routing.destinations import Denial
+from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.series import Series
 
 __all__ = ["EXACT_BELOW_S", "RouteBackend", "on_the_wheel"]
@@ -24,31 +25,42 @@ EXACT_BELOW_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class RouteBackend:
-    """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
-
-    `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
-    is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
-    `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`, `priority`: see
-    WeightedBackend. `ai`: what it says of requests to AI providers.
+class _HotRouteBackend:
+    """What each exchange looks at. It lies together in memory: where each of thousands of tenants has policies of its
+    own, little of it is in the processor's cache.
     """
 
     name: str
     connector: Connector | None
     chain: Chain
     series: Series
+    clock_s: float = field(init=False)
+    mirrors: tuple[Mirror, ...] | None = field(default=None, kw_only=True)
+    client: CallerIdentity | None = field(init=False, default=None)
+    series_of_client: Series | None = field(init=False, default=None)
+
+
+@dataclass(slots=True, eq=False)
+class RouteBackend(_HotRouteBackend):
+    """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
+
+    `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
+    is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
+    `mirrors` are those of the rule and of the ref; None where there is none. `client` is the latest that was served
+    here, and `series_of_client` counts what was for it: see `count_for`. `parent_by`, `priority`: see
+    WeightedBackend. `ai`: what it says of requests to AI providers.
+    """
+
     _: KW_ONLY
     weight: int
     error: str
     backend_request_s: float
-    mirrors: tuple[Mirror, ...] | None = None
     denied: Denial | None = None
     unknown_extension: str = ""
     is_elsewhere: bool = False
     parent_by: str = ""
     priority: int = 0
     ai: AiEndpoint | None = None
-    clock_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.clock_s = on_the_wheel(self.backend_request_s)
@@ -101,7 +113,14 @@ class RouteBackend:
         """A copy whose traffic is counted in this series."""
         made = copy(self)
         made.series = series
+        made.client = made.series_of_client = None
         return made
+
+    def count_for(self, client: CallerIdentity, metrics: Metrics) -> Series:
+        """The series beside `series` that counts what was for this client."""
+        self.client = client
+        found = self.series_of_client = metrics.of_client(self.series, client, is_denied=False)
+        return found
 
     def __repr__(self) -> str:
         return f"RouteBackend({self.name}, weight={self.weight})"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import FilterContext, Phase
-from egressproxy.filters.limits import memory_store, one_bucket, quota, rate_fields
+from egressproxy.filters.limits import memory_store, one_bucket, qos_controller, quota, rate_fields
+from egressproxy.filters.limits.one_bucket import RequestBucket
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.qos_controller import quota as filter_of
 from egressproxy.filters.limits.token_quota import TokenQuota
@@ -96,3 +97,71 @@ def test_a_limit_that_is_no_bucket_in_memory_of_one_rule_goes_the_long_way():
     day, _ = made(LimitEntry("Tokens", 9.0, "Day", name="t"), "Enforce", "Denied")
     cost, _ = made(LimitEntry("Requests", 9.0, "Minute", name="t", per=("Model",)), "Enforce", "Denied")
     assert (day._one, cost._one) == (None, None)
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+SLOT = st.tuples(
+    st.sampled_from(["a/one", "a/two", "b/one", "-/-"]),
+    st.sampled_from(["192.0.2.1:1", "192.0.2.2:1"]),
+    st.sampled_from([0.0, 0.0, 0.25, 1.0, 7.0]),  # seconds before it
+)
+
+
+def requests_of(per, burst, mode, *, is_short: bool) -> tuple[quota.Quota, FilterMetrics]:
+    metrics = FilterMetrics()
+    entry = LimitEntry("Requests", 3.0, window=2.0, burst=burst, name="r", per=per)
+    config = QoSControllerConfig(limits=(entry,), mode=mode, max_keys=0)
+    meter = FilterMeter(metrics, "qos", "egressproxy.io/QoSController:v1")
+    context = FilterContext(config, {}, "q", "s", "s", keyed=OwnCounters().keyed, meter=meter)
+    with pytest.MonkeyPatch.context() as patched:
+        if not is_short:
+            patched.setattr(RequestBucket, "of", lambda *_: None)
+        return qos_controller.quota(context), metrics
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    about=st.lists(SLOT, min_size=1, max_size=30),
+    per=st.sampled_from([("Identity",), ("Namespace",), ("Identity", "Namespace"), ("Identity", "Route")]),
+    burst=st.sampled_from([0.0, 1.0, 5.0]),
+    mode=st.sampled_from(["Enforce", "Report"]),
+)
+def test_the_short_way_of_a_request_takes_what_the_long_way_takes(about, per, burst, mode):
+    (short, short_metrics), (long, long_metrics) = (requests_of(per, burst, mode, is_short=s) for s in (True, False))
+    assert "request_headers" in vars(short)
+    assert "request_headers" not in vars(long)
+    now, known = 1000.0, {}
+    with pytest.MonkeyPatch.context() as patched:
+        for module, clock in CLOCKS:
+            patched.setattr(module, clock, lambda: now)
+        for who, address, pause in about:
+            now += pause
+            outcomes = []
+            for each in (short, long):
+                x = exchange("GET", "https://api.example/", identity=who if who != "-/-" else "")
+                x.client = address
+                if who != "-/-":
+                    x.identity = known.setdefault(who, x.identity._replace(name=who))  # as a connection has it
+                try:
+                    each.request_headers(x)
+                    refused = None
+                except LimitExceeded as error:
+                    refused = error.status, error.message, error.retry_after_s, error.fields
+                (rule,) = each.rules
+                numbers = rule.table.peek(rule.table.key(rule.text(x, "") + b"\0"), now)
+                outcomes.append((refused, numbers, rule.count_allowed.count, rule.denied, x.would_deny))
+            assert outcomes[0] == outcomes[1]
+    assert short_metrics.read() == long_metrics.read()
+
+
+def test_what_is_remembered_of_a_client_is_not_taken_for_that_of_another_that_has_its_entry():
+    (each, _) = requests_of(("Identity",), 0.0, "Enforce", is_short=True)
+    (rule,) = each.rules
+    x = exchange("GET", "https://api.example/", identity="a/one")
+    x.identity = x.identity._replace(name="one")
+    each.request_headers(x)
+    at = rule.table.find_text(rule.text(x, "") + b"\0", 0.0)
+    rule.table.numbers[at - 2] += 1  # the entry is another key's by now
+    rule.table.cells[at] = 1e18
+    each.request_headers(x)
+    assert rule.table.cells[at] == 1e18

@@ -17,7 +17,7 @@ from egressproxy.config.compile.extensions.extension_faults import closing, must
 from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, LimitStore, Rate
-from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec
 from egressproxy.ir.policy import ExtensionIR
 
 __all__ = ["LimitScopes", "PolicyFilters"]
@@ -171,7 +171,7 @@ class PolicyFilters:
         others = [entry for entry in entries if "Backend" not in entry["per"]]
         for together, scope in ((of_backend, scopes.backend), (others, str(policy))):
             if together:
-                place, config = AttachmentPoint(level, scope), _quota(limits, together)
+                place, config = AttachmentPoint(level, scope), _quota(policy.spec, limits, together)
                 yield self._compiler.builtin(QOS, "limits", phase, config, policy, place, path="spec.limits")
         if not backend:
             yield from self._body_limit(policy, layer)
@@ -214,10 +214,14 @@ def _entry(kind: str, written: Rate | Concurrency) -> dict[str, Any]:
     return made
 
 
-def _quota(limits: Limits, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The config of the QoSController that these entries of a policy become."""
+def _quota(spec: EgressPolicySpec, limits: Limits, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """The config of the QoSController that these entries of a policy become.
+
+    With subjects its clients are known, so that nobody can make up keys, and there may be thousands of such policies.
+    """
     config: dict[str, Any] = {"limits": entries, "mode": limits.mode, "rateLimitHeaders": limits.rate_limit_headers}
-    config["maxKeys"] = limits.max_keys
+    is_default = "max_keys" not in limits.model_fields_set
+    config["maxKeys"] = 0 if spec.subjects and is_default else limits.max_keys
     if limits.store is not None and limits.store.type == "Redis":
         config["store"] = _store(limits.store)
     if any(entry["type"] == "Cost" for entry in entries):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from egressproxy.ir.policy import ExtensionIR
 from tests.config.compile.kit import DYNAMIC, FORWARD, PLAIN, REVERSE, ROUTE, compiled, listener, policy, rule
 
@@ -76,6 +78,20 @@ def test_limits_with_keys_are_one_filter_for_all_places_of_the_policy():
         "rateLimitHeaders": "Always",
         "maxKeys": 50,
     }
+
+
+@pytest.mark.parametrize(
+    ("subjects", "written", "expected"),
+    [("", "", 16_384), ("", ", maxKeys: 7", 7), ("team", "", 0), ("team", ", maxKeys: 7", 7)],
+)
+def test_limits_of_known_clients_share_their_table(subjects: str, written: str, expected: int):
+    """Nobody makes up keys there, and there may be a policy for each of thousands."""
+    policy = limit("requests: [{per: Identity, limit: 5, window: 1m}]" + written)
+    if subjects:
+        policy = policy.replace("spec:\n", f"spec:\n  subjects: [{{namespace: {subjects}}}]\n")
+    made = listener(compiled(FORWARD, PLAIN, ROUTE, policy))
+    (found,) = made.variants[0].listener.extensions if subjects else made.extensions
+    assert json.loads(found.config)["maxKeys"] == expected
 
 
 def test_what_is_counted_for_each_backend_is_counted_when_it_is_asked_and_the_rest_before():
