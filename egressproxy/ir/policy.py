@@ -218,7 +218,8 @@ class AddressesIR:
 @dataclass(frozen=True, slots=True)
 class DnsIR:
     """`servers` empty: those of /etc/resolv.conf. Entries: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`,
-    `https://ip[:port][/path][#name]`.
+    `https://ip[:port][/path][#name]`. `ca_pem`: what alone may have signed the certificates of servers over TLS; "" for
+    the system's roots. `ca_source` names the objects that it came from, for people.
     """
 
     servers: tuple[str, ...] = ()
@@ -233,6 +234,8 @@ class DnsIR:
     dnssec: Dnssec = Dnssec.OFF
     new_names: int = 0  # of one client below one domain, in each window; 0: any number
     new_names_window_s: float = 60.0
+    ca_pem: str = ""
+    ca_source: str = field(default="", compare=False)
     family: Family = Family.ANY
     reverse_check: ReverseCheck = ReverseCheck.OFF
 

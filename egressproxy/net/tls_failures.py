@@ -33,12 +33,15 @@ _PEM_TO_DER: Final = 2  # ENCODING_DER of CPython's _ssl
 @dataclass(frozen=True, slots=True)
 class TlsExpectation:
     """What a connection to an upstream was to be. `who` names it for people ("backend agents/o"), `host` is the name
-    or address that was dialled.
+    or address that was dialled. `ca_remedy` and `name_remedy` say what to write where its authority is not known, and
+    where its certificate is for another name; "" as for a Backend.
     """
 
     who: str
     host: str
     spec: BackendTlsIR
+    ca_remedy: str = ""
+    name_remedy: str = ""
 
 
 #: The names of the kinds of subject alternative names, as the ssl module has them.
@@ -146,6 +149,8 @@ def tls_fault(
         reason, status, retry = Reason.TLS_CERTIFICATE, 502, RetrySafety.NEVER
         words, remedy = _certificate_words(getattr(exc, "verify_code", 0), _chain(peer))
         message = f"the certificate of {who} {words}"
+        if expected is not None and expected.ca_remedy:
+            remedy = remedy.replace(_CA_REMEDY, expected.ca_remedy).replace(_NAME_REMEDY, expected.name_remedy)
     elif isinstance(exc, ssl.SSLError) and not is_eof(exc):
         reason, status = Reason.TLS_PROTOCOL, 502
         said = getattr(exc, "reason", None) or ""

@@ -8,7 +8,6 @@ Sources: RFC 8484 (POST, application/dns-message, Age), RFC 9113 (HTTP/2).
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
@@ -20,7 +19,9 @@ from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceive
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 
+from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
+from egressproxy.upstream.dns_server import Server, open_connection
 
 __all__ = ["DnsHttps", "HttpsFailure"]
 
@@ -53,23 +54,22 @@ class _HttpsQuestion:
 
 
 class DnsHttps:
-    """Asks one server. `authority` and `path` are those of its URL; `name` is what its certificate has to be for."""
+    """Asks one server. `tls` is how it is verified."""
 
-    __slots__ = ("_authority", "_connection", "_context", "_host", "_name", "_opening", "_path", "_port")
+    __slots__ = ("_authority", "_connection", "_is_retired", "_opening", "_server", "_tls")
 
-    def __init__(self, host: str, port: int, name: str, path: str, context: ssl.SSLContext) -> None:
-        """`host`: the address that is dialled. `context` has to offer h2 by ALPN."""
-        self._host, self._port, self._name, self._path = host, port, name, path
-        shown = f"[{name}]" if ":" in name else name
-        self._authority = shown if port == 443 else f"{shown}:{port}"
-        self._context = context
+    def __init__(self, server: Server, tls: BackendTlsIR) -> None:
+        shown = f"[{server.name}]" if ":" in server.name else server.name
+        self._authority = shown if server.port == 443 else f"{shown}:{server.port}"
+        self._server, self._tls = server, tls
+        self._is_retired = False
         self._connection: _HttpsConnection | None = None
         self._opening: asyncio.Task[_HttpsConnection] | None = None
 
     async def ask(self, wire: bytes) -> tuple[bytes, int]:
         """The server's message, and for how many seconds a cache on the way has had it (Age).
 
-        Raises HttpsFailure, OSError, ssl.SSLError or TimeoutError.
+        Raises HttpsFailure, OSError, DnsTlsFailure or TimeoutError.
         """
         kept = self._connection
         if kept is not None and not kept.is_gone:
@@ -87,6 +87,12 @@ class DnsHttps:
         if self._connection is not None:
             self._connection.end("the resolver is closed")
 
+    def retire(self) -> None:
+        """Close the connection as soon as no question is on it."""
+        self._is_retired = True
+        if self._connection is not None:
+            self._connection.retire()
+
     async def _connected(self) -> _HttpsConnection:
         if self._connection is not None and not self._connection.is_gone:
             return self._connection
@@ -99,17 +105,16 @@ class DnsHttps:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(
-                    lambda: _HttpsConnection(loop, self._authority, self._path),
-                    self._host, self._port, ssl=self._context, server_hostname=self._name,
-                )  # fmt: skip
+                connection = _HttpsConnection(loop, self._authority, self._server.path)
+                connection.is_retired = self._is_retired
+                await open_connection(self._server, self._tls, connection)
         finally:
             self._opening = None
         self._connection = connection
         return connection
 
     def __repr__(self) -> str:
-        return f"DnsHttps({self._authority}{self._path})"
+        return f"DnsHttps({self._authority}{self._server.path})"
 
 
 def _retrieve(opening: asyncio.Task[_HttpsConnection]) -> None:
@@ -134,6 +139,7 @@ class _HttpsConnection(asyncio.Protocol):
         self._heard = 0.0
         self._idle: asyncio.TimerHandle | None = None
         self.is_gone = False
+        self.is_retired = False
         self._why = ""
 
     def ask(self, wire: bytes) -> asyncio.Future[tuple[bytes, int]]:
@@ -147,6 +153,12 @@ class _HttpsConnection(asyncio.Protocol):
         self._waiting.append(call)
         self._send_waiting()
         return call.answer
+
+    def retire(self) -> None:
+        """Take the questions that are here, and close behind them."""
+        self.is_retired = True
+        if not self._calls and not self._waiting:
+            self.end("it was retired")
 
     def end(self, why: str) -> None:
         """Close the connection; what waits fails."""
@@ -255,7 +267,10 @@ class _HttpsConnection(asyncio.Protocol):
         except H2Error as error:
             self.end(f"HTTP/2: {error}")
         if not self._calls and not self._waiting and not self.is_gone:
-            self._idle = self._loop.call_later(IDLE_S, self.end, "it was idle")
+            if self.is_retired:
+                self.end("it was retired")
+            else:
+                self._idle = self._loop.call_later(IDLE_S, self.end, "it was idle")
 
     def _is_closed(self, stream: int) -> bool:
         known = self._h2.streams.get(stream)

@@ -13,13 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from ipaddress import ip_address
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import dns.flags
@@ -30,9 +26,7 @@ import dns.rdatatype
 
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.net.tls_contexts import client_context
 from egressproxy.upstream.dns_reply import (
-    MAX_REPLY_BYTES,
     BadReply,
     DnsAnswer,
     DnsQuestion,
@@ -40,11 +34,13 @@ from egressproxy.upstream.dns_reply import (
     is_truncated,
     read,
 )
+from egressproxy.upstream.dns_server import DnsTlsFailure, Server
+from egressproxy.upstream.dns_stream import DnsStream, StreamFailure
 
 if TYPE_CHECKING:
     from egressproxy.upstream.dns_https import DnsHttps
 
-__all__ = ["DnsAnswer", "DnsClient", "DnsFailure", "OnQuery", "Server", "give_up", "parse_server"]
+__all__ = ["DnsAnswer", "DnsClient", "DnsFailure", "OnQuery", "give_up"]
 
 #: Is told of each query: the server's label, how it ended (the code of the answer in lower case, "error", or
 #: "unanswered" where another was faster or the time was over), and seconds.
@@ -58,10 +54,10 @@ _UDP_PAYLOAD = 1232
 #: section 9.2).
 MAX_FORGED = 64
 _MAX_DATAGRAM = 65535
-_PORTS = {"udp": 53, "tcp": 53, "tls": 853, "https": 443}
 #: Queries over TLS and HTTPS are filled up to a multiple of this (RFC 8467 section 4.1).
 _PAD = 128
 _LEAST_ATTEMPTS = 3
+SYSTEM_TRUST = BackendTlsIR()
 
 
 class DnsFailure(Exception):
@@ -74,68 +70,21 @@ class DnsFailure(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """`transport` is udp, tcp, tls or https; `name` is what the certificate of a tls or https server has to be for.
-    `path` is that of an https server's URL.
-    """
-
-    host: str
-    port: int
-    transport: str
-    name: str
-    path: str = ""
-
-    @property
-    def label(self) -> str:
-        """As metrics name it, and as it can be written in a manifest."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.transport}://{host}:{self.port}"
-
-    def __str__(self) -> str:
-        return f"{self.transport}://{self.host} port {self.port}"
-
-
-def parse_server(text: str, transport: str = "udp") -> Server:
-    """Read `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]` or `https://ip[:port][/path][#name]`; `transport`
-    holds where no scheme is written, and /dns-query where no path is.
-
-    Raises ValueError that says what is wrong.
-    """
-    rest, name, path = text, "", ""
-    if "://" in rest:
-        transport, _, rest = rest.partition("://")
-        rest, _, name = rest.partition("#")
-    if transport == "https":
-        rest, slash, path = rest.partition("/")
-        path = slash + path or "/dns-query"
-    if transport not in _PORTS:
-        raise ValueError(f"DNS server {text!r}: transport {transport!r} is not one of {', '.join(_PORTS)}")
-    host, colon, port = rest, "", ""
-    if rest.startswith("["):
-        host, bracket, tail = rest[1:].partition("]")
-        colon, port = tail[:1], tail[1:]
-        if not bracket or colon not in ("", ":"):
-            host = ""
-    elif rest.count(":") == 1:
-        host, colon, port = rest.partition(":")
-    try:
-        ip_address(host)
-    except ValueError:
-        raise ValueError(f"DNS server {text!r}: has to be an address, with or without port") from None
-    if colon and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f"DNS server {text!r}: the port has to be a number from 1 to 65535")
-    return Server(host, int(port or _PORTS[transport]), transport, name or host, path)
-
-
 class DnsClient:
-    """Asks servers one question at a time. It keeps connections to https servers, and nothing of what they answer."""
+    """Asks servers one question at a time. It keeps connections to them, and nothing of what they answer. `tls` is how
+    those of transport tls and https are verified.
+    """
 
-    __slots__ = ("_https", "_on_query")
+    __slots__ = ("_https", "_is_retired", "_on_query", "_streams", "_tls")
 
-    def __init__(self, on_query: OnQuery = lambda server, result, seconds: None) -> None:
+    def __init__(
+        self, on_query: OnQuery = lambda server, result, seconds: None, tls: BackendTlsIR = SYSTEM_TRUST
+    ) -> None:
         self._on_query = on_query
+        self._tls = tls
         self._https: dict[Server, DnsHttps] = {}
+        self._streams: dict[Server, DnsStream] = {}
+        self._is_retired = False
 
     async def ask(
         self,
@@ -180,7 +129,9 @@ class DnsClient:
                     if error is None:
                         return task.result()
                     broken.add(server)
-                    if not isinstance(error, DnsFailure):
+                    if isinstance(error, DnsTlsFailure):
+                        error = DnsFailure(Reason.DNS_ERROR, f"{server}: {error}")
+                    elif not isinstance(error, DnsFailure):
                         error = DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
                     if failure.reason is not Reason.DNS_SERVFAIL:  # which says more than that another cannot be reached
                         failure = error
@@ -189,8 +140,14 @@ class DnsClient:
 
     def close(self) -> None:
         """Close the connections that are kept."""
-        for connection in self._https.values():
+        for connection in (*self._https.values(), *self._streams.values()):
             connection.close()
+
+    def retire(self) -> None:
+        """Close each connection as soon as no question is on it: the next configuration may trust others."""
+        self._is_retired = True
+        for connection in (*self._https.values(), *self._streams.values()):
+            connection.retire()
 
     async def _ask_one(
         self, server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType, must_be_authentic: bool
@@ -229,7 +186,7 @@ class DnsClient:
         elif server.transport == "udp":
             wire = await _over_udp(server, question)
         if wire is None or (is_truncated(wire) and server.transport != "https"):
-            wire = await _over_stream(server, question)
+            wire = await self._over_stream(server, question)
         try:
             code, answer = read(wire, question)
         except BadReply as error:
@@ -242,12 +199,25 @@ class DnsClient:
         if known is None:
             from egressproxy.upstream.dns_https import DnsHttps  # only who has such a server pays for HTTP/2
 
-            made = DnsHttps(server.host, server.port, server.name, server.path, _tls_context("h2"))
-            known = self._https[server] = made
+            known = self._https[server] = DnsHttps(server, self._tls)
+            if self._is_retired:
+                known.retire()
         wire, age_s = await known.ask(question.wire)
         if not is_reply(wire, question) or is_truncated(wire):
             raise DnsFailure(Reason.DNS_ERROR, f"{server} answered another question, or not all of it")
         return wire, age_s
+
+    async def _over_stream(self, server: Server, question: DnsQuestion) -> bytes:
+        """The answer over TCP or TLS."""
+        known = self._streams.get(server)
+        if known is None:
+            known = self._streams[server] = DnsStream(server, self._tls)
+            if self._is_retired:
+                known.retire()
+        try:
+            return await known.ask(question)
+        except StreamFailure as error:
+            raise DnsFailure(Reason.DNS_ERROR, f"{server}: {error}") from None
 
 
 def give_up(tasks: Iterable[asyncio.Task[DnsAnswer]]) -> None:
@@ -271,30 +241,3 @@ async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
             if is_reply(wire, question):
                 return wire
     return None
-
-
-async def _over_stream(server: Server, question: DnsQuestion) -> bytes:
-    """Over TCP or TLS: a length of two bytes before each message (RFC 7766 section 8, RFC 7858)."""
-    context = _tls_context("dot") if server.transport == "tls" else None
-    reader, writer = await asyncio.open_connection(
-        server.host, server.port, ssl=context, server_hostname=server.name if context else None, limit=MAX_REPLY_BYTES
-    )
-    try:
-        writer.write(len(question.wire).to_bytes(2, "big") + question.wire)
-        size = int.from_bytes(await reader.readexactly(2), "big")
-        if size > MAX_REPLY_BYTES:
-            raise DnsFailure(Reason.DNS_ERROR, f"{server}: an answer of {size} octets is not read")
-        wire = await reader.readexactly(size)
-    except EOFError:
-        raise DnsFailure(Reason.DNS_ERROR, f"{server} closed the connection") from None
-    finally:
-        with suppress(RuntimeError):  # the loop is closing
-            writer.transport.abort()
-    if not is_reply(wire, question):
-        raise DnsFailure(Reason.DNS_ERROR, f"{server} answered another question")
-    return wire
-
-
-@lru_cache(maxsize=2)
-def _tls_context(alpn: str) -> ssl.SSLContext:
-    return client_context(BackendTlsIR(), (alpn,))

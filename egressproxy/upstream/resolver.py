@@ -26,13 +26,15 @@ import dns.name
 import dns.rdatatype
 
 from egressproxy.errors import Reason
+from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.policy import DnsIR, Dnssec, Family
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.shares import Shares
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.upstream.dns_cache import RESULTS, DnsCache, KnownName, NameFailure
-from egressproxy.upstream.dns_query import DnsAnswer, DnsClient, DnsFailure, OnQuery, Server, give_up, parse_server
+from egressproxy.upstream.dns_query import DnsAnswer, DnsClient, DnsFailure, OnQuery, give_up
+from egressproxy.upstream.dns_server import Server, parse_server
 from egressproxy.upstream.lookups import Lookups
 from egressproxy.upstream.name_budget import KeyedTables, NameBudget
 from egressproxy.upstream.resolved import Resolved
@@ -92,7 +94,7 @@ class Resolver:
     ) -> None:
         self._spec = spec
         self._stats = stats
-        self._client = DnsClient(on_query)
+        self._client = DnsClient(on_query, BackendTlsIR(ca_pem=spec.ca_pem, ca_source=spec.ca_source))
         self._servers = tuple(parse_server(text, spec.transport) for text in spec.servers)
         if spec.transport == "https" or any(server.transport == "https" for server in self._servers):
             import egressproxy.upstream.dns_https  # noqa: F401 (now, since an import stops the loop)
@@ -186,6 +188,10 @@ class Resolver:
         if stale is not None:
             loop.call_later(STALE_AFTER_S, self._use_stale, waiter, stale)
         return waiter
+
+    def retire(self) -> None:
+        """No configuration has this resolver any more: connections to servers close behind the questions on them."""
+        self._client.retire()
 
     def close(self) -> None:
         """Stop every query; the waiters get CancelledError."""

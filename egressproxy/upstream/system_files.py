@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from typing import Generic, TypeVar
 
 from egressproxy.model.authority import IPAddress
-from egressproxy.upstream.dns_query import Server, parse_server
+from egressproxy.upstream.dns_server import Server, parse_server
 
 __all__ = ["FILE_CHECK_S", "Ipv6Route", "SystemResolver", "WatchedFile", "parse_hosts", "parse_resolv_conf"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable
 from ipaddress import ip_address
 
@@ -15,11 +14,11 @@ import pytest_asyncio
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.policy import DnsIR
-from egressproxy.net.tls_contexts import client_context
-from egressproxy.upstream import dns_https, dns_query
+from egressproxy.upstream import dns_https
 from egressproxy.upstream.dns_https import DnsHttps, HttpsFailure
-from egressproxy.upstream.dns_query import DnsAnswer, DnsClient, DnsFailure, parse_server
+from egressproxy.upstream.dns_query import DnsAnswer, DnsClient, DnsFailure
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
+from egressproxy.upstream.dns_server import parse_server
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
 from tests.support.dns_https import OK, HttpsNameServer
@@ -34,14 +33,11 @@ def pki() -> Pki:
     return Pki()
 
 
-def context(pki: Pki) -> ssl.SSLContext:
-    return client_context(BackendTlsIR(ca_pem=pki.ca_pem), ("h2",))
-
-
 class Bench:
-    def __init__(self, server: HttpsNameServer) -> None:
+    def __init__(self, server: HttpsNameServer, pki: Pki) -> None:
         self.server = server
-        self.client = DnsClient()
+        self.pki = pki
+        self.client = DnsClient(tls=BackendTlsIR(ca_pem=pki.ca_pem, ca_source="ConfigMap agents/roots"))
 
     @property
     def text(self) -> str:
@@ -58,10 +54,9 @@ class Bench:
 
 
 @pytest_asyncio.fixture
-async def bench(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr(dns_query, "_tls_context", lambda _alpn: context(pki))
+async def bench(pki: Pki) -> AsyncIterator[Bench]:
     names = DnsServer({"a.test": Rule(("192.0.2.1",), ttl=60)})
-    made = Bench(await HttpsNameServer(names, pki.server_context("dns.test")).start())
+    made = Bench(await HttpsNameServer(names, pki.server_context("dns.test")).start(), pki)
     yield made
     made.client.close()
     made.server.stop()
@@ -95,7 +90,15 @@ async def test_the_time_in_a_cache_is_taken_from_the_ttl(bench: Bench):
 @pytest.mark.parametrize("name", ["#other.test", ""])
 async def test_the_server_is_verified(bench: Bench, name: str):
     failure = await bench.failure(f"https://127.0.0.1:{bench.server.port}/q{name}")
-    assert (failure.reason, "certificate" in str(failure).lower()) == (Reason.DNS_ERROR, True)
+    assert failure.reason is Reason.DNS_ERROR
+    told = str(failure)
+    assert told.startswith(
+        f"https://127.0.0.1 port {bench.server.port}: the certificate of the DNS server is for another"
+    )
+    assert "behind the address of the server: #name" in told
+    assert "presented: subject" in told
+    assert "dns.test" in told
+    assert f"expected: name {name[1:] or '127.0.0.1'}, signed by ConfigMap agents/roots" in told
     assert bench.server.heads == []
 
 
@@ -201,7 +204,7 @@ async def test_a_closed_client_leaves_nobody_waiting(bench: Bench):
 
 
 async def test_nobody_listens(pki: Pki):
-    https = DnsHttps("127.0.0.1", 1, "dns.test", "/q", context(pki))
+    https = DnsHttps(parse_server("https://127.0.0.1:1/q#dns.test"), BackendTlsIR(ca_pem=pki.ca_pem))
     with pytest.raises(OSError):
         await https.ask(b"\0" * 12)
     assert "dns.test" in repr(https)
@@ -212,8 +215,35 @@ async def test_a_resolver_asks_over_https(bench: Bench):
     bench.server.names.zone["a.test"] = Rule(("192.0.2.1", "2001:db8::1"))
     queries: list[tuple[str, str]] = []
     resolver = Resolver(
-        DnsIR(servers=(bench.text,)), lambda _word: None, on_query=lambda *query: queries.append(query[:2])
+        DnsIR(servers=(bench.text,), ca_pem=bench.pki.ca_pem),
+        lambda _word: None,
+        on_query=lambda *query: queries.append(query[:2]),
     )
     assert set(await resolver.resolve("a.test")) == {ADDRESS, ip_address("2001:db8::1")}
     assert queries == [(f"https://127.0.0.1:{bench.server.port}", "noerror")] * 2
     resolver.close()
+
+
+async def test_an_authority_that_is_not_known_is_told_with_the_field_to_write(bench: Bench):
+    bench.client = DnsClient(tls=BackendTlsIR(ca_pem=Pki().ca_pem))
+    told = str(await bench.failure())
+    assert "the authority that signed it is not known" in told
+    assert "dns.caCertificateRefs" in told
+    assert "tls.caBundleRef" not in told
+
+
+async def test_a_retired_connection_closes_behind_its_questions(bench: Bench):
+    await bench.ask()
+    gate = bench.server.names.zone["a.test"].gate = asyncio.Event()
+    asked = asyncio.create_task(bench.ask())
+    await until(lambda: len(bench.server.heads) == 2)
+    (https,) = bench.client._https.values()
+    assert https._connection is not None
+    bench.client.retire()
+    assert not https._connection.is_gone
+    gate.set()
+    assert (await asked).addresses == (ADDRESS,)
+    await until(lambda: https._connection is None or https._connection.is_gone)
+    assert (await bench.ask()).addresses == (ADDRESS,)
+    await until(lambda: https._connection is None or https._connection.is_gone)
+    assert bench.server.connections == 2

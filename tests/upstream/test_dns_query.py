@@ -5,7 +5,6 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import dns.name
@@ -14,8 +13,9 @@ import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsClient, DnsFailure, Server, parse_server
+from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsClient, DnsFailure
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
+from egressproxy.upstream.dns_server import Server, parse_server
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S
 
@@ -256,21 +256,3 @@ async def test_descriptors_are_returned(server: DnsServer):
     await failure(at(server), name="b.test", timeout_s=0.05)
     await asyncio.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-async def test_a_tls_server_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from egressproxy.ir.backend import BackendTlsIR
-    from egressproxy.net.tls_contexts import client_context, server_context
-    from egressproxy.upstream import dns_query
-    from tests.support.pki import Pki
-
-    pki, stub = Pki(), DnsServer({"a.test": Rule(("192.0.2.1",))})
-    listener = await asyncio.start_server(stub._serve_tcp, "127.0.0.1", 0, ssl=server_context(pki.listener("dns.test")))
-    port = listener.sockets[0].getsockname()[1]
-    monkeypatch.setattr(
-        dns_query, "_tls_context", lambda _alpn: client_context(BackendTlsIR(ca_pem=pki.ca_pem), ("dot",))
-    )
-    assert (await query([parse_server(f"tls://127.0.0.1:{port}#dns.test")])).addresses
-    assert await failure([parse_server(f"tls://127.0.0.1:{port}#other.test")]) is Reason.DNS_ERROR
-    assert await failure([parse_server(f"tls://127.0.0.1:{port}")]) is Reason.DNS_ERROR
-    listener.close()

@@ -12,7 +12,8 @@ import dns.rdatatype
 import pytest
 
 from egressproxy.net.loop import new_loop
-from egressproxy.upstream.dns_query import DnsClient, Server
+from egressproxy.upstream.dns_query import DnsClient
+from egressproxy.upstream.dns_server import Server
 
 
 @pytest.mark.parametrize("turns", range(1, 8))

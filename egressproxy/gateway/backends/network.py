@@ -98,6 +98,6 @@ class Network:
         return found
 
     def keep_resolvers(self, specs: set[object]) -> None:
-        """Forget the resolvers whose spec is no longer in use."""
+        """Forget the resolvers whose spec is no longer in use. What still asks by one of them is answered."""
         for spec in [s for s in self._resolvers if s not in specs]:
-            self._resolvers.pop(spec)
+            self._resolvers.pop(spec).retire()

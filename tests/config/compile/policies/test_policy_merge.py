@@ -16,7 +16,7 @@ from egressproxy.ir.policy import (
     ReverseCheck,
 )
 from egressproxy.protocols.tls.minting import new_ca
-from egressproxy.upstream.dns_query import parse_server
+from egressproxy.upstream.dns_server import parse_server
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
