@@ -18,7 +18,7 @@ OVERFLOW: Final = "other"
 
 
 class DnsQueries:
-    """Counts of one process. Servers have the names of the configuration (`upstream.dns_query.Server.label`)."""
+    """Counts of one process. Servers have the names of the configuration (`upstream.dns_server.Server.label`)."""
 
     __slots__ = ("_buckets", "_results", "_reverse", "_sums_s")
 

@@ -14,7 +14,7 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -140,14 +140,19 @@ class DnsClient:
 
     def close(self) -> None:
         """Close the connections that are kept."""
-        for connection in (*self._https.values(), *self._streams.values()):
-            connection.close()
+        for each in self._asked():
+            each.close()
 
     def retire(self) -> None:
         """Close each connection as soon as no question is on it: the next configuration may trust others."""
         self._is_retired = True
-        for connection in (*self._https.values(), *self._streams.values()):
-            connection.retire()
+        for each in self._asked():
+            each.retire()
+
+    def _asked(self) -> Iterator[DnsHttps | DnsStream]:
+        """What has connections to servers."""
+        yield from self._https.values()
+        yield from self._streams.values()
 
     async def _ask_one(
         self, server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType, must_be_authentic: bool

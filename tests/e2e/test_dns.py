@@ -15,8 +15,10 @@ from tests.support import manifests as m
 from tests.support.dns import Rule
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
+from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
 from tests.support.tokens import TokenIssuer
+from tests.support.waiting import wait_until
 
 DENY = [{"hostnames": ["evil.test", "*.bad.test"]}]
 
@@ -223,3 +225,37 @@ def test_new_names_are_counted_for_each_identity_not_for_the_address_that_they_s
             assert [status(f"n{number}.a.test", "one") for number in range(3)] == [200, 200, 429]
             assert [status(f"m{number}.a.test", "two") for number in range(3)] == [200, 200, 429]
             assert status("n3.a.test", "one", jti="another token") == 429
+
+
+# --- servers over TLS ------------------------------------------------------------------------------------------------
+def test_a_server_over_tls_is_verified_by_a_ca_of_ones_own_and_keeps_its_connection(tmp_path: Path):
+    pki, other, port = Pki(), Pki(), free_port()
+    with NameServer({"*": ["127.0.0.1"]}, pki.server_context("dns.test")) as names, Origin() as origin:
+
+        def objects(name: str, ca_pem: str) -> list[m.Manifest]:
+            dns = {
+                "servers": [f"tls://127.0.0.1:{names.streams.port}#{name}"],
+                "caCertificateRefs": [{"kind": "ConfigMap", "name": "roots"}],
+            }
+            policy = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK)
+            policy["spec"]["dns"] = dns
+            return [m.gateway(m.forward_listener(port)), policy, m.config_map("roots", {"ca.crt": ca_pem})]
+
+        def status(host: str) -> int:
+            with client(port) as sock:
+                return ask(sock, get(host, origin.port))[0]
+
+        with GatewayProcess(tmp_path, objects("dns.test", pki.ca_pem)) as gateway:
+            assert [status(f"n{number}.test") for number in range(4)] == [200] * 4
+            assert names.streams.connections == 1
+            gateway.replace(objects("dns.test", other.ca_pem))
+            wait_until(lambda: status("m.test") == 503)
+            wait_until(lambda: names.streams.open == 0)
+            told = gateway.wait_for_record(status=503)["detail"]
+            assert "the authority that signed it is not known" in told
+            assert "expected: name dns.test, signed by ConfigMap agents/roots" in told
+            gateway.replace(objects("other.test", pki.ca_pem))
+            gateway.wait_for_diagnostics("configuration 3")
+            since = gateway.mark()
+            assert status("other.test") == 503
+            assert "is for another name" in gateway.wait_for_record(since=since, status=503)["detail"]

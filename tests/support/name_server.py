@@ -7,22 +7,27 @@ with NameServer({"origin.test": ["127.0.0.2"], "*": ["127.0.0.3"]}) as names:
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from tests.support.dns import DnsServer, Rule
+from tests.support.dns_stream import StreamNameServer
 from tests.support.waiting import WAIT_S
 
 __all__ = ["NameServer"]
 
 
 class NameServer:
-    """`zone` holds the rules and may be changed while it runs. Without "*", other names do not exist."""
+    """`zone` holds the rules and may be changed while it runs. Without "*", other names do not exist. With a `context`
+    it also answers over TLS, at `streams.port`.
+    """
 
-    def __init__(self, names: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, names: Mapping[str, Sequence[str]], context: ssl.SSLContext | None = None) -> None:
         self.zone = {name: Rule(tuple(addresses)) for name, addresses in names.items()}
         self._server = DnsServer(self.zone)
+        self.streams = StreamNameServer(self._server, context)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="name-server")
 
@@ -41,10 +46,12 @@ class NameServer:
     def start(self) -> NameServer:
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(WAIT_S)
+        asyncio.run_coroutine_threadsafe(self.streams.start(), self._loop).result(WAIT_S)
         return self
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._server.stop)
+        self._loop.call_soon_threadsafe(self.streams.stop)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(WAIT_S)
         self._loop.close()

@@ -22,7 +22,7 @@ from egressproxy.config.compile.certificates import (
     read_crls,
     read_key_pair,
 )
-from egressproxy.config.compile.interface import Reference, SecretReference
+from egressproxy.config.compile.interface import Key, Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ClusterTrustBundle, ConfigMap, Namespace, Pod, Secret
@@ -340,6 +340,15 @@ class References:
         """What these references to CA certificates give together, PEM; and why the others give nothing."""
         bundles, problems = resolve_each(partial(self.ca_bundle, source), refs)
         return "".join(bundles), problems
+
+    def ca_of(self, owner: Key, refs: Sequence[Reference]) -> tuple[str, str]:
+        """The CA certificates that the references of this object give together, PEM, and their names for people.
+
+        Raises UnresolvedRef where one of them gives nothing.
+        """
+        source = self._resources.get(*owner)
+        assert source is not None
+        return "".join(self.ca_bundle(source, ref) for ref in refs), self.names(source, refs)
 
     def crl(self, source: Resource, ref: Reference) -> str:
         """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises UnresolvedRef."""

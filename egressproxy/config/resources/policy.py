@@ -138,6 +138,9 @@ class Dns(Model):
     """Name servers: ip[:port], tls://ip[#name] or https://ip/path#name. Default: those of the system."""
     transport: Literal["udp", "tcp", "tls", "https"] = "udp"
     """How servers without a scheme are asked. udp goes over to TCP after a truncated answer."""
+    ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
+    """ConfigMaps or Secrets (key ca.crt), or ClusterTrustBundles, with the CAs that alone may have signed the
+    certificates of `servers` over TLS and HTTPS. Default: those of the system."""
     timeout: Duration | None = None
     """How long one lookup may take."""
     hosts: dict[SingleHostname, tuple[Address, ...]] = Field(default_factory=dict)

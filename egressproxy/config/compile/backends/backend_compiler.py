@@ -322,6 +322,11 @@ class BackendCompiler:
         if not isinstance(backend, Backend):
             return ResolvedBackend(made, backend.key, number, extensions, service=service)
         spec, key = backend.spec, backend.key
+        if spec.resolver is not None:
+            try:
+                self._references.ca_of(key, spec.resolver.ca_certificate_refs)
+            except UnresolvedRef as unresolved:
+                raise unresolved.copy("spec.resolver.caCertificateRefs") from None
         has_none = spec.parent is not None and spec.parent.direct
         found = ResolvedBackend(
             made, key, number, extensions, spec.region or "", spec.resolver, service=service, is_direct=has_none

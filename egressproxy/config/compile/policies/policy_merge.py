@@ -59,6 +59,9 @@ from egressproxy.model.secret import SecretBytes
 
 __all__ = ["ChosenParent", "Merged", "Merger", "Overridden"]
 
+#: Those of the system, in plain text: transport, servers, and what else `Merger._dns` reads.
+_NO_SERVERS = ("udp", (), "", "", "")
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenParent:
@@ -115,13 +118,15 @@ class Overridden:
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_identities", "_references", "_signing", "overridden")
+    __slots__ = ("_identities", "_references", "_signing", "_trusted", "overridden")
 
     def __init__(self, references: References) -> None:
         self._references = references
         self._signing: dict[Key, CertificateIR | UnresolvedRef] = {}
         #: By the policies that say it.
         self._identities: dict[object, tuple[IdentityIR | None, dict[str, None]]] = {}
+        #: Of DNS servers, by who says it: PEM, where it is from, and why it cannot be had.
+        self._trusted: dict[tuple[Key, Any], tuple[str, str, str]] = {}
         #: By policy, target and section.
         self.overridden: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
 
@@ -176,7 +181,10 @@ class Merger:
     def blockers(self, policy: EgressPolicy, level: Level) -> list[str]:
         """Why a place at this level cannot be served under this policy; empty if all of it is enforced."""
         own = {section: policy for section in SECTIONS if said_section(section, policy) is not None}
-        unread = self._read_identity(own, None)[1] if own else ()
+        unread = list(self._read_identity(own, None)[1]) if own else []
+        if policy.spec.dns is not None:
+            problem = self._dns_trust(policy.key, f"dns.caCertificateRefs of {policy}", policy.spec.dns)[2]
+            unread += [problem] if problem else []
         return [*_blockers(policy), *_misplaced(policy, level), *unread]
 
     def signing_ca(self, policy: EgressPolicy) -> CertificateIR | UnresolvedRef:
@@ -285,13 +293,15 @@ class Merger:
             found = self._winner(f"dns.{name}", candidates)
             return default if found is None else _plain(found)
 
-        # The transport belongs to the servers: one policy decides both.
+        # The transport and the CAs belong to the servers: one policy decides all.
         candidates = [
-            _PolicyCandidate(layer, policy, plain_servers(dns))
+            _PolicyCandidate(layer, policy, (*plain_servers(dns), *self._trust_of(layer, policy, dns)))
             for layer, policy, dns in sections
             if {"servers", "transport"} & dns.model_fields_set
         ]
-        transport, servers = self._winner("dns.servers", candidates) or ("udp", ())
+        transport, servers, ca_pem, ca_source, problem = self._winner("dns.servers", candidates) or _NO_SERVERS
+        if problem:
+            blockers[problem] = None
         standard = DnsIR()
         min_ttl_s = winner("minTTL", "min_ttl", standard.min_ttl_s)
         max_ttl_s = winner("maxTTL", "max_ttl", max(min_ttl_s, standard.max_ttl_s))
@@ -301,6 +311,8 @@ class Merger:
             new_names_window_s=standard.new_names_window_s if new_names is None else new_names.window.seconds,
             servers=servers,
             transport=transport,
+            ca_pem=ca_pem,
+            ca_source=ca_source,
             min_ttl_s=min(min_ttl_s, max_ttl_s),
             max_ttl_s=max_ttl_s,
             timeout_s=winner("timeout", "timeout", standard.timeout_s),
@@ -312,6 +324,21 @@ class Merger:
             family=winner("family", "family", standard.family),
             reverse_check=winner("reverseCheck", "reverse_check", standard.reverse_check),
         )
+
+    def _trust_of(self, layer: Layer, policy: EgressPolicy | None, dns: Dns) -> tuple[str, str, str]:
+        if policy is not None:
+            return self._dns_trust(policy.key, f"dns.caCertificateRefs of {policy}", dns)
+        return self._dns_trust(layer.target, f"resolver.caCertificateRefs of {layer.place}", dns)
+
+    def _dns_trust(self, owner: Key, field_name: str, dns: Dns) -> tuple[str, str, str]:
+        """What servers over TLS are verified with: PEM, where it is from, and why it cannot be had, or ""."""
+        known = owner, dns.ca_certificate_refs
+        if dns.ca_certificate_refs and known not in self._trusted:
+            try:
+                self._trusted[known] = *self._references.ca_of(owner, dns.ca_certificate_refs), ""
+            except UnresolvedRef as unresolved:
+                self._trusted[known] = "", "", f"{field_name}: {unresolved.message}"
+        return self._trusted.get(known, ("", "", ""))
 
     def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
         chosen = {

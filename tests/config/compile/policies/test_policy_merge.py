@@ -245,6 +245,44 @@ def test_a_floor_whose_ca_is_missing_closes_the_place():
     assert rule(made).backends[0].backend is None
 
 
+def test_cas_of_dns_servers_belong_to_the_servers():
+    one, two = Pki(), Pki()
+    cas = [config_map("one", "ca.crt", one.ca_pem), config_map("two", "ca.crt", two.ca_pem)]
+    own = "{servers: ['tls://10.0.0.7'], caCertificateRefs: [{kind: ConfigMap, name: %s}]}"
+    backend = PLAIN.replace("spec:", f"spec:\n  resolver: {own % 'two'}")
+    made = compiled(FORWARD, *cas, backend, ROUTE, policy(f"dns: {own % 'one'}"))
+    dns = listener(made).policy.dns
+    assert (dns.ca_pem.strip(), dns.ca_source) == (one.ca_pem.strip(), "ConfigMap default/one")
+    of_backend = rule(made).backends[0].policy.dns
+    assert (of_backend.ca_pem.strip(), of_backend.ca_source) == (two.ca_pem.strip(), "ConfigMap default/two")
+    plain = PLAIN.replace("spec:", "spec:\n  resolver: {servers: ['tls://10.0.0.7']}")
+    made = compiled(FORWARD, *cas, plain, ROUTE, policy(f"dns: {own % 'one'}"))
+    assert rule(made).backends[0].policy.dns.ca_pem == ""
+
+
+def test_a_ca_of_dns_servers_that_is_not_there_closes_the_place():
+    section = "{servers: ['tls://10.0.0.7'], caCertificateRefs: [{kind: ConfigMap, name: gone}]}"
+    made = compiled(FORWARD, PLAIN, ROUTE, policy(f"dns: {section}"))
+    status, reason, message = of_policy(made, "Accepted")
+    assert (status, reason) == ("False", "NotEnforceable")
+    assert "dns.caCertificateRefs of EgressPolicy default/policy: ConfigMap default/gone does not exist" in message
+    default = listener(made).default_backend
+    assert default is not None
+    assert default.backend is rule(made).backends[0].backend is None
+    made = compiled(FORWARD, PLAIN.replace("spec:", f"spec:\n  resolver: {section}"), ROUTE)
+    assert rule(made).backends[0].backend is None
+    of_backend = made.statuses["egressproxy.io", "Backend", "default", "plain"]["conditions"]
+    found = next(each for each in of_backend if each["type"] == "ResolvedRefs")
+    assert found["status"] == "False"
+    assert found["message"].startswith("spec.resolver.caCertificateRefs: ConfigMap default/gone")
+
+
+def test_cas_without_a_dns_server_over_tls_are_told_of():
+    section = "dns: {servers: [10.0.0.7], caCertificateRefs: [{kind: ConfigMap, name: one}]}"
+    made = compiled(FORWARD, PLAIN, ROUTE, policy(section), config_map("one", "ca.crt", Pki().ca_pem))
+    assert "dns.caCertificateRefs does nothing" in of_policy(made, "Accepted")[2]
+
+
 def test_pins_of_policy_and_backend_have_to_agree():
     pins = [f"sha256/{letter * 43}=" for letter in "AB"]
     floor = policy(f"tls: {{pins: ['{pins[0]}']}}")
