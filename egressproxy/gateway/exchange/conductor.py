@@ -31,7 +31,9 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
 from egressproxy.gateway.exchange.phases import answer_of, dressed
+from egressproxy.gateway.exchange.preflight import answer_to_preflight
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
+from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
@@ -187,6 +189,12 @@ class Conductor:
                 await self.relay_response(x, client, None, found)
         except FilterAnswered as answered:
             await self.answer_instead(x, client, answered)
+        except Unauthenticated as error:
+            answer = answer_to_preflight(x, client, listener, head, error)
+            if answer is not None:
+                self.answer(x, client, answer)
+            else:
+                self.rescue(x, client, error)
         except GatewayError as error:
             self.rescue(x, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
