@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerPro
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.fields import every_spelling
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.spiffe import workload
 from egressproxy.net.client_chains import is_for_identity
@@ -109,6 +111,7 @@ class Port:
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
     trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
     certificates: CertificateTable | None = field(init=False)  # who shows which others
+    credentials: re.Pattern[bytes] | None = field(init=False)  # fields of some listener in which tokens are shown
     senders: AddressTable | None = field(init=False)  # who says in a PROXY header whose a connection is
     terms: tuple[object, ...] = field(init=False)
 
@@ -129,11 +132,13 @@ class Port:
             CertificateTable(clients.known) if clients is not None and is_verified and clients.known else None
         )
         self.trust_domains = clients.trust_domains if clients is not None and not clients.takes_any else ()
+        names = token_fields(self.listeners)
+        self.credentials = every_spelling(names) if names else None
         networks = senders_of(self.listeners)
         self.senders = AddressTable((AddressClientIR(networks, "-", "-"),)) if networks else None
         self.terms = (
             self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits,
-            self.extended_connect, self.first_words, networks,
+            self.extended_connect, self.first_words, networks, names,
         )  # fmt: skip
 
     def leads_to_stream(self, name: str) -> bool:
@@ -176,6 +181,12 @@ def senders_of(listeners: Sequence[ActiveListener]) -> tuple[IPv4Network | IPv6N
     """
     named = [each.spec.policy.identity.senders if each.spec.policy.identity else () for each in listeners]
     return tuple(network for network in named[0] if all(network in others for others in named))
+
+
+def token_fields(listeners: Sequence[ActiveListener]) -> tuple[str, ...]:
+    """The fields other than the usual ones in which clients of some listener show tokens (`token.header`)."""
+    rules = [each.spec.policy.identity for each in listeners]
+    return tuple(sorted({each.token_field for each in rules if each is not None and each.token_field}))
 
 
 def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:

@@ -88,14 +88,18 @@ class Client(ExchangeClock):
         """The listener that accepted the connection, in the current snapshot."""
         return self.state.port.first
 
-    def may_pass_trailers(self) -> bool:
-        """Of a request: not where a filter looks at the head and not at them, too. It has not seen them, and some
-        origins read them as fields that a filter, or the server that it asks, alone may set.
+    def passable_of_request(self, trailers: bytes) -> bytes:
+        """Those of a request: none where a filter looks at the head and not at them, too. It has not seen them, and
+        some origins read them as fields that a filter, or the server that it asks, alone may set. And none in which
+        clients show who they are.
         """
         route, backend = self.resources.route, self.resources.backend
-        return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
-            backend is None or backend.chain.backend_request is None or backend.chain.lets_leg_trailers
-        )
+        if route is not None and route.chain.request_headers is not None and not route.chain.lets_request_trailers:
+            return b""
+        if backend is not None and backend.chain.backend_request is not None and not backend.chain.lets_leg_trailers:
+            return b""
+        credentials = self.state.port.credentials
+        return trailers if credentials is None else credentials.sub(b"", trailers)
 
     def passable_trailers(self, trailers: bytes) -> bytes:
         """Those of an answer: none where a filter looks at its head and not at them, as with those of requests."""

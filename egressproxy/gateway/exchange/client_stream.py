@@ -103,10 +103,9 @@ class ClientStream(DownstreamStream, Client):
         """See Client."""
         return has_no_memory(self.connection.handler)
 
-    @property
-    def passes_trailers(self) -> bool:
-        """Not where a filter looks at the head."""
-        return self.may_pass_trailers()
+    def trailers_to_pass(self, trailers: bytes) -> bytes:
+        """Those of a request."""
+        return self.passable_of_request(trailers)
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
         """Those of an answer."""

@@ -234,6 +234,6 @@ def late_fields(block: bytes, named: frozenset[bytes] = frozenset()) -> bytes:
 
 def _may_come_late(line: bytes, named: frozenset[bytes]) -> bool:
     name = line.partition(b":")[0].lower()
-    hyphenated = name.replace(b"_", b"-")  # some origins do not tell the two apart
+    hyphenated = name.replace(b"_", b"-").strip(b"-")  # some origins do not tell the two apart
     is_forbidden = hyphenated in _FORBIDDEN_TRAILERS or hyphenated.startswith((b"x-forwarded-", b"x-egress-"))
     return not (is_forbidden or name in named)

@@ -333,10 +333,9 @@ class DownstreamConnection(FlowControl):
         self.reader = RequestReader(limits)
         self.reader.feed(rest)
 
-    @property
-    def passes_trailers(self) -> bool:
-        """Whether the trailers of the current request go on with it."""
-        return True
+    def trailers_to_pass(self, trailers: bytes) -> bytes:
+        """What goes on of the trailers of the current request."""
+        return trailers
 
     def _exchange_over(self) -> None:
         if not self._is_pumping and self._state is _IDLE and (self.octets_in or self.has_ended):
@@ -388,7 +387,7 @@ class DownstreamConnection(FlowControl):
                     sink, self.sink = self.sink, None
                     if sink is not None:
                         trailers = event.trailers  # type: ignore[union-attr]
-                        sink.end_body(trailers.block if trailers is not None and self.passes_trailers else b"")
+                        sink.end_body(self.trailers_to_pass(trailers.block) if trailers is not None else b"")
             else:
                 is_unfinished = True
             if is_unfinished:  # nobody else takes from the reader until we go on

@@ -198,7 +198,7 @@ class DownstreamStream(Http2Stream):
         if sink is not None:  # else it waits until somebody asks
             self._state = _RESPONDING
             try:
-                sink.end_body(self._request_trailers if self.passes_trailers else b"")
+                sink.end_body(self.trailers_to_pass(self._request_trailers) if self._request_trailers else b"")
             except GatewayError as error:
                 self.driver.throw(error)
 
@@ -257,10 +257,9 @@ class DownstreamStream(Http2Stream):
         if not self.is_reading_paused:
             super().resume_reading()
 
-    @property
-    def passes_trailers(self) -> bool:
-        """Whether the trailers of the request go on with it."""
-        return True
+    def trailers_to_pass(self, trailers: bytes) -> bytes:
+        """What goes on of the trailers of the request."""
+        return trailers
 
     # --- for the exchange ----------------------------------------------------------------------------------------
     @property
