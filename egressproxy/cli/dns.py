@@ -11,8 +11,15 @@ from typing import Any
 import click
 
 from egressproxy.cli.asking import ADMIN, ask
-from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
-from egressproxy.cli.problems import compiled_or_exit
+from egressproxy.cli.offline_answer import answer_offline
+from egressproxy.cli.options import (
+    asked_admin_option,
+    bind_option,
+    client_options,
+    client_pairs,
+    config_option,
+    output_option,
+)
 from egressproxy.cli.styled_lines import print_lines
 from egressproxy.cli.usage import ConfigByOption
 
@@ -28,17 +35,9 @@ _WIDTH = 12
 @click.option("--gateway", metavar="NS/NAME", default="", help="As the forward proxy of this Gateway resolves it.")
 @click.option("--policy", metavar="NS/NAME", default="", help="Where this EgressPolicy holds.")
 @click.option("--backend", metavar="NS/NAME", default="", help="As this Backend resolves its hostname.")
-@click.option(
-    "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
-)
-@click.option("--group", "groups", multiple=True, metavar="NAME", help="A group of the client; may be given again.")
-@click.option(
-    "--claim", "claims", multiple=True, metavar="NAME=VALUE", help="A claim of the client's token; may be given again."
-)
+@client_options
 @config_option("Look up with this configuration instead of a running process; may be given again.")
-@admin_option(
-    f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None
-)
+@asked_admin_option
 @bind_option("As in `run`, with --config.")
 @output_option
 def command(
@@ -63,7 +62,7 @@ def command(
     if config and admin is not None:
         raise click.UsageError("give --config or --admin, not both")
     pairs = [("name", name), ("port", str(port)), ("gateway", gateway), ("policy", policy), ("backend", backend)]
-    pairs += [("as", identity), *(("group", group) for group in groups), *(("claim", claim) for claim in claims)]
+    pairs += client_pairs(identity, groups, claims)
     found = _of_files(config, bind, pairs) if config else ask(admin or ADMIN, "/dns", pairs)
     if output == "json":
         click.echo(json.dumps(found, indent=2))
@@ -75,25 +74,9 @@ def command(
 
 
 def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """What a process with this configuration would find. Exits with 2 if it cannot be served."""
-    import asyncio
-
-    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
     from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
-    from egressproxy.gateway.explain.offline import offline
 
-    async def answer() -> dict[str, Any]:
-        return await look_up(offline(spec), question)
-
-    try:
-        question = NameQuestion.of(pairs)
-        spec = compiled_or_exit(config, bind)
-        return asyncio.run(answer())
-    except HypotheticalRequestError as error:
-        raise click.UsageError(str(error)) from None
-    except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
-        click.echo(f"egressproxy: this configuration cannot be served: {error}", err=True)
-        sys.exit(2)
+    return answer_offline(config, bind, pairs, NameQuestion.of, look_up)
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[Line]:

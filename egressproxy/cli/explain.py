@@ -11,8 +11,15 @@ import click
 
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.explanation import show
-from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
-from egressproxy.cli.problems import compiled_or_exit
+from egressproxy.cli.offline_answer import answer_offline
+from egressproxy.cli.options import (
+    asked_admin_option,
+    bind_option,
+    client_options,
+    client_pairs,
+    config_option,
+    output_option,
+)
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret_source import ConfigSource, SecretSource
@@ -42,17 +49,9 @@ class _MethodFirst(ConfigByOption):
 @click.command("explain", cls=_MethodFirst)
 @click.argument("method")
 @click.argument("url")
-@click.option(
-    "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
-)
-@click.option("--group", "groups", multiple=True, metavar="NAME", help="A group of the client; may be given again.")
-@click.option(
-    "--claim", "claims", multiple=True, metavar="NAME=VALUE", help="A claim of the client's token; may be given again."
-)
+@client_options
 @config_option("Explain with this configuration instead of a running process; may be given again.")
-@admin_option(
-    f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None
-)
+@asked_admin_option
 @click.option("-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header; may be given again.")
 @click.option("--gateway", metavar="NS/NAME", default="", help="The Gateway, if several could take the request.")
 @click.option("--listener", metavar="NAME", default="", help="The listener, if several could take the request.")
@@ -88,8 +87,8 @@ def command(
         raise click.UsageError("give --config or --admin, not both")
     if method.upper() in METHODS:  # methods are case-sensitive, but nobody means another method here
         method = method.upper()
-    pairs = [("method", method), ("url", url), ("as", identity), ("gateway", gateway), ("listener", listener)]
-    pairs += [("group", group) for group in groups] + [("claim", claim) for claim in claims]
+    pairs = [("method", method), ("url", url), ("gateway", gateway), ("listener", listener)]
+    pairs += client_pairs(identity, groups, claims)
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
     found = _of_files((*config, *sources), bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
     if output == "json":
@@ -100,22 +99,7 @@ def command(
 
 
 def _of_files(config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """What a process with this configuration would respond. Exits with 2 if it cannot be served."""
-    import asyncio
-
     from egressproxy.gateway.explain.explain import explain
-    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
-    from egressproxy.gateway.explain.offline import offline
+    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 
-    async def answer() -> dict[str, Any]:
-        return await explain(offline(spec), question)
-
-    try:
-        question = HypotheticalRequest.of(pairs)
-        spec = compiled_or_exit(config, bind)
-        return asyncio.run(answer())
-    except HypotheticalRequestError as error:
-        raise click.UsageError(str(error)) from None
-    except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
-        click.echo(f"egressproxy: this configuration cannot be served: {error}", err=True)
-        sys.exit(2)
+    return answer_offline(config, bind, pairs, HypotheticalRequest.of, explain)

@@ -11,7 +11,10 @@ import click
 from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN
 
-__all__ = ["admin_option", "api_token_option", "bind_option", "config_option", "output_option"]
+__all__ = [
+    "admin_option", "api_token_option", "asked_admin_option", "bind_option", "client_options", "client_pairs",
+    "config_option", "output_option",
+]  # fmt: skip
 
 #: What `click.option` returns.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -24,6 +27,29 @@ api_token_option: Decorator = click.option(
     "--api-token-file", "token", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="The token of `run --api-token-file`, where the process has one.",
 )  # fmt: skip
+
+
+def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Who the client is: the command gets `identity`, `groups` and `claims`, as /explain and /dns take them."""
+    for option in (
+        click.option(
+            "--claim", "claims", multiple=True, metavar="NAME=VALUE",
+            help="A claim of the client's token; may be given again.",
+        ),
+        click.option(
+            "--group", "groups", multiple=True, metavar="NAME", help="A group of the client; may be given again."
+        ),
+        click.option(
+            "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def client_pairs(identity: str, groups: tuple[str, ...], claims: tuple[str, ...]) -> list[tuple[str, str]]:
+    """What `client_options` say, as parameters of /explain and /dns."""
+    return [("as", identity), *(("group", each) for each in groups), *(("claim", each) for each in claims)]
 
 
 def config_option(help_text: str) -> Decorator:
@@ -45,3 +71,9 @@ def admin_option(help_text: str, default: str | None = f"{ADMIN[0]}:{ADMIN[1]}")
     return click.option(
         "--admin", type=address_and_port, default=default, show_default=True, metavar="HOST:PORT", help=help_text
     )
+
+
+#: For verbs that ask a process, or with --config what one would answer.
+asked_admin_option: Decorator = admin_option(
+    f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None
+)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from egressproxy.model.parameters import read_parameters
+
 __all__ = ["CachePurge"]
 
 _NAMES: Final = ("route", "path", "identity", "all")
@@ -27,13 +29,7 @@ class CachePurge:
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> CachePurge:
         """The parameters of a request: one of the fields at least, or `all=1` alone. Raises ValueError, a sentence."""
-        found: dict[str, str] = {}
-        for name, value in pairs:
-            if name not in _NAMES:
-                raise ValueError(f"parameter {name} is not known; there are {', '.join(_NAMES)}")
-            if name in found:
-                raise ValueError(f"parameter {name} is there twice")
-            found[name] = value
+        found = read_parameters(pairs, _NAMES)
         everything = found.pop("all", "")
         if everything not in ("", "1"):
             raise ValueError(f"all={everything}: write all=1")

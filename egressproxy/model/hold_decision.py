@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from egressproxy.model.parameters import read_parameters
+
 __all__ = ["HoldDecision"]
 
 _NAMES: Final = ("approve", "deny", "by", "why")
@@ -26,12 +28,8 @@ class HoldDecision:
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HoldDecision:
         """The parameters of a request: `approve=ID` or `deny=ID`, with `by` and `why`. Raises ValueError."""
-        found: dict[str, str] = {}
-        for name, value in pairs:
-            if name not in _NAMES:
-                raise ValueError(f"parameter {name} is not known; there are {', '.join(_NAMES)}")
-            if name in found:
-                raise ValueError(f"parameter {name} is there twice")
+        found = read_parameters(pairs, _NAMES)
+        for name, value in found.items():
             if name in _WORDS:
                 value = " ".join("".join(c if c.isprintable() else " " for c in value).split())
             if len(value) > _MOST or not value.isprintable():

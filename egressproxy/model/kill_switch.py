@@ -14,6 +14,7 @@ from typing import Final
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.parameters import read_parameters
 
 __all__ = ["MAX_KILLED", "KillChange", "KilledIdentities", "KilledIdentity", "NotKilled"]
 
@@ -62,13 +63,7 @@ class KillChange:
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> KillChange:
         """The parameters of a request: `kill` (with `why`) or `restore`. Raises ValueError, a sentence."""
-        found: dict[str, str] = {}
-        for name, value in pairs:
-            if name not in _PARAMETERS:
-                raise ValueError(f"parameter {name} is not known; there are {', '.join(_PARAMETERS)}")
-            if name in found:
-                raise ValueError(f"parameter {name} is there twice")
-            found[name] = value
+        found = read_parameters(pairs, _PARAMETERS)
         if ("kill" in found) == ("restore" in found):
             raise ValueError("say which identity: kill=NAME or restore=NAME, one of both")
         asked = KilledIdentity(found.get("kill", found.get("restore", "")), found.get("why", ""))
