@@ -26,8 +26,10 @@ MAX_RSA_BITS: Final = 8192
 MAX_RSA_EXPONENT: Final = 2**32
 
 _RSA: Final = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"))
-_OF_CURVE: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
-_ALGORITHMS: Final = _RSA | frozenset(_OF_CURVE.values()) | {"EdDSA"}
+#: By type and curve.
+_OF_CURVE: Final = {
+    ("EC", "P-256"): "ES256", ("EC", "P-384"): "ES384", ("EC", "P-521"): "ES512", ("OKP", "Ed25519"): "EdDSA",
+}  # fmt: skip
 
 
 class UnusableKeySet(ValueError):
@@ -69,7 +71,7 @@ class KeySet:
 
 
 def read_key_set(text: bytes | str) -> KeySet:
-    """The keys of a JWKS. Those for encryption and of kinds that are unknown here are left out. Raises UnusableKeySet
+    """The keys of a JWKS. Those for encryption and of kinds or curves that are unknown here are left out. Raises UnusableKeySet
     where it is malformed, has none that can be used, or one that must not be in it: a shared secret or a private key.
     """
     if len(text) > MAX_KEY_SET_BYTES:
@@ -114,17 +116,20 @@ def _read_key(entry: dict[str, Any], where: str) -> tuple[Any, frozenset[str]] |
         raise UnusableKeySet(f"{where} is a shared secret (kty oct): who can verify with it can sign with it, too")
     if "d" in entry:
         raise UnusableKeySet(f"{where} is a private key: publish the public one alone")
+    operations = entry.get("key_ops", ["verify"])
+    if not isinstance(operations, list) or "verify" not in operations:
+        return None
     if entry.get("use", "sig") != "sig" or kind not in ("RSA", "EC", "OKP"):
         return None
     try:
         if kind == "RSA":
             key, algorithms = _rsa(entry, where)
-        elif kind == "EC":
-            key = ECAlgorithm.from_jwk(entry)
-            algorithms = frozenset((_OF_CURVE[entry["crv"]],)) if entry.get("crv") in _OF_CURVE else frozenset()
         else:
-            key = OKPAlgorithm.from_jwk(entry)
-            algorithms = frozenset(("EdDSA",)) if entry.get("crv") == "Ed25519" else frozenset()
+            algorithm = _OF_CURVE.get((kind, entry["crv"]))
+            if algorithm is None:
+                return None
+            key = (ECAlgorithm if kind == "EC" else OKPAlgorithm).from_jwk(entry)
+            algorithms = frozenset((algorithm,))
     except UnusableKeySet:
         raise
     except (InvalidKeyError, ValueError, TypeError, KeyError, AttributeError):

@@ -33,6 +33,8 @@ _TYPES: Final = frozenset(("", "jwt", "at+jwt", "application/at+jwt"))
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _ACCOUNT: Final = r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?"
 _SERVICE_ACCOUNT: Final = re.compile(rf"system:serviceaccount:({_LABEL}):({_ACCOUNT})")
+#: Half of a character, which JSON can write and UTF-8 cannot.
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NAMESPACE: Final = re.compile(_LABEL)
 _ACCOUNT_NAME: Final = re.compile(_ACCOUNT)
 
@@ -165,6 +167,8 @@ def _texts(claims: dict[str, Any], claim: str) -> list[str]:
     if len(each) > MAX_GROUPS:
         raise CredentialRefused(f"the claim {claim} of the token has more than {MAX_GROUPS} values")
     texts = [one if isinstance(one, str) else json.dumps(one) for one in each]
+    if any(_LONE_SURROGATE.search(text) for text in texts):
+        raise CredentialRefused(f"a value of the claim {claim} of the token is no text")
     if any(len(text) > MAX_NAME for text in texts):
         raise CredentialRefused(f"a value of the claim {claim} of the token is longer than {MAX_NAME} characters")
     return texts

@@ -193,3 +193,33 @@ SECRET = {"kty": "oct", "k": "c2VjcmV0", "kid": "s"}
 def test_key_sets_that_cannot_be_used(keys: str, why: str):
     with pytest.raises(UnusableKeySet, match=why):
         read_key_set(keys)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kty": "EC", "crv": "secp256k1", "x": b64(b"\x01" * 32), "y": b64(b"\x01" * 32)},
+        {"kty": "EC", "crv": "P-192", "x": b64(b"\x01" * 24), "y": b64(b"\x01" * 24)},
+        {"kty": "OKP", "crv": "X25519", "x": b64(b"\x01" * 32)},
+        {"kty": "AKP", "alg": "ML-DSA-65", "pub": b64(b"\x01" * 1952)},
+        {**CLUSTER.jwk("one"), "key_ops": ["encrypt", "wrapKey"]},
+        {**CLUSTER.jwk("one"), "key_ops": ["sign"]},
+        {**CLUSTER.jwk("one"), "key_ops": "verify"},
+    ],
+    ids=range(7),
+)
+def test_a_key_that_is_for_something_else_is_left_out(other: dict[str, Any]):
+    """An issuer that adds one must not lose its others."""
+    keys = read_key_set(json.dumps({"keys": [CLUSTER.jwk("one"), {**other, "kid": "other"}]}))
+    assert len(keys) == 1
+    assert not keys.candidates("other", "ES256")
+
+
+def test_a_key_may_say_that_it_verifies():
+    assert len(read_key_set(json.dumps({"keys": [{**CLUSTER.jwk("one"), "key_ops": ["verify"]}]}))) == 1
+
+
+@pytest.mark.parametrize("claims", [{"groups": ["a", "\ud800"]}, {"tier": "\udfff"}])
+def test_half_a_character_is_no_group_and_no_claim(claims: dict[str, Any]):
+    with pytest.raises(CredentialRefused, match="is no text"):
+        verified(CLUSTER.token(**claims), claims=("tier",))

@@ -277,9 +277,13 @@ class Authenticator:
         return found, epoch
 
     def _forget_verdicts(self) -> None:
-        """A key holds no more: whatever was concluded from it does not, either."""
+        """A key holds no more: whatever was concluded from it does not, either, nor what is being concluded: from now on
+        the same credential has another hash, so that nobody waits for a check that has begun.
+        """
         self._epoch = object()
+        self._key = secrets.token_bytes(32)
         self._known.clear()
+        self._wrong.clear()
 
     def _accept(self, x: Exchange, client: Asker, shown: bytes, verdict: Verdict) -> None:
         if client.identity.source != "-" and time() >= client.identity_until:

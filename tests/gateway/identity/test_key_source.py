@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -145,6 +147,37 @@ async def test_the_last_keys_hold_while_the_issuer_is_away_and_not_for_ever(lab:
     assert await lab.admits(lab.issuer.token(**far)) == "team"
     lab.clock.s += 61
     assert await lab.admits(lab.issuer.token(**far, jti="2")) == UNKNOWN
+
+
+async def test_a_check_that_began_before_a_key_was_withdrawn_says_nothing_behind_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    """Who shows the same token meanwhile does not wait for that check: its outcome would hold for minutes."""
+    await lab.admits(lab.issuer.token(jti="first"))
+    verify, begun, goes_on = lab.authenticator._verify, threading.Event(), threading.Event()
+    assert verify is not None
+
+    def slow(shown: Any, now: float) -> Any:
+        found = verify(shown, now)
+        begun.set()
+        assert goes_on.wait(30)
+        return found
+
+    old = lab.issuer.token()
+    monkeypatch.setattr(lab.authenticator, "_verify", slow)
+    before = asyncio.create_task(lab.admits(old))
+    assert await asyncio.to_thread(begun.wait, 30)
+    monkeypatch.setattr(lab.authenticator, "_verify", verify)
+    lab.issuer.add("two")
+    del lab.issuer.keys["one"]
+    lab.clock.s += key_source.REFRESH_S + 1
+    assert await lab.admits(lab.issuer.token(kid="two")) == "team"
+    behind = asyncio.create_task(lab.admits(old))
+    await asyncio.sleep(0)
+    goes_on.set()
+    assert await before == "team", "it was right when it was asked"
+    assert await behind == UNKNOWN
+    assert await lab.admits(old) == UNKNOWN
 
 
 @pytest.mark.parametrize(
