@@ -211,7 +211,7 @@ class SnapshotBuilder:
             terminate = yield from self.context(spec.tls, shares_port=shares_port, alpn=HTTP_1_1)
         leaves = (yield from self.leaves(spec.policy.intercepts)) if spec.policy.intercepts else None
         authenticator = yield from self.authenticators.of(
-            spec.policy.identity, key_urls(spec.policy), self._called, is_forward=spec.protocol.is_forward
+            spec.identity, key_urls(spec.policy), self._called, is_forward=spec.protocol.is_forward
         )
         variants = []
         for variant in spec.variants:

@@ -71,8 +71,10 @@ class KeySet:
 
 
 def read_key_set(text: bytes | str) -> KeySet:
-    """The keys of a JWKS. Those for encryption and of kinds or curves that are unknown here are left out. Raises UnusableKeySet
-    where it is malformed, has none that can be used, or one that must not be in it: a shared secret or a private key.
+    """The keys of a JWKS. Those for encryption and of kinds or curves that are unknown here are left out.
+
+    Raises UnusableKeySet where it is malformed, has none that can be used, or one that must not be in it: a shared
+    secret or a private key.
     """
     if len(text) > MAX_KEY_SET_BYTES:
         raise UnusableKeySet(f"the key set is longer than {MAX_KEY_SET_BYTES} bytes")

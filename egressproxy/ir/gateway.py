@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from egressproxy.ir.identity import CertificateClientIR
+from egressproxy.ir.identity import CertificateClientIR, IdentityIR
 from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
 from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
@@ -135,6 +135,15 @@ class ListenerIR:
     default_backend: WeightedBackend | None = None
     subjects: tuple[tuple[str, tuple[SubjectIR, ...]], ...] = ()
     variants: tuple[VariantIR, ...] = ()
+
+    @property
+    def identity(self) -> IdentityIR | None:
+        """Where the identity of clients comes from; None where nothing says it. Where another listener of the port has
+        certificates say it, they say it here, and their dates have to be looked at.
+        """
+        clients = self.tls.clients if self.tls is not None else None
+        says_who = clients is not None and bool(clients.trust_domains or clients.known)
+        return IdentityIR() if self.policy.identity is None and says_who else self.policy.identity
 
 
 @dataclass(frozen=True, slots=True)

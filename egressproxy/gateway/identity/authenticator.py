@@ -277,8 +277,8 @@ class Authenticator:
         return found, epoch
 
     def _forget_verdicts(self) -> None:
-        """A key holds no more: whatever was concluded from it does not, either, nor what is being concluded: from now on
-        the same credential has another hash, so that nobody waits for a check that has begun.
+        """A key holds no more: whatever was concluded from it does not, either, nor what is being concluded: the same
+        credential has another hash from now on, so that nobody waits for a check that has begun.
         """
         self._epoch = object()
         self._key = secrets.token_bytes(32)

@@ -10,7 +10,7 @@ import pytest
 from egressproxy.gateway.identity import authenticator
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, identity, is_refused, is_served, tokens
-from tests.gateway.kit import GET, OK, TlsClient, certificate, forward
+from tests.gateway.kit import GET, OK, TlsClient, certificate, forward, https
 from tests.gateway.listeners.test_bound_port import demanding, terminate
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload, served, who
 from tests.gateway.listeners.test_stream_connection import terminating
@@ -100,6 +100,23 @@ def test_a_certificate_that_expires_ends_its_connection(asks: Any, monkeypatch: 
     assert tls.reads().startswith(b"HTTP/1.1 403 Denied: the client certificate of this connection has expired\r\n")
     assert talk.record()["reason"] == "client_certificate"
     assert tls.has_ended
+
+
+def test_a_certificate_that_expires_is_nobody_on_the_other_listeners_of_its_port(
+    asks: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """A policy of one listener says whose ids are believed, and that is so on its port."""
+    only = m.policy(name="only", identity=TRUSTED)
+    only["spec"]["targetRefs"][0]["sectionName"] = "l0"
+    made = [https("b.example", "a.example"), m.policy(), only, certificate(PKI, "a.example")]
+    made += [m.backend("a", "a.example", 80), m.http_route("route", m.prefix_rule("/", "a"))]
+    talk, tls = asks(demanding(made, PKI), Workload(ROBOT))
+    asked = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    assert who(served(talk, tls, asked)) == ("team", "robot")
+    tls.reads()
+    monkeypatch.setattr(authenticator, "time", lambda: time.time() + 50 * 365 * 86400)
+    tls >> asked
+    assert tls.reads().startswith(b"HTTP/1.1 403 Denied: the client certificate of this connection has expired\r\n")
 
 
 @pytest.mark.parametrize("kind", ["dnsName", "uri"])
