@@ -162,7 +162,7 @@ class Authenticator:
         """Write into `x` who its client is. Await what is returned, if anything: then a credential is being checked.
 
         Raises Unauthenticated (407 or 401), Denied (403) for a certificate that has expired since it was shown,
-        LimitExceeded (503).
+        LimitExceeded (503, and 429 for who guesses passwords).
         """
         shown = b""
         if self._reads_proxy_authorization:
@@ -246,12 +246,16 @@ class Authenticator:
                 credential = read_credentials(shown, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
         except CredentialRefused as refused:
             raise self._challenges.refused(refused.message, refused.detail) from None
+        if credential.user is not None:
+            self._checks.guesses.check(client_of(x))
         return self._check(x, client, shown, credential, digest)
 
     async def _check(self, x: Exchange, client: Asker, shown: bytes, credential: Shown, digest: bytes) -> None:
         found, epoch = await self._verified(x, credential, digest)
         if isinstance(found, CredentialRefused):
             if credential.user is not None:
+                if digest not in self._wrong:  # who shows the same again does not guess
+                    self._checks.guesses.add(client_of(x))
                 _keep(self._wrong, digest, (found.message, found.detail, time() + WRONG_S), MAX_WRONG)
             raise self._challenges.refused(found.message, found.detail)
         identity, until = found

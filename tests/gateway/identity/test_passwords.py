@@ -5,14 +5,16 @@ from __future__ import annotations
 import base64
 import gc
 import threading
+import time
 from typing import Any
 
 import argon2
 import bcrypt
 import pytest
 
-from egressproxy.gateway.identity import authenticators
-from egressproxy.gateway.identity.checks import MAX_OF_CLIENT, THREADS
+from egressproxy.gateway.identity import authenticator, authenticators, checks
+from egressproxy.gateway.identity.authenticator import WRONG_S
+from egressproxy.gateway.identity.checks import GUESSES_S, MAX_GUESSES, MAX_OF_CLIENT, THREADS
 from egressproxy.identity import passwords
 from egressproxy.identity.credentials import CredentialRefused
 from egressproxy.identity.passwords import PasswordVerifier, hash_problem
@@ -21,6 +23,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, is_refused, is_served
 from tests.gateway.kit import GET, forward
 from tests.support import manifests as m
+from tests.support.conversation import Conversation
 
 ARGON2 = argon2.PasswordHasher(time_cost=1, memory_cost=64, parallelism=1).hash("opensesame:é")
 BCRYPT = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
@@ -145,6 +148,49 @@ def test_a_flood_of_wrong_passwords_is_bounded_for_its_client_alone(converse: St
     assert {client.answer()[0] for client in flood[:-3]} == {407}
 
 
+def guesses(talk: Conversation, number: int) -> None:
+    for each in range(number):
+        assert is_refused(talk, basic("alice", f"guess {each}"))[0] == "the user name or the password is wrong"
+
+
+def test_who_guesses_passwords_has_to_wait(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    """With the cost that htpasswd takes by itself a thousand could be tried in a second."""
+    talk = converse(users(CLUSTER.config_map, token={"issuers": [CLUSTER.written]}))
+    is_served(talk, basic("ci", "secret"))
+    guesses(talk, MAX_GUESSES)
+    talk.client >> basic("alice", "opensesame:é")
+    status, phrase, fields, error = talk.client.answer()
+    assert (status, phrase) == (429, b"this client has shown too many wrong passwords")
+    assert 0 < int(fields["Retry-After"]) <= GUESSES_S
+    assert error["reason"] == "credentials_refused"
+    assert is_served(talk, basic("ci", "secret"), is_new=False)["identity"] == "ci", "who is known has not to wait"
+    assert is_served(talk, bearer(CLUSTER.token()), is_new=False)["service_account"] == "robot"
+    other = talk.connect(address="10.0.0.77")
+    other >> basic("alice", "wrong")
+    assert other.answer()[0] == 407
+    monkeypatch.setattr(checks, "monotonic", lambda: time.monotonic() + GUESSES_S)
+    assert is_served(talk, basic("alice", "opensesame:é"), is_new=False)["identity"] == "alice"
+
+
+def test_a_client_with_one_wrong_password_does_not_guess(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    """A job that was set up wrong asks again and again, and others share its address."""
+    talk = converse(users())
+    ahead_s = 0.0
+    monkeypatch.setattr(authenticator, "time", lambda: time.time() + ahead_s)
+    for _ in range(MAX_GUESSES + 2):
+        ahead_s += WRONG_S
+        is_refused(talk, basic("alice", "wrong"))
+    is_served(talk, basic("ci", "secret"))
+
+
+def test_a_reload_gives_no_more_guesses(converse: Start):
+    talk = converse(users())
+    guesses(talk, MAX_GUESSES)
+    talk.reload(users(address={"clients": [{"cidrs": ["10.9.9.9/32"], "namespace": "a", "serviceAccount": "b"}]}))
+    talk.client >> basic("ci", "secret")
+    assert talk.client.answer()[0] == 429
+
+
 def test_a_client_that_leaves_while_its_password_is_checked_leaves_nothing_behind(
     converse: Start, monkeypatch: pytest.MonkeyPatch
 ):
@@ -199,11 +245,11 @@ def test_nothing_that_is_kept_leads_to_a_password(converse: Start):
     talk = converse(users())
     is_refused(talk, basic("alice", "wrong-password-4711"))
     is_served(talk, basic("ci", "secret"))
-    authenticator = next(iter(talk.snapshot.ports.values())).first.authenticator
-    assert authenticator is not None
-    assert authenticator._wrong
-    assert authenticator._known
-    for kept in (*authenticator._wrong.values(), *authenticator._known.values()):
+    knows = next(iter(talk.snapshot.ports.values())).first.authenticator
+    assert knows is not None
+    assert knows._wrong
+    assert knows._known
+    for kept in (*knows._wrong.values(), *knows._known.values()):
         assert not any(isinstance(each, BaseException) for each in gc.get_referents(kept))
         assert b"4711" not in repr(gc.get_referents(kept)).encode()
         assert b"secret" not in repr(gc.get_referents(kept)).encode()
