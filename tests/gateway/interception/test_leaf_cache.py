@@ -64,6 +64,12 @@ async def test_a_leaf_is_minted_at_the_first_use_and_kept():
     assert counted.minted == 2
 
 
+async def test_a_handshake_brings_no_ticket_which_costs_more_than_it_saves():
+    leaves, _ = cache()
+    context = await leaves.context("a.example")
+    assert context.num_tickets == 0
+
+
 async def test_all_who_wait_for_one_name_get_one_leaf_and_who_leaves_keeps_nobody_waiting():
     leaves, counted = cache()
     tasks = [asyncio.ensure_future(leaves.context("a.example")) for _ in range(5)]
