@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from contextlib import suppress
 
-from egressproxy.net.listening import BACKLOG, bind
-from egressproxy.net.unix_listening import remove_stale
+from egressproxy.model.unix_socket import UnixSocket
+from egressproxy.net.listening import bind
+from egressproxy.net.unix_listening import bind_unix
 from egressproxy.run_options import FilterListener
 
-__all__ = ["bind_filters", "remove_path"]
+__all__ = ["bind_filters"]
 
 
 def bind_filters(at: FilterListener) -> socket.socket:
-    """A socket that listens there. A Unix socket that nobody serves any more is replaced. Raises OSError."""
-    if not at.path:
-        return bind(at.host, at.port)
-    remove_stale(at.path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        before = os.umask(0o777 & ~at.mode)  # from its first moment it has no other permissions
-        try:
-            sock.bind(at.path)
-        finally:
-            os.umask(before)
-        sock.setblocking(False)
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    """A socket that listens there. A Unix socket that nobody serves any more is replaced; to close it removes its path.
 
-
-def remove_path(at: FilterListener) -> None:
-    """Nobody finds the Unix socket any more. For the one who has bound it, when it is closed."""
-    if at.path:
-        with suppress(OSError):
-            os.unlink(at.path)
+    Raises OSError.
+    """
+    return bind_unix(UnixSocket(at.path, at.mode)) if at.path else bind(at.host, at.port)

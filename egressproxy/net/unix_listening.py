@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from egressproxy.model.unix_socket import UnixSocket
 
-__all__ = ["BACKLOG", "UnixListeningSocket", "accepting_unix", "bind_unix", "remove_stale"]
+__all__ = ["BACKLOG", "UnixListeningSocket", "accepting_unix", "bind_unix"]
 
 #: Connections that the kernel has accepted, and that wait to be taken.
 BACKLOG = 1024
@@ -54,7 +54,7 @@ def bind_unix(at: UnixSocket) -> socket.socket:
     Until its owner and its mode are set nobody may connect. Raises OSError.
     """
     owner, group = _number(at.owner, _user), _number(at.group, _group)
-    remove_stale(at.path)
+    _remove_stale(at.path)
     sock = UnixListeningSocket()
     try:
         os.fchmod(sock.fileno(), 0)  # the mode of what `bind` makes
@@ -67,13 +67,6 @@ def bind_unix(at: UnixSocket) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def remove_stale(path: str) -> None:
-    """Remove the Unix socket at this path where nobody listens on it. Anything else is left alone."""
-    with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode) and not _is_served(path):
-            os.unlink(path)
 
 
 def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tuple[int, tuple[str, int]]]:
@@ -94,6 +87,13 @@ def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tup
         return fd, (f"uid-{uid}", pid)
 
     return accept_unix
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the Unix socket at this path where nobody listens on it. Anything else is left alone."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode) and not _is_served(path):
+            os.unlink(path)
 
 
 def _give(path: str, owner: int, group: int, mode: int) -> None:

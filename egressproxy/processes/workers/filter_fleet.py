@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-
-from egressproxy.ext_proc_server.listening import bind_filters, remove_path
+from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.processes.workers.filter_worker import FilterWorker
 from egressproxy.processes.workers.fleet import process_limits
 from egressproxy.processes.workers.worker import InProcess, Worker
@@ -20,21 +18,9 @@ class FilterFleet(InProcess):
     def __init__(self, options: RunOptions, at: FilterListener, metrics: Metrics) -> None:
         super().__init__(options, metrics)
         self._at = at
-        self._has_bound = False
 
     def _made(self) -> Worker:
         options = self._options
         return FilterWorker(
-            self._at, self._bind, options.access_log, self._metrics, zone=options.zone, limits=process_limits(options)
+            self._at, bind_filters, options.access_log, self._metrics, zone=options.zone, limits=process_limits(options)
         )
-
-    def _bind(self, at: FilterListener) -> socket.socket:
-        sock = bind_filters(at)
-        self._has_bound = True
-        return sock
-
-    async def drain(self, timeout_s: float) -> int:
-        """See `fleet.Fleet`."""
-        if self._has_bound:
-            remove_path(self._at)
-        return await super().drain(timeout_s)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from egressproxy.errors import NotAnswered
-from egressproxy.ext_proc_server.listening import bind_filters, remove_path
+from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
@@ -308,8 +308,6 @@ class Supervisor:
     def _close_sockets(self, places: list[tuple[str, int]]) -> None:
         for place in places:
             self._sockets.pop(place).close()
-            if self._options.filters is not None:
-                remove_path(self._options.filters)
 
     # --- questions -------------------------------------------------------------------------------------------------
     async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
