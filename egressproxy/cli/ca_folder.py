@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,8 +11,8 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.serialization import Encoding
 
+from egressproxy.cli.pem_files import pem_of, replace_file
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import MintingError, SigningCa, cross_signed, new_ca
 
@@ -56,7 +55,7 @@ class CaFolder:
             SigningCa(chain_pem, key)
             chain = x509.load_pem_x509_certificates(chain_pem.encode())
             trusted_pem = (path / _TRUSTED).read_bytes() if (path / _TRUSTED).exists() else chain_pem.encode()
-            trusted = [_pem(each) for each in x509.load_pem_x509_certificates(trusted_pem)]
+            trusted = [pem_of(each) for each in x509.load_pem_x509_certificates(trusted_pem)]
         except MintingError as error:
             raise CaProblem(f"{path / _CERTIFICATE}: {error}") from None
         except ValueError:
@@ -79,11 +78,11 @@ class CaFolder:
             if old.not_valid_after_utc <= datetime.now(UTC):
                 raise CaProblem("the CA has expired, and nobody believes what it signs: `rotate --leaked` forgets it")
             try:
-                shown = cross_signed(pem, _pem(old), self._key)
+                shown = cross_signed(pem, pem_of(old), self._key)
             except MintingError as error:
                 why = f"the old CA {error}, so that it cannot sign the new one"
                 raise CaProblem(f"{why}: `rotate --leaked` replaces it without, for all clients at once") from None
-        trusted = (pem, _pem(old)) if keeps_old else (pem,)
+        trusted = (pem, pem_of(old)) if keeps_old else (pem,)
         made = CaFolder(self.path, x509.load_pem_x509_certificates(shown.encode()), key, trusted)
         made._write(shown)
         return made
@@ -92,7 +91,7 @@ class CaFolder:
         """Forget what was before this CA. Raises CaProblem where there is nothing to forget, OSError."""
         if len(self._trusted) < 2:
             raise CaProblem("there is no other CA in ca.crt: nothing is to be finished")
-        pem = _pem(self._root())
+        pem = pem_of(self._root())
         made = CaFolder(self.path, [x509.load_pem_x509_certificate(pem.encode())], self._key, (pem,))
         made._write(pem)
         return made
@@ -100,7 +99,7 @@ class CaFolder:
     @property
     def trusted_pem(self) -> str:
         """The CA alone, as clients trust it."""
-        return _pem(self._root())
+        return pem_of(self._root())
 
     def values(self) -> dict[str, Any]:
         """What there is to be told, nothing of the key."""
@@ -138,32 +137,14 @@ class CaFolder:
 
     def _write(self, shown: str) -> None:
         """The key first, which nobody but us may read; each file is replaced as a whole."""
-        _replace(self.path / _KEY, self._key.reveal(), 0o600)
-        _replace(self.path / _CERTIFICATE, shown.encode(), 0o644)
-        _replace(self.path / _TRUSTED, "".join(self._trusted).encode(), 0o644)
-
-
-def _replace(path: Path, data: bytes, mode: int) -> None:
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+        replace_file(self.path / _KEY, self._key.reveal(), 0o600)
+        replace_file(self.path / _CERTIFICATE, shown.encode())
+        replace_file(self.path / _TRUSTED, "".join(self._trusted).encode())
 
 
 def _new_name() -> str:
     """No two have one name: clients find a CA by it."""
     return f"egressproxy CA {datetime.now(UTC):%Y-%m-%d} {secrets.token_hex(2)}"
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(Encoding.PEM).decode()
 
 
 def _date(when: datetime) -> str:

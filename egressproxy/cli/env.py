@@ -104,11 +104,9 @@ def command(
 
 
 def _write(ca: Path, bundle: Path, java_store: Path) -> None:
-    from egressproxy.cli.trust_bundle import TrustProblem, read_ca, write_bundle, write_java_store
+    from egressproxy.cli.trust_bundle import TrustProblem, read_ca, write_trust
 
     try:
-        write_java_store(java_store, write_bundle(bundle, read_ca(ca)))
+        write_trust(read_ca(ca), bundle, java_store)
     except TrustProblem as problem:
         raise click.ClickException(str(problem)) from None
-    except OSError as error:
-        raise click.ClickException(f"{error.filename or bundle}: {error.strerror or error}") from None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 import ssl
 import warnings
 from collections.abc import Sequence
@@ -13,13 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12Certificate, serialize_java_truststore
 from cryptography.utils import CryptographyDeprecationWarning
 
 from egressproxy.cli.client_settings import STORE_PASSWORD
+from egressproxy.cli.pem_files import pem_of, replace_file
 
-__all__ = ["TrustProblem", "certificates", "is_root", "read_ca", "write_bundle", "write_java_store"]
+__all__ = ["TrustProblem", "certificates", "is_root", "read_ca", "write_trust"]
 
 #: Where systems have them. Source: crypto/x509/root_linux.go of Go.
 _SYSTEM: Final = (
@@ -40,15 +39,16 @@ class TrustProblem(ValueError):
 def read_ca(path: Path) -> str:
     """The certificates in a file of PEM, or in the `ca.crt` of a folder: only these, whatever else is in the file.
 
-    Raises TrustProblem, OSError.
+    Raises TrustProblem.
     """
     file = path / "ca.crt" if path.is_dir() else path
-    text = file.read_text("ascii", "replace")
     try:
-        found = x509.load_pem_x509_certificates(text.encode())
+        found = x509.load_pem_x509_certificates(file.read_text("ascii", "replace").encode())
+    except OSError as error:
+        raise _of_file(file, error) from None
     except ValueError:
         raise TrustProblem(f"{file}: this is not a certificate in PEM") from None
-    return "".join(map(_pem, found))
+    return "".join(map(pem_of, found))
 
 
 def certificates(pem: str) -> list[x509.Certificate]:
@@ -67,20 +67,32 @@ def is_root(certificate: x509.Certificate) -> bool:
     return certificate.issuer == certificate.subject
 
 
-def write_bundle(path: Path, ca_pem: str) -> str:
-    """Write the roots of the system and these; returns what was written. Raises TrustProblem, OSError."""
+def write_trust(ca_pem: str, bundle: Path, java_store: Path) -> None:
+    """Write both files, of the roots of the system and these. Raises TrustProblem."""
+    try:
+        _write_java_store(java_store, _write_bundle(bundle, ca_pem))
+    except OSError as error:
+        raise _of_file(bundle, error) from None
+
+
+def _of_file(file: Path, error: OSError) -> TrustProblem:
+    return TrustProblem(f"{error.filename or file}: {error.strerror or error}")
+
+
+def _write_bundle(path: Path, ca_pem: str) -> str:
+    """What was written."""
     roots = _system_roots()
     there = {re.sub(r"\s", "", each) for each in _BLOCK.findall(roots)}
     added = [each for each in _BLOCK.findall(ca_pem) if re.sub(r"\s", "", each) not in there]
     text = f"{roots.rstrip()}\n" + "".join(f"{each}\n" for each in added)
-    _replace(path, text.encode())
+    replace_file(path, text.encode())
     return text
 
 
-def write_java_store(path: Path, pem: str) -> None:
-    """Write these roots as a trust store that Java reads (PKCS #12). Raises OSError."""
+def _write_java_store(path: Path, pem: str) -> None:
+    """These roots as a trust store that Java reads (PKCS #12)."""
     entries = [PKCS12Certificate(each, b"%d" % number) for number, each in enumerate(certificates(pem))]
-    _replace(path, serialize_java_truststore(entries, BestAvailableEncryption(STORE_PASSWORD.encode())))
+    replace_file(path, serialize_java_truststore(entries, BestAvailableEncryption(STORE_PASSWORD.encode())))
 
 
 def _system_roots() -> str:
@@ -99,18 +111,3 @@ def _system_roots() -> str:
         f"the roots of this system are not found ({looked}): install ca-certificates, or name their file in"
         " $SSL_CERT_FILE"
     )
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(Encoding.PEM).decode()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """At once as a whole: a client may be reading it."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

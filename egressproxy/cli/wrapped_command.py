@@ -146,14 +146,7 @@ def _variables(
     chosen: ForwardListener | None, settings: ClientSettings, token: str, ca: Path | None, files: ExitStack
 ) -> dict[str, str]:
     """What the command finds in its environment. What it names is there until `files` ends. Raises NotUsable."""
-    from egressproxy.cli.trust_bundle import (
-        TrustProblem,
-        certificates,
-        is_root,
-        read_ca,
-        write_bundle,
-        write_java_store,
-    )
+    from egressproxy.cli.trust_bundle import TrustProblem, certificates, is_root, read_ca, write_trust
 
     if chosen is None and not settings.base_urls:
         raise NotUsable("there is no forward-proxy listener that clients could use: add one, or give --base-url")
@@ -174,7 +167,7 @@ def _variables(
                 )
             folder = Path(files.enter_context(TemporaryDirectory(prefix="egressproxy-")))
             bundle, store = folder / "bundle.pem", folder / "bundle.p12"
-            write_java_store(store, write_bundle(bundle, trusted))
+            write_trust(trusted, bundle, store)
             settings = replace(settings, bundle=bundle, java_store=store)
     except TrustProblem as problem:
         raise NotUsable(str(problem)) from None
