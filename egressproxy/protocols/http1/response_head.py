@@ -55,15 +55,15 @@ _HOP_FIELDS = (
     "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
     "proxy-authentication-info persistent-auth"
 )
-#: A login of several steps, which is about the connection that they are made on: NTLM, and Negotiate with it inside
-#: (RFC 4559 section 6). Further clients would be the user who logs in, so that no step may follow on the connection.
-_BOUND_LOGIN = re.compile(
-    rb"\r\n[wW][wW][wW]-[aA][uU][tT][hH][eE][nN][tT][iI][cC][aA][tT][eE]:[^\r]*"
-    rb"(?:[nN][tT][lL][mM]|[nN][eE][gG][oO][tT][iI][aA][tT][eE])[ \t]++[A-Za-z0-9+/]"
+#: A step of a login that is about the connection: NTLM, and Negotiate (RFC 4559 sections 4 and 6), whose last step
+#: comes with any status. Further clients would be the user who has logged in, so that nothing follows on the connection.
+_BOUND_LOGIN = (
+    rb"[wW][wW][wW]-[aA][uU][tT][hH][eE][nN][tT][iI][cC][aA][tT][eE]"
+    rb"(?=:[^\r]*(?:[nN][tT][lL][mM]|[nN][eE][gG][oO][tT][iI][aA][tT][eE])[ \t]++[A-Za-z0-9+/])"
 )
 #: So does X-Egress-…, in either spelling: with these we speak to clients ourselves.
-_HOP_NAMES = rb"(?=[ckptuvxCKPTUVX])" + any_case(
-    _HOP_FIELDS, also=rb"[xX][-_][eE][gG][rR][eE][sS][sS][-_]" + TCHAR + rb"*+"
+_HOP_NAMES = rb"(?=[ckptuvwxCKPTUVWX])" + any_case(
+    _HOP_FIELDS, also=rb"[xX][-_][eE][gG][rR][eE][sS][sS][-_]" + TCHAR + rb"*+|" + _BOUND_LOGIN
 )
 _HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
@@ -100,6 +100,7 @@ class ResponseHop:
     via: bytes  # received Via values, joined by ", "
     upgrade: bytes
     named: frozenset[bytes]  # names (lower-case) that Connection listed beyond the usual ones
+    login: bytes = b""  # lines of WWW-Authenticate with a step of a login, which go on all the same
     body_size: int = -1  # what `length` says, once somebody has asked
 
 
@@ -108,18 +109,23 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> ResponseHop:
     said, repeated = joined_by_name(hop_fields)
     is_1_0 = minor == b"0"
     options = connection_options(said.get(b"connection", b""))
+    is_bound = b"persistent-auth" in said or b"www-authenticate" in said
     return ResponseHop(
         http_1_0=is_1_0,
-        connection_close=(
-            b"close" in options or (is_1_0 and b"keep-alive" not in options) or b"persistent-auth" in said
-        ),
+        connection_close=b"close" in options or (is_1_0 and b"keep-alive" not in options) or is_bound,
         coding=said.get(b"transfer-encoding"),
         length=said.get(b"content-length"),
         is_framing_repeated=b"content-length" in repeated or b"transfer-encoding" in repeated,
         via=said.get(b"via", b""),
         upgrade=said.get(b"upgrade", b"") if b"upgrade" in options and not is_1_0 else b"",
         named=options - _KNOWN_OPTIONS,
+        login=_login(hop_fields) if b"www-authenticate" in said else b"",
     )
+
+
+def _login(hop_fields: HopFields) -> bytes:
+    pairs = zip(hop_fields[::2], hop_fields[1::2], strict=True)
+    return b"".join([b"\r\n%b:%b" % pair for pair in pairs if pair[0].lower() == b"www-authenticate"])
 
 
 def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHop, method: bytes) -> ResponseHead:
@@ -128,6 +134,8 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
     Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304).
     """
     status = int(code)
+    if hop.login:
+        block += hop.login
     if hop.named:
         block = without_fields(block, hop.named)
     head = ResponseHead(status, phrase, Fields(block))
@@ -136,8 +144,6 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
     head.upgrade = hop.upgrade
     head.via = hop.via
     length, coding = hop.length, hop.coding
-    if status == 401 and _BOUND_LOGIN.search(block) is not None:
-        head.connection_close = True
     if status < 200 or status == 204 or (method == b"CONNECT" and status < 300):
         pass  # no body, and what the framing fields say is void
     elif hop.is_framing_repeated:

@@ -212,6 +212,11 @@ def test_an_upstream_does_not_speak_to_clients_in_our_name(status: bytes, count:
         (b"HTTP/1.1 401 Unauthorized", b'WWW-Authenticate: Negotiate, Basic realm="x"', True),
         (b"HTTP/1.1 401 Unauthorized", b"WWW-Authenticate: Bearer", True),
         (b"HTTP/1.1 200 OK", b"Persistent-Auth: true", False),
+        (b"HTTP/1.1 200 OK", b"WWW-Authenticate: Negotiate oYGgMIGd", False),
+        (b"HTTP/1.1 302 Found", b"WWW-AUTHENTICATE:negotiate\toYGgMIGd", False),
+        (b"HTTP/1.1 403 Forbidden", b"WWW-Authenticate: Basic realm=a, NTLM TlRMTVNTUAADAAAA", False),
+        (b"HTTP/1.1 200 OK", b"WWW-Authenticate: Negotiate", True),
+        (b"HTTP/1.1 200 OK", b"X-WWW-Authenticate: Negotiate oYGgMIGd", True),
         (b"HTTP/1.1 200 OK", b"X-Persistent-Auth: true", True),
     ],
 )
@@ -219,3 +224,29 @@ def test_a_connection_that_is_somebodys_by_his_login_is_not_kept(start: bytes, l
     head = head_of(response(line, b"Content-Length: 0", start=start))
     assert head.connection_close is not is_kept
     assert (b"persistent-auth" in head.fields) is False
+    if b"uth" in line[4:12] and not line.startswith((b"P", b"X-P")):
+        assert head.fields.block == b"\r\n" + line, "the client reads it as it came"
+
+
+def test_a_step_of_a_login_goes_on_with_all_else_that_is_asked_for():
+    asks = (b"WWW-Authenticate: Basic realm=a", b"WWW-Authenticate: NTLM TlRM", b"www-authenticate: Negotiate oYGg=")
+    for more in ((), (b"Connection: keep-alive", b"Via: 1.1 x", b"Keep-Alive: timeout=5", b"TE: x")):
+        start = b"HTTP/1.1 401 Unauthorized"
+        head = head_of(response(*asks, *more, b"A: 1", b"Content-Length: 0", start=start))
+        assert sorted(head.fields) == sorted([
+            (b"a", b"1"), (b"www-authenticate", b"Basic realm=a"), (b"www-authenticate", b"NTLM TlRM"),
+            (b"www-authenticate", b"Negotiate oYGg="),
+        ])  # fmt: skip
+        assert head.connection_close
+
+
+def test_what_one_answer_says_of_a_login_is_not_said_of_the_next():
+    reader = ResponseReader(HeadLimits())
+    for line, closes in ((b"WWW-Authenticate: NTLM TlRM", True), (b"A: 1", False)):
+        reader.expect(b"GET")
+        reader.feed(response(line, b"Content-Length: 0"))
+        head = reader.next()
+        assert isinstance(head, ResponseHead)
+        assert head.connection_close is closes
+        assert head.fields.block == b"\r\n" + line
+        reader.next()
