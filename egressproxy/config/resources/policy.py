@@ -260,6 +260,14 @@ class ClaimMappings(Model):
     groups: ClaimName = "groups"
     """The claim that lists the groups of the client."""
 
+    def model_post_init(self, context: Any) -> None:
+        """A service account is one of a namespace."""
+        if self.service_account is not None and self.namespace is None:
+            raise RefusedValue(
+                "serviceAccount without namespace: there are service accounts of this name in every namespace",
+                "add namespace, the claim that says it",
+            )
+
 
 def _key_uri(text: str) -> str:
     try:

@@ -56,7 +56,7 @@ _HOP_FIELDS = (
     "proxy-authentication-info persistent-auth"
 )
 #: A step of a login that is about the connection: NTLM, and Negotiate (RFC 4559 sections 4 and 6), whose last step
-#: comes with any status. Further clients would be the user who has logged in, so that nothing follows on the connection.
+#: comes with any status. Further clients would be the user who has logged in: nothing follows on the connection.
 _BOUND_LOGIN = (
     rb"[wW][wW][wW]-[aA][uU][tT][hH][eE][nN][tT][iI][cC][aA][tT][eE]"
     rb"(?=:[^\r]*(?:[nN][tT][lL][mM]|[nN][eE][gG][oO][tT][iI][aA][tT][eE])[ \t]++[A-Za-z0-9+/])"

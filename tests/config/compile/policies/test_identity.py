@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.identity import IdentityIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, policy, rule
 from tests.support.tokens import TokenIssuer
@@ -66,6 +67,15 @@ def test_an_issuer_with_its_keys():
         "groups",
     )
     assert found.is_required
+
+
+def test_a_service_account_is_one_of_a_namespace():
+    with pytest.raises(ConfigError, match=r"claimMappings: serviceAccount without namespace.*add namespace"):
+        identity(tokens(", claimMappings: {serviceAccount: job}"), keys(ISSUER.jwks()))
+    (issuer,) = identity(
+        tokens(", claimMappings: {serviceAccount: job, namespace: tenant}"), keys(ISSUER.jwks())
+    ).issuers
+    assert (issuer.namespace_claim, issuer.service_account_claim) == ("tenant", "job")
 
 
 @pytest.mark.parametrize(
