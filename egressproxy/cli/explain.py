@@ -91,6 +91,10 @@ def command(
     pairs += client_pairs(identity, groups, claims)
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
     found = _of_files((*config, *sources), bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
+    if found["approvals"] and not config:
+        at = {(each["from"], each["filter"]) for each in found["approvals"]}
+        waiting = ask(admin or ADMIN, "/holds")["holds"]
+        found["waiting"] = [each for each in waiting if (each["from"], each["filter"]) in at]
     if output == "json":
         click.echo(json.dumps(found, indent=2))
     else:

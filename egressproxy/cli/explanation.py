@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 
+from egressproxy.cli.holds import hold_line
 from egressproxy.cli.styled_lines import print_lines
 
 __all__ = ["lines", "show"]
@@ -43,6 +44,10 @@ def lines(found: Mapping[str, Any]) -> Iterator[Line]:
     for each in found["filters"]:
         yield "filter", _filter(each), ""
         yield from _limits(each, "  limit")
+    for each in found["approvals"]:
+        yield "approval", f"{each['says']} ({each['filter']}, {each['from']})", "yellow"
+    for each in found.get("waiting", ()):
+        yield "  waits", hold_line(each), ""
     for backend in found["backends"]:
         yield from _backend(backend, found.get("error"))
     limits = [f"{name} {value}" for name, value in found["limits"].items() if value]

@@ -14,7 +14,7 @@ from egressproxy.cli.options import admin_option, api_token_option, output_optio
 from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import near_lines
 
-__all__ = ["command"]
+__all__ = ["command", "hold_line"]
 
 
 @click.group("holds")
@@ -47,16 +47,21 @@ def list_holds(output: str, admin: tuple[str, int] | None) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     for each in found["holds"]:
-        tool = f" tool {printable(each['tool'])}" if each["tool"] else ""
-        query = f"?{each['query']}" if each.get("query") else ""
-        what = printable(f"{each['method']} {each['authority']}{each['path']}{query}")
-        size = f"{each['bodyBytes']} bytes, sha256 {each['bodySha256'][:16]}"
-        who = printable(each["identity"] if each["identity"] != "-" else each["client"])
-        click.echo(f"{each['id']}  {who}  {what}{tool}  ({size})  {each['leftSeconds']:.0f} s left")
+        click.echo(hold_line(each))
         for line in _content(each):
             click.echo(f"    {printable(line)}")
     if not found["holds"]:
         click.echo("nothing waits")
+
+
+def hold_line(hold: dict[str, Any]) -> str:
+    """A request that waits: its id, who asks for what, and how long it has."""
+    tool = f" tool {hold['tool']}" if hold["tool"] else ""
+    query = f"?{hold['query']}" if hold.get("query") else ""
+    who = hold["identity"] if hold["identity"] != "-" else hold["client"]
+    size = f"{hold['bodyBytes']} bytes, sha256 {hold['bodySha256'][:16]}"
+    what = f"{hold['method']} {hold['authority']}{hold['path']}{query}{tool}"
+    return printable(f"{hold['id']}  {who}  {what}  ({size})  {hold['leftSeconds']:.0f} s left")
 
 
 def _content(hold: dict[str, Any]) -> Iterator[str]:

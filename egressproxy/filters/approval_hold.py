@@ -300,14 +300,18 @@ class ApprovalHold(Filter):
             task.cancel()
 
 
-def holds(filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None) -> dict[str, Any]:
-    """What waits at these filters, behind this decision: `holds`, and how many were `decided`."""
+def holds(
+    filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None, identity: str = ""
+) -> dict[str, Any]:
+    """What waits at these filters, of all clients or of this one, behind this decision: `holds`, and how many were
+    `decided`.
+    """
     found: list[dict[str, Any]] = []
     decided = 0
     for _, each in filters:
         if isinstance(each, ApprovalHold):
             waiting, done = each.state(decision)
-            found += waiting
+            found += (hold for hold in waiting if not identity or hold["identity"] == identity)
             decided += done
     return {"holds": found, "decided": decided}
 

@@ -40,6 +40,7 @@ __all__ = [
     "Outcome",
     "PlacedFilter",
     "Steps",
+    "approvals",
     "compile_chain",
     "finish",
     "run",
@@ -120,6 +121,13 @@ class Chain:
     def after_attempts(self) -> Chain:
         """This chain behind the attempts of a request, in which backend_response has run already."""
         return self._after_attempts or self
+
+
+def approvals(chain: Chain, x: Exchange) -> list[tuple[ExtensionIR, str]]:
+    """The filters at which this exchange waits for a person, and how, as sentences. Nothing is run."""
+    body = chain.request_body.steps if chain.request_body is not None else ()
+    filters = {id(step.filter): step for step in (*(chain.request_headers or ()), *body)}
+    return [(step.spec, says) for step in filters.values() if (says := step.filter.approval(x))]
 
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]) -> Chain:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,15 +58,46 @@ def test_curl_reads_json(proxy: str, through: list[str]):
     assert told["listener"]["kind"] == "forward"
 
 
-def test_a_browser_shows_the_page(proxy: str, tmp_path: Path):
-    browser = shutil.which("chromium")
-    if browser is None:
+def browser(tmp_path: Path, proxy: str) -> list[str]:
+    found = shutil.which("chromium")
+    if found is None:
         if os.environ.get("EGRESSPROXY_CLIENTS") == "required":
             pytest.fail("chromium is not installed")
         pytest.skip("chromium is not installed")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", f"--proxy-server={proxy}"]
+    return [found, *options]
+
+
+def test_a_browser_shows_the_page(proxy: str, tmp_path: Path):
     url = "http://egress.internal/?url=https%3A%2F%2Fevil.example%2F%22%3E%3Cimg%3E"
-    shown = run([browser, *options, "--dump-dom", url], proxy)
+    shown = run([*browser(tmp_path, proxy), "--dump-dom", url], proxy)
     assert "system:serviceaccount:agents:worker" in shown
-    assert "<strong>denied (destination_not_allowed)</strong>" in shown
+    assert '<strong class="bad">denied (destination_not_allowed)</strong>' in shown
     assert "<img" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "background"),
+    [([], (246, 246, 248)), (["--force-dark-mode", "--blink-settings=preferredColorScheme=0"], (17, 17, 19))],
+    ids=["light", "dark"],
+)
+def test_the_page_has_its_colours_on_a_telephone_by_day_and_by_night(
+    proxy: str, tmp_path: Path, options: list[str], background: tuple[int, int, int]
+):
+    """The style is in the page, and its Content-Security-Policy lets it pass."""
+    file = tmp_path / "page.png"
+    size = ["--window-size=390,800", "--hide-scrollbars", f"--screenshot={file}"]
+    run([*browser(tmp_path, proxy), *size, *options, "http://egress.internal/"], proxy)
+    assert first_pixel(file.read_bytes()) == background
+
+
+def first_pixel(png: bytes) -> tuple[int, int, int]:
+    """Red, green and blue. Source: PNG, third edition, sections 5.3, 9 (no filter changes the first pixel)."""
+    data, at = b"", 8
+    while at < len(png):
+        size = int.from_bytes(png[at : at + 4], "big")
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + size]
+        at += size + 12
+    row = zlib.decompressobj().decompress(data, 4)
+    return row[1], row[2], row[3]

@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, client, get, read_head, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head, read_message
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
@@ -157,3 +158,49 @@ def test_who_waits_when_the_process_stops_is_told_to_ask_again(tmp_path: Path):
                 assert b" 503 " in head
                 assert b"Retry-After: 1\r\n" in head
             assert origin.accepted == 0
+
+
+def test_a_client_reads_what_waits_of_its_own_in_every_worker_and_an_operator_all(tmp_path: Path):
+    port = free_port()
+    clients = [
+        {"cidrs": [f"127.0.0.{number}/32"], "namespace": "agents", "serviceAccount": name}
+        for number, name in ((1, "worker"), (2, "other"))
+    ]
+    with NameServer({"*": ["127.0.0.1"]}) as dns, Origin() as origin, ExitStack() as stack:
+        config = {"timeout": "1h", "maxWaitingPerClient": 20, "hostnames": ["origin.test"]}
+        extension = {"name": "hold", "type": "egressproxy.io/ApprovalHold:v1", "config": config}
+        identity = {"address": {"clients": clients}}
+        objects = [
+            m.gateway(m.forward_listener(port)),
+            m.policy(
+                ("origin.test",), dns=dns.address, cidrs=ALLOW_LOOPBACK, identity=identity, extensions=[extension]
+            ),
+        ]  # fmt: skip
+
+        def connected(address: str) -> socket.socket:
+            sock = socket.create_connection(("127.0.0.1", port), WAIT_S, (address, 0))
+            return stack.enter_context(sock)
+
+        with GatewayProcess(tmp_path, objects, arguments=["--workers", "2"]) as gateway:
+            for number in range(12):
+                connected("127.0.0.1").sendall(get("origin.test", origin.port, f"/{number}"))
+            connected("127.0.0.2").sendall(get("origin.test", origin.port, "/other"))
+            wait_until(lambda: gateway.metric("egress_approvals_waiting") == 13)
+
+            def paths(address: str) -> set[str]:
+                status, body = ask(connected(address), get("egress.internal", 80, "/access"))
+                assert status == 200
+                return {each["path"] for each in json.loads(body)["waiting"]}
+
+            for _ in range(4):  # whichever worker is asked
+                assert paths("127.0.0.1") == {f"/{number}" for number in range(12)}
+                assert paths("127.0.0.2") == {"/other"}
+            url = f"http://origin.test:{origin.port}/"
+            whole = [sys.executable, "-m", "egressproxy", "explain", "GET", url, "--as", "agents/worker"]
+            whole += ["--admin", f"127.0.0.1:{gateway.admin_port}"]
+            told = subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S, check=False).stdout
+            assert (
+                "approval      it waits until a person approves, 3600 s at most (hold, EgressPolicy agents/default"
+                in told
+            )
+            assert told.count("\n  waits       ") == 13

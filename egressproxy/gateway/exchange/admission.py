@@ -209,7 +209,9 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
     )
 
 
-def decide_names(listener: ActiveListener, authority: Authority, head: RequestHead) -> object:
+def decide_names(
+    listener: ActiveListener, authority: Authority, head: RequestHead
+) -> tuple[Route, bytes, Noted] | tuple[Route, Noted]:
     """What is decided of this request, or this CONNECT, on names alone. Raises as `route_request`, `route_tunnel`."""
     if head.method != b"CONNECT":
         if not listener.is_forward and not _serves(listener, authority):

@@ -38,7 +38,7 @@ from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.route import SELF_SERVICE, Route
-from egressproxy.gateway.self_service.answers import answer_caller
+from egressproxy.gateway.self_service.answers import Waiting, answer_caller, nothing_waits
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import BACKEND_CHOICE, WAITED, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
@@ -72,6 +72,7 @@ class Conductor:
         self.pseudonym = pseudonym
         self.accounting = Accounting(wheel, access_log, pseudonym, metrics)
         self.clients = clients_of_process(connections)
+        self.waiting: Waiting = nothing_waits
         self.is_draining = False
         self.ends_connections = False  # each with the response under way: draining, or short of memory
         self.has_no_memory = False  # every request is refused, and no body that is held grows
@@ -136,7 +137,7 @@ class Conductor:
                 if route.reads_early:
                     if route.kind == SELF_SERVICE:
                         held = BufferedRequest(client, head)
-                        self.answer(x, client, await answer_caller(x, listener, head, held, decide_names))
+                        self.answer(x, client, await answer_caller(x, listener, head, held, decide_names, self.waiting))
                         return
                     x.keep(HELD, BufferedRequest(client, head))
                 outcome = run(steps, x)

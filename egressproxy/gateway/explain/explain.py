@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
-from egressproxy.filters.chain import Steps
+from egressproxy.filters.chain import Steps, approvals
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
@@ -78,7 +78,8 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
             "authority": str(x.authority) if x.authority is not None else "-",
         },
         "listener": listener_values(decided.listener, decided.port),
-        "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "backends": [],
+        "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "approvals": [],
+        "backends": [],
         "limits": limit_values(decided.listener),
         "timeouts": timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
         "notes": notes(decided),
@@ -94,6 +95,9 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
         made["backends"] = await asyncio.gather(*found)
         error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
         error = _forecast(route.chain.request_headers, x) or error
+        made["approvals"] = [
+            {"filter": spec.name, "from": spec.source, "says": says} for spec, says in approvals(route.chain, x)
+        ]
         if route.auth is not None and not route.auth.is_usable:
             error = error_values(route.auth.unusable())
     if error is not None:

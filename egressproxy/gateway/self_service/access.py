@@ -6,7 +6,7 @@ not there, and names of routes, policies and backends are left out, since they t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -27,11 +27,20 @@ MAX_RULES: Final = 100
 #: Matches of routes that are looked at: each costs some microseconds, and a client may ask again and again.
 MAX_MATCHES: Final = 2000
 
+#: Two of one name of which so much of the limit is the difference are one, which grows while it is looked at.
+SAME: Final = 0.001
+#: What a client is told of a request of its own that waits.
+OF_HOLDS: Final = ("id", "method", "authority", "path", "tool", "waitsSeconds", "leftSeconds")
+
 Rules = Iterable[tuple[str, Route]]
 
 
-def access_of(x: Exchange, listener: ActiveListener) -> dict[str, Any]:
-    """For JSON. `listener`: as it is for the caller of `x`. Nothing is counted or changed."""
+def access_of(
+    x: Exchange, listener: ActiveListener, waiting: Iterable[Mapping[str, Any]] | None = ()
+) -> dict[str, Any]:
+    """For JSON. `listener`: as it is for the caller of `x`; `waiting`: its requests that wait for approval, as
+    `filters.approval_hold.holds` gives them, None where not all of them are known. Nothing is counted or changed.
+    """
     who, policy = x.identity, listener.spec.policy
     rules, is_whole = _rules(listener)
     hostnames = sorted({hostname or "*": None for hostname, _ in rules})
@@ -52,7 +61,8 @@ def access_of(x: Exchange, listener: ActiveListener) -> dict[str, Any]:
         "deny": _entries(destinations.deny),
         "hostnames": hostnames[:MAX_ENTRIES],
         "limits": _limits(x, listener, rules),
-        "isComplete": is_whole and all(len(each) <= MAX_ENTRIES for each in lists),
+        "waiting": [{name: hold[name] for name in OF_HOLDS} for hold in waiting or ()],
+        "isComplete": is_whole and waiting is not None and all(len(each) <= MAX_ENTRIES for each in lists),
     }  # fmt: skip
 
 
@@ -98,7 +108,7 @@ def _limits(x: Exchange, listener: ActiveListener, rules: Rules) -> list[dict[st
     """Of each limit that may hold for the caller: what it allows and what is left. Those that read the same, as that of
     a Gateway does in each rule, stand there once.
     """
-    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    found: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     for name, hostname, chain, backend in islice(_chains(listener, rules), MAX_RULES):
         asked = _asked(x, hostname)
         asked.route, asked.backend = name, backend
@@ -108,8 +118,10 @@ def _limits(x: Exchange, listener: ActiveListener, rules: Rules) -> list[dict[st
                     "name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 4),
                     "resetSeconds": round(each.reset_s, 3),
                 }  # fmt: skip
-                found.setdefault((each.name, each.allows, each.limit, made["left"]), made)
-    return list(found.values())[:MAX_ENTRIES]
+                known = found.setdefault((each.name, each.allows, each.limit), [])
+                if not any(abs(other["left"] - each.left) <= each.limit * SAME for other in known):
+                    known.append(made)
+    return [made for known in found.values() for made in known][:MAX_ENTRIES]
 
 
 def _chains(listener: ActiveListener, rules: Rules) -> Iterator[tuple[str, str, Chain, str]]:

@@ -6,14 +6,16 @@ The caller is who asks: everything here is about its own listener and identity, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason
+from egressproxy.filters.chain import approvals
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
+from egressproxy.gateway.route import Route
 from egressproxy.gateway.self_service.access import access_of
-from egressproxy.gateway.self_service.mcp_server import answer_message
+from egressproxy.gateway.self_service.mcp_server import ACCESS, answer_message
 from egressproxy.gateway.self_service.page import POLICY, page
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
@@ -21,10 +23,13 @@ from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 
-__all__ = ["Decide", "answer_caller"]
+__all__ = ["Decide", "Waiting", "answer_caller", "nothing_waits"]
 
-#: Raises GatewayError where this listener, as it is for the caller, does not let a request or tunnel pass.
-Decide = Callable[[ActiveListener, Authority, RequestHead], object]
+#: The route of a request or tunnel, first of what is decided; raises GatewayError where this listener, as it is for the
+#: caller, does not let it pass.
+Decide = Callable[[ActiveListener, Authority, RequestHead], tuple[Route, *tuple[object, ...]]]
+#: What waits for approval of the client with this name; None where not all workers have said it.
+Waiting = Callable[[str], Awaitable[list[dict[str, Any]] | None]]
 
 #: Of a message to the MCP server, in bytes; and of a URL that is asked about.
 MAX_MESSAGE: Final = 64 * 1024
@@ -37,10 +42,16 @@ _USUAL: Final = (
 )  # fmt: skip
 
 
+async def nothing_waits(_identity: str) -> list[dict[str, Any]]:
+    """Where no request waits for a person."""
+    return []
+
+
 async def answer_caller(
-    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide
+    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide, waiting: Waiting
 ) -> LocalResponse:
-    """The response to a request for egress.internal. `listener`: as it is for the caller; `held`: the request's body.
+    """The response to a request for egress.internal. `listener`: as it is for the caller; `held`: the request's body;
+    `waiting` gives what waits for approval of a client that is known.
 
     Raises GatewayFault (404) on a reverse listener for a client that is not known, which gets what it would get there
     without this; LimitExceeded (413) for a message that is too long.
@@ -49,32 +60,38 @@ async def answer_caller(
         raise GatewayFault(Reason.NO_ROUTE, "no route for this request to egress.internal on this listener", status=404)
     path, _, query = head.path.partition(b"?")
     if path == b"/mcp":
-        return await _of_mcp(x, listener, head, held, decide)
+        return await _of_mcp(x, listener, head, held, decide, waiting)
     if head.method not in (b"GET", b"HEAD"):
         return _refusal(405, "only GET and HEAD are served here", ((b"Allow", b"GET, HEAD"),))
     if path not in (b"/", b"/access", b"/check"):
         return _refusal(404, "there are /, /access, /check?url= and /mcp here")
     if path == b"/check":
         try:
-            return _json(check(listener, _asked_url(query), decide))
+            return _json(check(x, listener, _asked_url(query), decide))
         except ValueError as error:
             return _refusal(400, str(error))
-    access = access_of(x, listener)
+    access = access_of(x, listener, await _waiting_of(x, waiting))
     if path == b"/access" or b"text/html" not in (head.fields.get(b"accept") or b""):
         return _json(access)
     checked = None
     try:
         if query:
-            checked = check(listener, _asked_url(query), decide)
+            checked = check(x, listener, _asked_url(query), decide)
     except ValueError as error:
         checked = {"url": "", "allowed": False, "reason": "not understood", "message": str(error)}
     fields = ((b"Content-Type", b"text/html; charset=utf-8"), (b"Content-Security-Policy", POLICY), *_USUAL)
     return LocalResponse(200, fields, page(access, checked))
 
 
-def check(listener: ActiveListener, url: str, decide: Decide) -> dict[str, Any]:
+async def _waiting_of(x: Exchange, waiting: Waiting) -> list[dict[str, Any]] | None:
+    """Of a client that is not known nothing: another one may have its address."""
+    return await waiting(x.identity.name) if x.identity.name != ANONYMOUS.name else []
+
+
+def check(x: Exchange, listener: ActiveListener, url: str, decide: Decide) -> dict[str, Any]:
     """Whether policy lets the caller of this listener ask for this URL: by names alone, as admission decides; nothing
-    is resolved or sent. Raises ValueError where it is no URL of http or https.
+    is resolved or sent. `waits` where a person has to approve it. Raises ValueError for what is no URL of http or
+    https.
     """
     if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError(f"the URL has to be ASCII without blanks, and of at most {MAX_URL} characters")
@@ -88,18 +105,22 @@ def check(listener: ActiveListener, url: str, decide: Decide) -> dict[str, Any]:
     method = b"CONNECT" if parts.scheme == "https" and listener.is_forward else b"GET"
     head = RequestHead(method, target.encode(), Fields())
     try:
-        decide(listener, authority, head)
+        route = decide(listener, authority, head)[0]
     except GatewayError as error:
         error.__traceback__ = None  # its frames hold the listener
         remedy = error.remedy if isinstance(error, Denied) else ""
         return {
             "url": url, "allowed": False, "reason": error.reason.value, "message": error.message, "remedy": remedy,
         }  # fmt: skip
-    return {"url": url, "allowed": True}
+    asked = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity)
+    asked.request, asked.method, asked.authority = head, method, authority
+    asked.path, asked.is_tunnel = parts.path.encode() or b"/", method == b"CONNECT"
+    waits = [says for _, says in approvals(route.chain, asked)]
+    return {"url": url, "allowed": True, **({"waits": waits[0]} if waits else {})}
 
 
 async def _of_mcp(
-    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide
+    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide, waiting: Waiting
 ) -> LocalResponse:
     """Streamable HTTP: a message by POST, its answer as JSON. There is no stream to open, and no session to end."""
     origin = head.fields.get(b"origin")
@@ -111,7 +132,8 @@ async def _of_mcp(
         message = f"the message is longer than {MAX_MESSAGE} bytes"
         raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
     body = await held.take_body(MAX_MESSAGE)
-    said = answer_message(body, lambda: access_of(x, listener), lambda url: check(listener, url, decide))
+    waits = await _waiting_of(x, waiting) if ACCESS.encode() in body else []
+    said = answer_message(body, lambda: access_of(x, listener, waits), lambda url: check(x, listener, url, decide))
     return _json(said) if said is not None else LocalResponse(202, _USUAL)
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["answer_message"]
+__all__ = ["ACCESS", "answer_message"]
 
 #: Those of the Model Context Protocol that are spoken here; the latest last.
 REVISIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18")
@@ -25,7 +25,8 @@ TOOLS: Final = (
     {
         "name": ACCESS,
         "title": "What may I reach?",
-        "description": "Which hosts this client may reach through the egress gateway, and what is left of its limits.",
+        "description": "Which hosts this client may reach through the egress gateway, what is left of its limits, and"
+        " which of its requests wait for a person's approval.",
         "inputSchema": {"type": "object", "properties": {}, "additionalProperties": False},
         "annotations": _READ_ONLY,
     },
@@ -81,7 +82,7 @@ def _initialized(params: Mapping[str, Any]) -> Values:
         "capabilities": {"tools": {"listChanged": False}},
         "serverInfo": {"name": "egressproxy", "title": "Egress gateway", "version": "1"},
         "instructions": f"Ask {CHECK} before a request to a host that you have not used, and {ACCESS} when one is"
-        " denied or limited.",
+        " denied or limited, or waits.",
     }
 
 

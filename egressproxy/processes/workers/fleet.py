@@ -83,9 +83,10 @@ class Fleet(Protocol):
         not None. Raises errors.NotAnswered where a process has not answered, and may have purged nothing.
         """
 
-    async def holds(self, decision: HoldDecision | None) -> list[bytes]:
-        """What waits for approval in each process that serves, as JSON (`filters.approval_hold.holds`), behind this
-        decision, if it is not None. Raises errors.NotAnswered where a process has not answered.
+    async def holds(self, decision: HoldDecision | None, identity: str = "") -> list[bytes]:
+        """What waits for approval in each process that serves, of all clients or of this one, as JSON
+        (`filters.approval_hold.holds`), behind this decision, if it is not None. Raises errors.NotAnswered where a
+        process has not answered.
         """
 
     async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:

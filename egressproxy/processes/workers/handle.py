@@ -52,11 +52,17 @@ class WorkerSilent(WorkerEnded):
 class Handle:
     """Starts the process. Raises OSError where that fails. `has_ended` is set when the process is gone.
 
-    `on_notices` is given what the process has to tell in Events.
+    `on_notices` is given what the process has to tell in Events, `on_question` what it asks of all workers.
     """
 
-    def __init__(self, number: int, on_notices: Callable[[Iterable[Notice]], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        on_notices: Callable[[Iterable[Notice]], None],
+        on_question: Callable[[Handle, messages.AskedOfAll], None] = lambda _handle, _asked: None,
+    ) -> None:
         self.number = number
+        self._on_question = on_question
         self._on_notices = on_notices
         self.has_ended = asyncio.Event()
         self.configuration: Configuration | None = None  # what it serves
@@ -210,6 +216,8 @@ class Handle:
                 self._counted(counted)
             case messages.Noticed(notices):
                 self._on_notices(notices)
+            case messages.AskedOfAll() as asked:
+                self._on_question(self, asked)
 
     def _replied(self, number: int, value: object) -> None:
         reply = self._waiting.get(number)

@@ -23,7 +23,9 @@ from egressproxy.telemetry.series import Series
 
 __all__ = [
     "Answered",
+    "AnsweredByAll",
     "Asked",
+    "AskedOfAll",
     "Begin",
     "Build",
     "Caches",
@@ -117,9 +119,12 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What waits for approval, behind this decision, if there is one: answered with JSON."""
+    """What waits for approval, of all clients or of this one, behind this decision, if there is one: answered with
+    JSON.
+    """
 
     decision: HoldDecision | None = None
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,26 @@ class Noticed:
     notices: tuple[Notice, ...]
 
 
-Message = Asked | Forget | Listen | ReopenAccessLog | Hurry | Answered | Counted | Noticed
+@dataclass(frozen=True, slots=True)
+class AskedOfAll:
+    """What waits for approval in all workers, of this client: answered with AnsweredByAll."""
+
+    number: int
+    identity: str
+
+
+# --- to a worker that has asked
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredByAll:
+    """What each worker has said, as JSON; None where one of them has not."""
+
+    number: int
+    values: tuple[bytes, ...] | None = field(repr=False)
+
+
+Message = Asked | Forget | Listen | ReopenAccessLog | Hurry | Answered | Counted | Noticed | AskedOfAll | AnsweredByAll
 
 _FIND: Final = classes(
     (

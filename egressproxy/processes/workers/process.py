@@ -13,8 +13,9 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Final
 
 from egressproxy import __version__
@@ -40,6 +41,8 @@ log = logging.getLogger("egressproxy")
 
 #: The supervisor directs: what a terminal or a service manager sends to the whole group is not for a worker.
 IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: How long a client waits for what other workers have to say.
+ASK_ALL_S: Final = 5.0
 #: Series in one part of a report: some milliseconds of the loop's time.
 SERIES_IN_PART: Final = 200
 #: Source: prctl(2), <linux/prctl.h>.
@@ -79,6 +82,8 @@ class WorkerProcess:
         self._built: tuple[Configuration, Snapshot] | None = None
         self._is_new = True
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[int, asyncio.Future[tuple[bytes, ...] | None]] = {}  # of all workers
+        self._numbers = count(1)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -116,6 +121,9 @@ class WorkerProcess:
                 self.worker.access_log.reopen()
             case messages.Hurry():
                 self.worker.hurry()
+            case messages.AnsweredByAll(number, values):
+                if (question := self._asked.get(number)) is not None and not question.done():
+                    question.set_result(values)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -156,7 +164,24 @@ class WorkerProcess:
             return error
         for descriptor in (turn, tally, errors):
             os.close(descriptor)
+        self._worker.holds_of_all = self._holds_of_all
         return None
+
+    async def _holds_of_all(self, identity: str) -> tuple[bytes, ...]:
+        """What waits in all workers, of this client. Raises NotAnswered where one of them has not answered in time."""
+        number = next(self._numbers)
+        question: asyncio.Future[tuple[bytes, ...] | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = question
+        self._send(messages.AskedOfAll(number, identity))
+        values = None
+        try:
+            with suppress(TimeoutError):
+                values = await asyncio.wait_for(question, ASK_ALL_S)
+        finally:
+            del self._asked[number]
+        if values is None:
+            raise NotAnswered("not all workers have answered")
+        return values
 
     async def _answer(self, number: int, request: messages.Request) -> None:
         value: bytes | int | ConfigRefused | NotAnswered | None = None
@@ -174,8 +199,8 @@ class WorkerProcess:
                     value = await self.worker.decisions()
                 case messages.Caches(purge):
                     value = await self.worker.caches(purge)
-                case messages.Holds(decision):
-                    value = await self.worker.holds(decision)
+                case messages.Holds(decision, identity):
+                    value = await self.worker.holds(decision, identity)
                 case messages.Kill(killed):
                     value = self.worker.kill(killed)
                 case messages.Drain(timeout_s):

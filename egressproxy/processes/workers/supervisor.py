@@ -31,6 +31,8 @@ from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, process_limits
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.processes.workers.messages import (
+    AnsweredByAll,
+    AskedOfAll,
     Begin,
     Caches,
     Decisions,
@@ -91,6 +93,7 @@ class Supervisor:
         self._restarts = 0
         self._changed = asyncio.Event()  # a new configuration: reason enough to try at once
         self._tasks: list[asyncio.Task[None]] = []
+        self._answers: set[asyncio.Task[None]] = set()  # to questions of workers
         metrics.add_gauge("egress_workers", "Worker processes that serve.", lambda: len(self._serving()))
         metrics.add_counter("egress_worker_restarts", "Workers that had to be replaced.", lambda: self._restarts)
 
@@ -162,7 +165,7 @@ class Supervisor:
             return 0
 
     def _cancel_tasks(self) -> None:
-        for task in self._tasks:
+        for task in (*self._tasks, *self._answers):
             task.cancel()
         self._tasks.clear()
 
@@ -172,7 +175,7 @@ class Supervisor:
 
     def _spawn(self, number: int) -> Handle:
         """Raises OSError."""
-        handle = self._handles[number] = Handle(number, self._metrics.notices.add)
+        handle = self._handles[number] = Handle(number, self._metrics.notices.add, self._asked_by)
         return handle
 
     async def _begin(self, handle: Handle) -> None:
@@ -335,9 +338,20 @@ class Supervisor:
         """See `fleet.Fleet`. A worker that ends meanwhile takes its caches with it."""
         return await self._of_all(Caches(purge))
 
-    async def holds(self, decision: HoldDecision | None) -> list[bytes]:
+    async def holds(self, decision: HoldDecision | None, identity: str = "") -> list[bytes]:
         """See `fleet.Fleet`. What waits in a worker that ends meanwhile ends with it."""
-        return await self._of_all(Holds(decision))
+        return await self._of_all(Holds(decision, identity))
+
+    def _asked_by(self, handle: Handle, asked: AskedOfAll) -> None:
+        task = asyncio.create_task(self._answer_worker(handle, asked))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _answer_worker(self, handle: Handle, asked: AskedOfAll) -> None:
+        values: tuple[bytes, ...] | None = None
+        with suppress(NotAnswered):
+            values = tuple(await self.holds(None, asked.identity))
+        handle.tell(AnsweredByAll(asked.number, values))
 
     async def _of_all(self, asked: Request) -> list[bytes]:
         """What each worker that serves answers. Raises NotAnswered where one has not, but for one that ends."""

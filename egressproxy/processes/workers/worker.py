@@ -10,10 +10,11 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.catalog import Catalog
@@ -90,6 +91,10 @@ class Worker:
         self.gateway = GatewayServer(
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
+        self.gateway.conductor.waiting = self.waiting
+        #: What waits for approval of a client: here, and where there are other workers, there.
+        self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
+        self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
         lag = LoopLag()
         self.gateway.wheel.watch = lag.tick
         self.metrics.add_counter(
@@ -186,7 +191,7 @@ class Worker:
 
         return json.dumps(states(found, purge)).encode()
 
-    async def holds(self, decision: HoldDecision | None) -> bytes:
+    async def holds(self, decision: HoldDecision | None, identity: str = "") -> bytes:
         """See `fleet.Fleet`."""
         snapshot = self.gateway.snapshot
         found = snapshot.filters.of_type(APPROVAL_HOLD) if snapshot is not None else []
@@ -194,7 +199,24 @@ class Worker:
             return b'{"holds": [], "decided": 0}'
         from egressproxy.filters.approval_hold import holds  # where there is one, it is imported already
 
-        return json.dumps(holds(found, decision)).encode()
+        return json.dumps(holds(found, decision, identity)).encode()
+
+    async def _own_holds(self, identity: str) -> tuple[bytes, ...]:
+        return (await self.holds(None, identity),)
+
+    async def waiting(self, identity: str) -> list[dict[str, Any]] | None:
+        """What waits for approval of this client, in all workers; None where not all have answered."""
+        snapshot = self.gateway.snapshot
+        if snapshot is None or not snapshot.filters.of_type(APPROVAL_HOLD):
+            return []
+        if (asking := self._asking.get(identity)) is None:  # a client that asks all the time asks others once at a time
+            asking = self._asking[identity] = asyncio.ensure_future(self.holds_of_all(identity))
+            asking.add_done_callback(lambda _done: self._asking.pop(identity, None))
+        try:
+            answers = await asyncio.shield(asking)
+        except NotAnswered:
+            return None
+        return [hold for each in answers for hold in json.loads(each)["holds"]]
 
     def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
         """See `fleet.Fleet`."""
@@ -267,9 +289,9 @@ class InProcess:
         """See `fleet.Fleet`."""
         return [await self.worker.caches(purge)]
 
-    async def holds(self, decision: HoldDecision | None) -> list[bytes]:
+    async def holds(self, decision: HoldDecision | None, identity: str = "") -> list[bytes]:
         """See `fleet.Fleet`."""
-        return [await self.worker.holds(decision)]
+        return [await self.worker.holds(decision, identity)]
 
     async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
         """See `fleet.Fleet`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.filters.approval_hold import holds
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, connect, exchange, forward, reverse
@@ -197,3 +198,60 @@ def test_messages_that_are_none_are_refused(converse: Start, body: bytes, status
     assert got == status
     if code is not None:
         assert json.loads(said)["error"]["code"] == code
+
+
+HOLD = {"name": "hold", "type": "egressproxy.io/ApprovalHold:v1", "config": {"hostnames": ["a.example"]}}
+
+
+def waiting_for(talk: Conversation) -> Any:
+    """As a worker tells it that is alone."""
+
+    async def waiting(identity: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = holds(talk.snapshot.filters.of_type(HOLD["type"]), None, identity)["holds"]
+        return found
+
+    return waiting
+
+
+def test_a_client_reads_which_of_its_own_requests_wait_for_approval(converse: Start):
+    talk = converse(forward(identity=KNOWN, extensions=[HOLD]))
+    talk.conductor.waiting = waiting_for(talk)
+    talk.client >> b"GET http://a.example/mine?key=abc HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    other, stranger = talk.connect(address="10.0.0.8"), talk.connect(address="10.0.0.7")
+    stranger >> b"GET http://a.example/strange HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    told = access(talk.connect())["waiting"]
+    assert [(each["method"], each["authority"], each["path"]) for each in told] == [("GET", "a.example:80", "/mine")]
+    assert set(told[0]) == {"id", "method", "authority", "path", "tool", "waitsSeconds", "leftSeconds"}
+    _, _, body = ask(talk.connect(), "/", fields="Accept: text/html\r\n")
+    assert b"Waiting for approval" in body
+    assert told[0]["id"].encode() in body
+    assert access(other)["waiting"] == []
+    assert access(talk.connect(address="10.0.0.7"))["waiting"] == []  # who is not known may be anybody
+    asked = talk.client
+    talk.client = talk.connect()
+    said = message(talk, "tools/call", name="egress_access", arguments={})["result"]
+    assert [each["path"] for each in said["structuredContent"]["waiting"]] == ["/mine"]
+    assert not asked.got
+
+
+def test_what_others_have_not_told_is_not_called_whole(converse: Start):
+    async def nobody_knows(_identity: str) -> None:
+        return None
+
+    talk = converse(forward(identity=KNOWN))
+    assert access(talk.client)["isComplete"]
+    talk.conductor.waiting = nobody_knows
+    told = access(talk.client)
+    assert (told["waiting"], told["isComplete"]) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("url", "waits"),
+    [("http://a.example/", True), ("https://a.example/", True), ("http://c.example/", False)],
+)
+def test_a_check_says_that_a_person_has_to_approve(converse: Start, url: str, waits: bool):
+    talk = converse(forward(allow=("a.example", "c.example"), extensions=[HOLD]))
+    told = json.loads(ask(talk.client, f"/check?url={url}")[2])
+    assert (told["allowed"], "waits" in told) == (True, waits)
+    _, _, body = ask(talk.client, f"/?url={url}", fields="Accept: text/html\r\n")
+    assert (b"waits for approval" in body) is waits
