@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -19,6 +20,7 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.interception.leaf_cache import LeafCache
@@ -26,7 +28,7 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import TimerWheel
@@ -191,7 +193,7 @@ async def end_tls(
         del done, tls  # an error's traceback holds this frame: no cycle
 
 
-class OpenedTls(TlsStream):
+class OpenedTls(ServedTls):
     """TLS with a client inside its tunnel, in front of what serves it. Counts with the listener like the connection
     that it continues.
 
@@ -209,17 +211,14 @@ class OpenedTls(TlsStream):
     ) -> None:
         self._outer: Client | None = outer
         self._begun: asyncio.Future[bool] | None = begun
-        self._metrics = accounting.metrics
         self._series = x.series
         self._give_slot_back: Callable[[], None] | None = None  # the place of the tunnel, from the handshake on
         self._tunnel = tunnel
-        self._client: ClientConnection | OpenedHttp2 = ClientConnection(outer.request_handler, outer.wheel, outer.state)
-        self._client.tunnel = tunnel
-        copy_identity(self._client, outer)
-        self._client.identity = x.identity
-        super().__init__(
-            context, server_side=True, server_hostname=None, inner=self._client, on_handshake=self._handshake_ended
-        )
+        client = ClientConnection(outer.request_handler, outer.wheel, outer.state)
+        client.tunnel = tunnel
+        copy_identity(client, outer)
+        client.identity = x.identity
+        super().__init__(context, client, accounting.metrics)
         self._read = self._read_first  # type: ignore[assignment]  # called with a size alone
 
     def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
@@ -239,12 +238,7 @@ class OpenedTls(TlsStream):
             self.abort()
             self._settle(fault)
             return
-        if peer.selected_alpn_protocol() == "h2":
-            client.discard()
-            self._client = OpenedHttp2(client.handler, client.wheel, client.state, self._metrics, self._tunnel)
-            copy_identity(self._client, client)
-            self.set_protocol(self._client)
-        self._client.server_name = server_name(peer)
+        self._speak(peer, partial(OpenedHttp2, tunnel=self._tunnel))
         outer.state.replace(outer, self)
         resources = outer.resources
         self._give_slot_back, resources.on_complete = resources.on_complete, None
@@ -271,30 +265,14 @@ class OpenedTls(TlsStream):
             begun.set_result(outcome)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection leaves its listener, and lets go of what it was for."""
-        state = self._client.state
+        """As of ServedTls; so does the tunnel."""
         super().connection_lost(exc)
-        state.leave(self)
         if self._give_slot_back is not None:
             self._give_slot_back()
             self._series.tunnels_active -= 1
         if self._begun is not None:
             reason = getattr(self._error, "reason", None)
             self._settle(distrust(self._tunnel.authority, self._error) if reason in _DISTRUST else False)
-        del self._client  # it holds us as its transport: let go
-
-    def close_if_idle(self) -> bool:
-        """True if it closes: no exchange is under way."""
-        return self._client.close_if_idle()
-
-    @property
-    def identity(self) -> CallerIdentity:
-        """Who the client is."""
-        return self._client.identity
-
-    def serving(self) -> Iterable[HeldResources]:
-        """What is held by each exchange in progress."""
-        return self._client.serving()
 
 
 class OpenedHttp2(ClientHttp2):

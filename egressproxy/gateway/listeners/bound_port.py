@@ -11,30 +11,28 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.listeners.counted_client import CountedClient
 from egressproxy.gateway.listeners.proxy_header import ProxyHeaderFront
 from egressproxy.gateway.listeners.sni_dispatch import SniDispatch
 from egressproxy.gateway.listeners.socks_connection import SocksConnection
 from egressproxy.gateway.listeners.stream_connection import StreamConnection
 from egressproxy.gateway.listeners.transparent_connection import TransparentConnection
-from egressproxy.gateway.open_connections import BAD_CERTIFICATE, Holder, OpenConnections
+from egressproxy.gateway.open_connections import BAD_CERTIFICATE, OpenConnections
 from egressproxy.gateway.snapshot import Port
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.exchange import CallerIdentity
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.listener_watch import ListenerWatch
 from egressproxy.net.listening import BACKLOG
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
+from egressproxy.net.tls_contexts import is_about_certificate, verified_until
 from egressproxy.net.unix_listening import accepting_unix
 from egressproxy.net.watched_socket import Socket
 from egressproxy.telemetry.metrics import Metrics
@@ -237,15 +235,11 @@ class BoundPort:
         return f"BoundPort({self.state})"
 
 
-class TlsFront(TlsStream):
-    """TLS with a client, in front of its connection. Counts from its first byte, and has a time for its handshake."""
+class TlsFront(ServedTls):
+    """Counts from its first byte, and has a time for its handshake."""
 
     def __init__(self, context: ssl.SSLContext, client: ClientConnection, metrics: Metrics) -> None:
-        super().__init__(
-            context, server_side=True, server_hostname=None, inner=client, on_handshake=self._handshake_ended
-        )
-        self._client: ClientConnection | ClientHttp2 = client
-        self._metrics = metrics
+        super().__init__(context, client, metrics)
         self._timer: asyncio.TimerHandle | None = None
         self._is_shaking_hands = True
 
@@ -264,45 +258,25 @@ class TlsFront(TlsStream):
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort_handshake)
         super().connection_made(transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection leaves its listener, and lets go of what it was for."""
-        state = self._client.state
-        super().connection_lost(exc)
-        state.leave(self)
-        del self._client  # it holds us as its transport: let go
-
     def close_if_idle(self) -> bool:
-        """True if it closes: no exchange is under way, or the handshake is not over."""
+        """As of ServedTls, or the handshake is not over."""
         if self._is_shaking_hands:
             self.abort_handshake()
             return True
-        return self._client.close_if_idle()
-
-    @property
-    def identity(self) -> CallerIdentity:
-        """Who the client is, by its certificate."""
-        return self._client.identity
-
-    def serving(self) -> Iterable[Holder]:
-        """What is held by each exchange in progress."""
-        return self._client.serving()
+        return super().close_if_idle()
 
     def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
         self._is_shaking_hands = False
         if self._timer is not None:
             self._timer.cancel()
         client = self._client
-        assert isinstance(client, ClientConnection)
         if error is None:
             peer = self.get_extra_info("ssl_object")
-            if peer.selected_alpn_protocol() == "h2":
-                client.discard()
-                self._client = ClientHttp2(client.handler, client.wheel, client.state, self._metrics)
-                self.set_protocol(self._client)
-            self._client.server_name = server_name(peer)
+            self._speak(peer)
             self._client.identity = client.state.port.identity_of(peer)
             self._client.identity_until = verified_until(peer)
         else:
+            assert isinstance(client, ClientConnection)
             client.discard()
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)
             if is_about_certificate(error):
