@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message
+from egressproxy.ir.gateway import CertificateIR
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message, terminate
 from tests.support import manifests as m
 from tests.support.mounted import mount
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
+from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
 from tests.support.waiting import wait_until
 from tests.support.writing import Client
@@ -136,3 +139,35 @@ def test_a_rotated_secret_drops_neither_connections_nor_counters(dns: NameServer
             wait_until(lambda: sends(b"second-value"))
             assert origin.accepted == 1
             assert gateway.metric("egress_filter_total", filter="key") > counted
+
+
+def test_a_certificate_that_is_half_written_leaves_the_last_good_pair_in_force(tmp_path: Path):
+    pki, folder, port = Pki(), tmp_path / "web", free_port()
+    folder.mkdir()
+
+    def write(key: str, text: str) -> None:
+        (folder / key).write_text(text)  # in place, as a program does that knows no better
+
+    def presented() -> bytes:
+        context = ssl.create_default_context(cadata=pki.ca_pem)
+        with client(port) as sock, context.wrap_socket(sock, server_hostname="web.test") as tls:
+            return tls.getpeercert(binary_form=True) or b""
+
+    def der(certificate: CertificateIR) -> bytes:
+        return ssl.PEM_cert_to_DER_cert(certificate.chain_pem.split("-----END")[0] + "-----END CERTIFICATE-----")
+
+    first, second = pki.certificate("web.test"), pki.certificate("web.test")
+    write("tls.crt", first.chain_pem)
+    write("tls.key", first.key_pem.reveal().decode())
+    listener = m.http_listener(port, protocol="HTTPS", tls=terminate("web"))
+    arguments = ["--secret", f"agents/web={folder}", "--workers", "2"]
+    with GatewayProcess(tmp_path / "gw", [m.gateway(listener)], arguments=arguments) as gateway:
+        assert presented() == der(first)
+        write("tls.crt", second.chain_pem)
+        gateway.wait_for_diagnostics("tls.key does not belong to the first certificate of tls.crt: what it held before")
+        assert {presented() for _ in range(8)} == {der(first)}
+        shown = gateway.admin("/apis/gateway.networking.k8s.io/v1/namespaces/agents/gateways/gw")[1]
+        assert "egressproxy.io/LastGoodInForce" in shown
+        write("tls.key", second.key_pem.reveal().decode())
+        wait_until(lambda: {presented() for _ in range(8)} == {der(second)})
+        assert "PRIVATE" not in gateway.stderr

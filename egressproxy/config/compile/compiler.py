@@ -29,7 +29,16 @@ from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import OUT_OF_TIME, ListenerPlan
 from egressproxy.config.compile.generations import first_seen, generations_of
-from egressproxy.config.compile.interface import CATALOG, Compiled, Defaults, FilterCatalog, Key, Status, age_of
+from egressproxy.config.compile.interface import (
+    CATALOG,
+    Compiled,
+    Defaults,
+    FilterCatalog,
+    Key,
+    Materials,
+    Status,
+    age_of,
+)
 from egressproxy.config.compile.object_problems import problem_at, unserved
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
@@ -42,7 +51,7 @@ from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
 from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator, set_route_conditions
 from egressproxy.config.compile.routes.served_routes import ServedRoutes
-from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions, keep_times
+from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions, keep_times, state_kept
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.backend import Backend
@@ -80,7 +89,8 @@ def compile_config(
     its type cannot run, a config that does not fit the type.
     """
     generations, written = generations_of(resources, previous)
-    run = _Run(resources, catalog, defaults, generations)
+    materials = previous.materials if previous is not None else {}
+    run = _Run(resources, catalog, defaults, generations, materials)
     listeners = run.compile()
     statuses = run.statuses()
     if not listeners:
@@ -101,6 +111,7 @@ def compile_config(
         created=first_seen(resources, previous),
         filter_types={each.name: each.described for each in run.filter_types.all()},
         validities=tuple(sorted(validity for validity, _ in run.references.validities.values())),
+        materials=run.references.materials,
     )
 
 
@@ -108,14 +119,15 @@ class _Run:
     """One compilation."""
 
     def __init__(
-        self, resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, generations: Mapping[Key, int]
-    ) -> None:
+        self, resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, generations: Mapping[Key, int],
+        materials: Materials,
+    ) -> None:  # fmt: skip
         self.warnings: list[Problem] = []
         self._catalog = catalog
         self._resources = resources
         self._defaults = defaults
         self._generations = generations
-        self.references = References(resources)
+        self.references = References(resources, materials)
         self._tls_policies = BackendTlsPolicies(resources, self.references)
         self.filter_types = FilterTypes(resources, catalog, self.references)
         self._extensions = ExtensionCompiler(catalog, self.filter_types, self.references)
@@ -201,6 +213,7 @@ class _Run:
         parents = self._backends.parents.problems(self._policies.objects)
         statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
         statuses.update(self._pipelines.statuses(self._generations))
+        state_kept(statuses, self.references.kept, self._generations)
         return statuses
 
     def _catalogue_sentence(self) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "FilterCatalog",
     "FilterTypeInfo",
     "Key",
+    "Materials",
     "Reference",
     "RefusesBackends",
     "SecretReference",
@@ -44,6 +45,8 @@ CATALOG: Final = ("egressproxy-system", "egressproxy-filter-catalog")
 #: Kinds that several groups have.
 _OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "XBackendDestination"})
 
+#: What files held: kind, namespace, name and keys of the object that they are; the value of each key.
+Materials = Mapping[tuple[str, ...], tuple[bytes, ...]]
 #: The `status` of an object as Kubernetes shapes it.
 Status = dict[str, Any]
 
@@ -194,7 +197,8 @@ class Compiled:
     object with a spec; `written` the digests of those specs. `warnings` are about objects without a status.
     `validities` are those of all certificates. `created` is the RFC 3339 time at which an object without a
     creationTimestamp was first seen; it is shown to users and does not decide which object is older. `filter_types`
-    describes the types that FilterType objects make known, by name, as the catalogue shows them.
+    describes the types that FilterType objects make known, by name, as the catalogue shows them. `materials`, which
+    holds secrets, is what files with certificates held, for the next compilation.
     """
 
     spec: ConfigIR
@@ -205,6 +209,7 @@ class Compiled:
     validities: tuple[Validity, ...] = ()
     created: Mapping[Key, str] = field(default_factory=dict, repr=False)
     filter_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    materials: Materials = field(default_factory=dict, repr=False)
 
 
 def kind_of(key: Key) -> str:

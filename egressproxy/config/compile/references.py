@@ -12,6 +12,7 @@ import binascii
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from egressproxy.config.compile.certificates import (
@@ -22,7 +23,7 @@ from egressproxy.config.compile.certificates import (
     read_crls,
     read_key_pair,
 )
-from egressproxy.config.compile.interface import Key, Reference, SecretReference
+from egressproxy.config.compile.interface import Key, Materials, Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ClusterTrustBundle, ConfigMap, Namespace, Pod, Secret
@@ -108,10 +109,16 @@ def resolve_each(read: Callable[[R], T], refs: Iterable[R]) -> tuple[list[T], li
 class References:
     """Looks objects up on behalf of other objects."""
 
-    __slots__ = ("_grants", "_resources", "suggestions", "validities")
+    __slots__ = ("_before", "_grants", "_resources", "kept", "materials", "suggestions", "validities")
 
-    def __init__(self, resources: ResourceSet) -> None:
+    def __init__(self, resources: ResourceSet, before: Materials = MappingProxyType({})) -> None:
+        """`before`: the `materials` of the configuration in service."""
         self._resources = resources
+        self._before = before
+        #: Of certificates, keys and lists in files: what they held when they could be used last.
+        self.materials: dict[tuple[str, ...], tuple[bytes, ...]] = {}
+        #: By the object that refers to such files: why what they held before stays in force, as sentences.
+        self.kept: dict[Key, dict[str, None]] = {}
         #: For hints on what is not there.
         self.suggestions = NameSuggestions(resources)
         #: Of every certificate that was read, by use, kind, namespace and name, with the object that asked first.
@@ -287,11 +294,8 @@ class References:
         name = self.names(source, (ref,))
         if ref.group or ref.kind != "Secret":
             raise UnresolvedRef("InvalidKind", f"{name} is not a Secret")
-        chain, key = self.data(source, ref, chain_key), self.data(source, ref, "tls.key")
-        try:
-            pair, span = read_key_pair(f"{self.namespace_of(source, ref)}/{ref.name}", chain, key)
-        except CertificateProblem as problem:
-            raise UnresolvedRef("InvalidCertificate", f"{name}: {problem}") from None
+        read = partial(read_key_pair, f"{self.namespace_of(source, ref)}/{ref.name}")
+        pair, span = self._read(source, ref, name, (chain_key, "tls.key"), read)
         self._note(source, ref, use, [span])
         return pair
 
@@ -318,16 +322,44 @@ class References:
         """The CA certificates of a ConfigMap or Secret (under `key`), or of a ClusterTrustBundle, which every namespace
         may name; PEM. Raises UnresolvedRef.
         """
-        if _is_trust_bundle(ref):
-            pem, field = self._trust_bundle(ref), "spec.trustBundle"
-        else:
-            pem, field = self.data(source, ref, key), "ca.crt"
-        try:
-            bundle, spans = read_ca_bundle(pem, field)
-        except CertificateProblem as problem:
-            raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+        read = partial(read_ca_bundle, field="spec.trustBundle" if _is_trust_bundle(ref) else "ca.crt")
+        bundle, spans = self._read(source, ref, f"{ref.kind} {ref.name}", (key,), read)
         self._note(source, ref, CertificateUse.CA, spans)
         return bundle
+
+    def _read(self, source: Resource, ref: Reference, name: str, keys: tuple[str, ...], read: Callable[..., T]) -> T:
+        """What `read` makes of these entries. Where they are files that cannot be used, since one of a pair is written
+        and the other is not yet, or a part of one: of what they held when they last could.
+
+        Raises UnresolvedRef.
+        """
+        at = (ref.kind, "" if _is_trust_bundle(ref) else self.namespace_of(source, ref), ref.name, *keys)
+        found: Resource | None = None
+        try:
+            if _is_trust_bundle(ref):
+                found = self._resources.find(ClusterTrustBundle, "", ref.name)
+                pieces: tuple[bytes, ...] = (self._trust_bundle(ref),)
+            else:
+                found = self.find(source, ref)
+                pieces = tuple(self.data(source, ref, key) for key in keys)
+            made = read(*pieces)
+        except CertificateProblem as problem:
+            why = UnresolvedRef("InvalidCertificate", f"{name}: {problem}")
+        except UnresolvedRef as unresolved:
+            if not isinstance(found, Secret) or not any(found.value(key) for key in keys):
+                raise
+            why = unresolved
+        else:
+            if found is not None and found.origin.is_of_option:
+                self.materials[at] = pieces
+            return made
+        pieces = self._before.get(at, ())
+        if not pieces or found is None or not found.origin.is_of_option:
+            raise why
+        self.materials[at] = pieces
+        sentence = f"{why.message}: what it held before stays in force until it can be used"
+        self.kept.setdefault(source.key, {})[sentence] = None
+        return read(*pieces)
 
     def _trust_bundle(self, ref: Reference) -> bytes:
         found = self._resources.find(ClusterTrustBundle, "", ref.name)
@@ -352,11 +384,7 @@ class References:
 
     def crl(self, source: Resource, ref: Reference) -> str:
         """The revocation lists of a ConfigMap or Secret (`crl.pem`), PEM. Raises UnresolvedRef."""
-        pem = self.data(source, ref, "crl.pem")
-        try:
-            text, span = read_crls(pem)
-        except CertificateProblem as problem:
-            raise UnresolvedRef("InvalidCertificate", f"{ref.kind} {ref.name}: {problem}") from None
+        text, span = self._read(source, ref, f"{ref.kind} {ref.name}", ("crl.pem",), read_crls)
         if span[1] != float("inf"):
             self._note(source, ref, CertificateUse.CRL, [span])
         return text

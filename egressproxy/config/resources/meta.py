@@ -72,6 +72,11 @@ class Origin:
     is_from_api: bool = field(default=False, compare=False)
     time: str = field(default="", compare=False)
 
+    @property
+    def is_of_option(self) -> bool:
+        """Whether an option of the command line has made it, of files or variables: no manifest has a line of it."""
+        return bool(self.file) and not self.line
+
     def place_of(self, path: str, *, key: bool = False) -> tuple[int, int]:
         """Line and column of a field's value (or of its key), else of the nearest field above; (0, 0) without file."""
         if not self.file:

@@ -58,7 +58,17 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
         ),
         findings=tuple(all_warnings(resources, compiled)),
         memory=zlib.compress(
-            dumps((compiled.spec.generation, statuses, generations, compiled.written, compiled.created)), 1
+            dumps(
+                (
+                    compiled.spec.generation,
+                    statuses,
+                    generations,
+                    compiled.written,
+                    compiled.created,
+                    compiled.materials,
+                )
+            ),
+            1,
         ),
         broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
         validities=compiled.validities,
@@ -72,5 +82,7 @@ def previous_of(memory: bytes) -> Compiled | None:
     """
     if not memory:
         return None
-    generation, statuses, generations, written, created = loads(zlib.decompress(memory))
-    return Compiled(ConfigIR((), generation), statuses, generations, written=written, created=created)
+    generation, statuses, generations, written, created, materials = loads(zlib.decompress(memory))
+    return Compiled(
+        ConfigIR((), generation), statuses, generations, written=written, created=created, materials=materials
+    )

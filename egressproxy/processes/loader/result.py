@@ -1,7 +1,7 @@
 """What a loading gives: the packed spec, what the admin API shows, and what the next loading has to know of this one.
 
 All of it is bytes until somebody asks: ten thousand objects are kept in some hundred kilobytes. Nothing but the spec
-holds secrets.
+and the memory holds secrets.
 """
 
 from __future__ import annotations

@@ -6,13 +6,16 @@ Source: Kubernetes API conventions, metav1.Condition; Gateway API RouteStatus, P
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from egressproxy.config.compile.interface import CONTROLLER, Key, Status
 from egressproxy.config.resources.meta import Model
 
-__all__ = ["SECTIONS", "Conditions", "ReferenceConditions", "keep_times"]
+__all__ = ["KEPT", "SECTIONS", "Conditions", "ReferenceConditions", "keep_times", "state_kept"]
+
+#: What files with certificates held before is in force, since they cannot be used now.
+KEPT: Final = "egressproxy.io/LastGoodInForce"
 
 #: The parts of a status that have conditions of their own, and the field that identifies each.
 SECTIONS: Final = {"listeners": "name", "parents": "parentRef", "ancestors": "ancestorRef"}
@@ -107,6 +110,19 @@ class ReferenceConditions:
             for reference, conditions in self._parts
         ]
         return {self._section: parts}
+
+
+def state_kept(
+    statuses: Mapping[Key, Status], kept: Mapping[Key, Iterable[str]], generations: Mapping[Key, int]
+) -> None:
+    """State at each object, and at each of its references, why certificates that its files held before are in force."""
+    for key, sentences in kept.items():
+        conditions = Conditions(generations.get(key, 1))
+        conditions.set(KEPT, True, "FilesNotUsable", "; ".join(sentences))
+        status = statuses.get(key, {})
+        parts = [part for section in ("parents", "ancestors") for part in status.get(section, ())]
+        for part in parts or [status]:
+            part["conditions"] = [*part.get("conditions", ()), *conditions.to_list()]
 
 
 def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], now: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.compile.object_problems import problem_at
+from egressproxy.config.compile.status.conditions import KEPT
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import Resource
@@ -30,6 +31,7 @@ _SERVED: Final = {
     "Insecure": Severity.WARNING,
     "InsecureFrontendValidationMode": Severity.WARNING,
     "egressproxy.io/InvalidCertificate": Severity.WARNING,
+    KEPT: Severity.WARNING,
     "Overridden": Severity.NOTE,  # a setting for all, and another for some, is how policies are meant to be written
 }
 #: The same for reasons: protocolOptions are compared, and change nothing of what is sent.
