@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from egressproxy.cli.client_settings import LOCAL, PROVIDERS
+from egressproxy.cli.client_settings import LOCAL, PROVIDERS, Login
 
-__all__ = ["CLIENT_OPTIONS", "client_options"]
+__all__ = ["CLIENT_OPTIONS", "client_options", "login_of"]
 
 #: Longer than any token: the file is another.
 _MAX_TOKEN_BYTES: Final = 16_384
@@ -34,17 +34,47 @@ def _hosts(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[st
     return tuple(each.strip() for each in value.split(",") if each.strip())
 
 
+def _written(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}") from None
+
+
 def _token(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> str:
     if path is None:
         return ""
-    try:
-        with path.open("rb") as file:
-            written = file.read(_MAX_TOKEN_BYTES + 1).strip()
-    except OSError as error:
-        raise click.BadParameter(f"{path}: {error.strerror}") from None
+    written = _written(path).strip()
     if not 0 < len(written) <= _MAX_TOKEN_BYTES or not written.isascii() or len(written.split()) != 1:
         raise click.BadParameter(f"{path} has no token: one word of ASCII, {_MAX_TOKEN_BYTES:,} bytes at most")
     return written.decode("ascii")
+
+
+def _user(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
+    if ":" in name or (name and not name.isprintable()):
+        raise click.BadParameter(f"{name!r} is no user: no name has a colon or control characters (RFC 7617)")
+    return name
+
+
+def _password(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> str:
+    """The file, without the end of its line. A password may have blanks."""
+    if path is None:
+        return ""
+    written = _written(path).removesuffix(b"\n").removesuffix(b"\r")
+    password = written.decode(errors="replace")
+    if "\ufffd" in password or not password.isprintable() or not 0 < len(written) <= _MAX_TOKEN_BYTES:
+        raise click.BadParameter(f"{path} has no password: one line of UTF-8, {_MAX_TOKEN_BYTES:,} bytes at most")
+    return password
+
+
+def login_of(token: str, user: str, password: str) -> Login:
+    """What the options of these names say together. Raises click.UsageError."""
+    if bool(user) != bool(password):
+        raise click.UsageError("--user and --password-file go together; a token has --token-file, and no user")
+    if token and user:
+        raise click.UsageError("--token-file and --user are two ways to say who the client is: give one of them")
+    return Login("token", token) if token else Login(user, password)
 
 
 _OPTIONS: Final = (
@@ -58,6 +88,14 @@ _OPTIONS: Final = (
         " proxy.",
     ),
     click.option(
+        "--user", default="", metavar="NAME", callback=_user,
+        help="The user as whom clients log in at the gateway (`identity.basic`), with --password-file.",
+    ),
+    click.option(
+        "--password-file", "password", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+        callback=_password, help="The file of the user's password, in a line. It becomes that of the proxy's URL.",
+    ),
+    click.option(
         "--base-url", "base_urls", multiple=True, metavar="NAME=URL", callback=_base_urls,
         help=f"The base URL of a provider on a reverse listener, for clients that know no proxy; NAME is one of"
         f" {', '.join(PROVIDERS)}. May be given again.",
@@ -69,7 +107,7 @@ _OPTIONS: Final = (
     ),
 )  # fmt: skip
 #: Their names as parameters.
-CLIENT_OPTIONS: Final = ("no_proxy", "token", "base_urls", "ca")
+CLIENT_OPTIONS: Final = ("no_proxy", "token", "user", "password", "base_urls", "ca")
 
 
 def client_options(command: Callable[..., Any]) -> Callable[..., Any]:

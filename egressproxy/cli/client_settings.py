@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from egressproxy.model.authority import Authority
 
-__all__ = ["LOCAL", "PROVIDERS", "STORE_PASSWORD", "ClientSettings", "Proxy", "inherited"]
+__all__ = ["LOCAL", "PROVIDERS", "STORE_PASSWORD", "ClientSettings", "Login", "Proxy", "inherited"]
 
 #: What clients reach without the gateway: programs beside them, which the gateway would not let them reach.
 LOCAL: Final = ("localhost", "127.0.0.1", "::1")
@@ -31,13 +31,23 @@ _JAVA: Final = ("-Dhttp.proxy", "-Dhttps.proxy", "-Dhttp.nonProxyHosts=", "-Djav
 STORE_PASSWORD: Final = "changeit"  # noqa: S105
 
 
+class Login(NamedTuple):
+    """What clients show the gateway: a user and a password, or a token, whose user is anything."""
+
+    user: str = ""
+    password: str = ""
+
+    def __repr__(self) -> str:
+        return f"Login({self.user})"
+
+
 class Proxy(NamedTuple):
-    """A forward-proxy listener, as clients name it. `token` is what they show it, "" for nothing."""
+    """A forward-proxy listener, as clients name it, and what they show it, if anything."""
 
     scheme: str
     host: str
     port: int
-    token: str = ""
+    login: Login = Login()
 
     @classmethod
     def of(cls, url: str) -> Proxy:
@@ -46,17 +56,22 @@ class Proxy(NamedTuple):
         with suppress(ValueError):  # of the port
             if parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and not parts.query:
                 port = parts.port or (443 if parts.scheme == "https" else 80)
-                return cls(parts.scheme, parts.hostname, port, unquote(parts.password or ""))
+                return cls(
+                    parts.scheme,
+                    parts.hostname,
+                    port,
+                    Login(unquote(parts.username or ""), unquote(parts.password or "")),
+                )
         shown = url.rpartition("@")[2]  # what stands before it may be a secret
         raise ValueError(f"{shown!r} is not the URL of a proxy: give one such as http://127.0.0.1:3128")
 
     def url(self) -> str:
-        """With the token as the password, where every client can send it."""
-        who = f"token:{quote(self.token, safe='')}@" if self.token else ""
+        """With user and password, or with the token as the password: where every client can send it."""
+        who = f"{quote(self.login.user, safe='')}:{quote(self.login.password, safe='')}@" if self.login.password else ""
         return f"{self.scheme}://{who}{Authority(self.host, self.port)}"
 
     def __repr__(self) -> str:
-        return f"Proxy({self._replace(token='').url()})"
+        return f"Proxy({self._replace(login=Login()).url()})"
 
 
 @dataclass(frozen=True, slots=True)

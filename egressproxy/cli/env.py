@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from egressproxy.cli.client_options import client_options
+from egressproxy.cli.client_options import client_options, login_of
 from egressproxy.cli.client_settings import ClientSettings, Proxy
 
 __all__ = ["command"]
@@ -62,8 +62,8 @@ def _proxy(_ctx: click.Context, _param: click.Parameter, value: str) -> Proxy | 
     help="Write the roots of this system and --ca into this file, and beside it FILE.p12 for Java; both are replaced.",
 )  # fmt: skip
 def command(
-    shell: str, proxy: Proxy | None, no_proxy: tuple[str, ...], token: str, base_urls: dict[str, str],
-    ca: Path | None, bundle: Path | None,
+    shell: str, proxy: Proxy | None, no_proxy: tuple[str, ...], token: str, user: str, password: str,
+    base_urls: dict[str, str], ca: Path | None, bundle: Path | None,
 ) -> None:  # fmt: skip
     """Print the variables by which client programs find the gateway, and trust the CA of tunnels that are opened.
 
@@ -76,6 +76,7 @@ def command(
       egressproxy env --shell fish | source
       egressproxy env --shell powershell | Out-String | Invoke-Expression
       egressproxy env --shell github --proxy http://egress:3128 >> "$GITHUB_ENV"
+      eval "$(egressproxy env --user alice --password-file ~/.egress-password)"
       egressproxy env --shell docker --proxy http://172.17.0.1:3128 > egress.env
       eval "$(egressproxy env --ca egressproxy-ca --bundle ~/.egress-bundle.pem)"
       eval "$(egressproxy env --proxy off --base-url openai=http://127.0.0.1:8080/openai/v1)"
@@ -88,8 +89,9 @@ def command(
         )
     if proxy is None and not base_urls:
         raise click.UsageError("with --proxy off clients find nothing: give --base-url, too")
-    if token and proxy is not None:
-        proxy = proxy._replace(token=token)
+    login = login_of(token, user, password)
+    if login.password and proxy is not None:
+        proxy = proxy._replace(login=login)
     java_store = None
     if ca is not None and bundle is not None:
         bundle = bundle.absolute()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 from dataclasses import replace
 from ipaddress import ip_address
@@ -12,7 +14,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from egressproxy.cli.client_options import CLIENT_OPTIONS, client_options
+from egressproxy.cli.client_options import CLIENT_OPTIONS, client_options, login_of
 from egressproxy.cli.client_settings import ClientSettings
 from egressproxy.cli.numbers import whole_number
 from egressproxy.cli.options import admin_option, bind_option, config_option
@@ -58,7 +60,22 @@ class _WithCommand(ConfigByOption):
             args, ctx.meta[_COMMAND] = args[:at], args[at + 1 :]
             if not ctx.meta[_COMMAND] and not ctx.resilient_parsing:
                 raise click.UsageError("a command has to stand behind --", ctx)
+        elif not ctx.resilient_parsing:
+            first = self._first_word(args)
+            if first is not None and shutil.which(args[first]) and not Path(args[first]).exists():
+                meant = shlex.join(["egressproxy", "run", *args[:first], "--", *args[first:]])
+                raise click.UsageError(f"a command has to stand behind --: write {meant}", ctx)
         return super().parse_args(ctx, args)
+
+    def _first_word(self, args: list[str]) -> int | None:
+        """Where the first word stands that is no option, and no value of one."""
+        with_value = {name for each in self.params if not getattr(each, "is_flag", False) for name in each.opts}
+        is_value = False
+        for at, word in enumerate(args):
+            if not is_value and not word.startswith("-"):
+                return at
+            is_value = not is_value and word in with_value
+        return None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- CMD [ARG]...]"]
@@ -171,8 +188,9 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
         beside = {name: each for name, each in _BESIDE_A_COMMAND.items() if _is_default(ctx, name)}
         given |= beside
     elif said := [name for name in ("listener", *CLIENT_OPTIONS) if not _is_default(ctx, name)]:
-        option = "--base-url" if said[0] == "base_urls" else f"--{said[0].replace('_', '-')}"
+        option = next(each.opts[0] for each in ctx.command.params if each.name == said[0])
         raise click.UsageError(f"{option} is for a command: write it behind --")
+    login = login_of(clients["token"], clients["user"], clients["password"])
     options = RunOptions(secrets=sources, **given)
     _check_state(options)
     if sources and not options.is_configured:
@@ -190,7 +208,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])
     if not options.is_configured:
         options = replace(options, open_port=free_port())
-    sys.exit(run_wrapped(options, wrapped, settings, clients["token"], clients["ca"], listener))
+    sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
 
 
 def _is_default(ctx: click.Context, name: str) -> bool:

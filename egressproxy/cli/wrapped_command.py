@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from egressproxy.cli.client_settings import ClientSettings, Proxy, inherited
+from egressproxy.cli.client_settings import ClientSettings, Login, Proxy, inherited
 from egressproxy.cli.serving import serve
 from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.run_options import RunOptions
@@ -70,11 +70,11 @@ def free_port() -> int:
 
 
 def run_wrapped(
-    options: RunOptions, command: Sequence[str], settings: ClientSettings, token: str, ca: Path | None, listener: str
+    options: RunOptions, command: Sequence[str], settings: ClientSettings, login: Login, ca: Path | None, listener: str
 ) -> int:
     """Serve until the command has ended; returns its exit status, or ends with the signal that has ended it.
 
-    `token`, `ca`, `listener`: as in the options of these names.
+    `login`: what the command shows the gateway. `ca`, `listener`: as in the options of these names.
     """
     if not shutil.which(command[0]):
         return _not_run(command[0])
@@ -85,7 +85,7 @@ def run_wrapped(
             listeners = gateway.wait_until_ready()
             if listeners is None:
                 return _FAILED  # it has said why
-            variables = _variables(chosen_listener(listeners, listener), settings, token, ca, files)
+            variables = _variables(chosen_listener(listeners, listener), settings, login, ca, files)
             signals.block()
             status = _run(command, inherited(os.environ) | variables, gateway, signals)
     except _Signalled as signalled:
@@ -143,7 +143,7 @@ def chosen_listener(listeners: Sequence[ForwardListener], wanted: str) -> Forwar
 
 
 def _variables(
-    chosen: ForwardListener | None, settings: ClientSettings, token: str, ca: Path | None, files: ExitStack
+    chosen: ForwardListener | None, settings: ClientSettings, login: Login, ca: Path | None, files: ExitStack
 ) -> dict[str, str]:
     """What the command finds in its environment. What it names is there until `files` ends. Raises NotUsable."""
     from egressproxy.cli.trust_bundle import TrustProblem, certificates, is_root, read_ca, write_trust
@@ -153,7 +153,7 @@ def _variables(
     trusted = ""
     if chosen is not None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(chosen.address, chosen.address)  # noqa: S104
-        settings = replace(settings, proxy=Proxy("https" if chosen.is_tls else "http", host, chosen.port, token))
+        settings = replace(settings, proxy=Proxy("https" if chosen.is_tls else "http", host, chosen.port, login))
         trusted = chosen.signing_ca
     try:
         if ca is not None:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from egressproxy.cli import main
-from egressproxy.cli.client_settings import ClientSettings, Proxy
+from egressproxy.cli.client_settings import ClientSettings, Login, Proxy
 from egressproxy.protocols.tls.minting import new_ca
 
 #: A value that each shell has to quote.
@@ -73,10 +73,39 @@ def test_a_token_is_the_password_of_the_proxys_url_and_not_shown_elsewhere(tmp_p
     (tmp_path / "token").write_text("a/b@c:d\n")
     printed = env("--token-file", tmp_path / "token", "--proxy", "http://[::1]:3128").output
     assert "export https_proxy='http://token:a%2Fb%40c%3Ad@[::1]:3128'" in printed
-    assert Proxy.of("http://x:a%2Fb@h:1").token == "a/b"
-    assert "secret" not in repr(ClientSettings(Proxy("http", "h", 1, "secret")))
+    assert Proxy.of("http://x:a%2Fb@h:1").login == ("x", "a/b")
+    assert "secret" not in repr(ClientSettings(Proxy("http", "h", 1, Login("token", "secret"))))
     (tmp_path / "token").write_text("two words")
     assert env("--token-file", tmp_path / "token").exit_code == 2
+
+
+def test_user_and_password_are_those_of_the_proxys_url(tmp_path: Path):
+    file = tmp_path / "password"
+    file.write_text("two words: é\n")
+    printed = env("--user", "alice@corp", "--password-file", file).output
+    assert "export HTTPS_PROXY='http://alice%40corp:two%20words%3A%20%C3%A9@127.0.0.1:3128'" in printed
+    assert "export HTTPS_PROXY='http://bob:pw@h:1'" in env("--proxy", "http://bob:pw@h:1").output
+    assert "two words" not in repr(Login("alice", "two words"))
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "told"),
+    [
+        (b"pw", ["--user", "alice"], "--user and --password-file go together"),
+        (b"pw", ["--password-file", "FILE"], "--user and --password-file go together"),
+        (b"pw", ["--user", "alice", "--password-file", "FILE", "--token-file", "FILE"], "give one of them"),
+        (b"pw", ["--user", "a:b", "--password-file", "FILE"], "no name has a colon"),
+        (b"\n", ["--user", "alice", "--password-file", "FILE"], "has no password"),
+        (b"two\nlines", ["--user", "alice", "--password-file", "FILE"], "has no password"),
+        (b"\xff", ["--user", "alice", "--password-file", "FILE"], "has no password"),
+    ],
+)
+def test_a_login_that_is_none_is_refused(tmp_path: Path, written: bytes, options: list[str], told: str):
+    file = tmp_path / "password"
+    file.write_bytes(written)
+    done = env(*(file if each == "FILE" else each for each in options))
+    assert done.exit_code == 2
+    assert told in " ".join(done.output.split())
 
 
 def test_base_urls_are_reached_without_the_proxy():

@@ -233,6 +233,29 @@ def test_a_token_is_in_the_url(config: Path, tmp_path: Path):
     assert found["HTTPS_PROXY"].startswith("http://token:e.f.g@127.0.0.1:")
 
 
+def test_user_and_password_are_in_the_url(config: Path, tmp_path: Path):
+    (tmp_path / "password").write_text("open sesame\n")
+    login = ("--user", "alice", "--password-file", tmp_path / "password")
+    found = json.loads(run("--config", config, *login, "--", *PRINTS).stdout)
+    assert found["HTTPS_PROXY"].startswith("http://alice:open%20sesame@127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (["env", "-i"], "egressproxy run -- env -i"),
+        (
+            ["--guarded", "--log-level", "info", "env", "A=b c"],
+            "egressproxy run --guarded --log-level info -- env 'A=b c'",
+        ),
+    ],
+)
+def test_a_command_without_the_dashes_is_told_where_they_go(written: list[str], meant: str):
+    done = run(*written)
+    assert done.returncode == 2
+    assert f"a command has to stand behind --: write {meant}" in " ".join(done.stderr.split())
+
+
 def test_the_listener_has_to_be_named_where_there_are_several():
     one, two = (ForwardListener(f"agents/gw/{name}", "127.0.0.1", 1, False, "") for name in ("one", "two"))
     assert chosen_listener([one], "") is one
