@@ -29,25 +29,52 @@ EXAMPLES = sorted((ROOT / "config").glob("*.yaml"))
 WITH_A_PACKAGE = {"tutorial.md"}
 
 
-def check(*paths: Path) -> str:
+def check(*paths: Path, options: tuple[str, ...] = ()) -> str:
     """The output of `egressproxy check --strict`; fails the test where it is not good."""
-    done = CliRunner().invoke(main, ["check", "--strict", *map(str, paths)])
+    done = CliRunner().invoke(main, ["check", "--strict", *options, *map(str, paths)])
     assert done.exit_code == 0, done.output or repr(done.exception)
     return done.output
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_is_good(path: Path):
-    assert "listener" in check(path)
+def test_every_example_is_good(path: Path, tmp_path: Path):
+    options: tuple[str, ...] = ()
+    if path.name == "interception.yaml":  # its reader makes the CA
+        options = ("--secret", f"agents/interception-ca={made_ca(tmp_path)}")
+    assert "listener" in check(path, options=options)
 
 
-def test_all_five_examples_are_there():
+def made_ca(folder: Path) -> Path:
+    """What `egressproxy ca init` leaves, as the example says."""
+    made = folder / "egressproxy-ca"
+    done = CliRunner().invoke(main, ["ca", "init", str(made), "--permit", "openai.com"])
+    assert done.exit_code == 0, done.output
+    return made
+
+
+@pytest.mark.parametrize(("path", "told"), [("/v1/models", "key"), ("/v1/files", "403")])
+def test_the_example_of_interception_injects_the_key_where_its_route_says(tmp_path: Path, path: str, told: str):
+    words = [
+        "explain",
+        "GET",
+        f"https://api.openai.com{path}",
+        "--no-dns",
+        "-c",
+        str(ROOT / "config/interception.yaml"),
+    ]
+    done = CliRunner().invoke(main, [*words, "--secret", f"agents/interception-ca={made_ca(tmp_path)}"])
+    assert (done.exit_code == 0) is (told == "key"), done.output
+    assert told in done.output
+
+
+def test_all_six_examples_are_there():
     assert {path.name for path in EXAMPLES} >= {
         "minimal.yaml",
         "sidecar.yaml",
         "ai-providers.yaml",
         "ai-gateway.yaml",
         "reverse-proxy.yaml",
+        "interception.yaml",
     }
 
 

@@ -23,8 +23,9 @@ class SniGuard:
 
     With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report). Without
     `checks_name` any ClientHello will do. `is_opened` says of hosts whether their tunnels are to be opened: no other
-    tunnel may carry TLS for one of these, whatever it was asked for. `is_over`: nothing needs to be looked at any more.
-    `alert`: what a client that is refused can read of it (`protocols.tls.alerts`), b"" where it may not speak TLS.
+    tunnel may carry TLS for one of these, in no mode and whatever it was asked for. `is_over`: nothing needs to be
+    looked at any more. `alert`: what a client that is refused can read of it (`protocols.tls.alerts`), b"" where it
+    may not speak TLS.
     """
 
     __slots__ = (
@@ -125,7 +126,12 @@ class SniGuard:
             self.is_over = True
             return held
         if self.checks_name:
-            self._check(hello)
+            try:
+                self._check(hello)
+            except Denied as denied:
+                if not self.only_reports or self.is_opened is None:
+                    raise
+                self._note(denied)  # and the second hello is looked at
         self.knows(hello, reader.size)
         return self.feed(held)
 
@@ -136,6 +142,8 @@ class SniGuard:
             return self._denied(self._malformed(error), retry.held + data)
         self.is_over = retry.is_over
         first, second = self._first, retry.second
+        if second is not None and self.is_opened is not None:
+            self._refuse_opened(second, self.is_opened)
         if second is not None and first is not None and (second.sni, second.has_ech) != (first.sni, first.has_ech):
             message = f"the second ClientHello in the tunnel to {self.authority} names another server than the first"
             detail = "" if second.sni is None else f"SNI {second.sni}"
@@ -150,12 +158,16 @@ class SniGuard:
                 raise denied
             finally:
                 del denied  # its traceback holds this frame: no cycle
-        self.would_deny = denied.reason
-        self.ech_outer_name = denied.ech_outer_name
+        self._note(denied)
         self.is_over = True
         self._reader = None
         self._held = b""
         return data
+
+    def _note(self, denied: Denied) -> None:
+        """What mode Report says of it."""
+        self.would_deny = denied.reason
+        self.ech_outer_name = denied.ech_outer_name
 
     def _malformed(self, error: BadClientHello) -> Denied:
         message = f"malformed ClientHello in the tunnel to {self.authority}"
@@ -167,6 +179,7 @@ class SniGuard:
         message = f"the ClientHello in the tunnel to {self.authority} names a host whose tunnels are to be opened"
         remedy = "ask for a tunnel to the host that is meant: `sni: Any` does not lift `intercept`"
         self.alert = UNRECOGNIZED_NAME
+        self.only_reports = False  # no mode lifts `intercept`
         raise Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=f"SNI {hello.sni}")
 
     def _check(self, hello: ClientHello) -> None:

@@ -235,3 +235,15 @@ def test_no_other_tunnel_carries_tls_for_a_host_whose_tunnels_are_opened(checks_
     if not checks_name:
         other = hello("c.example")
         assert opened().feed(other) == other
+
+
+@pytest.mark.parametrize("first", [b"", HELLO, hello("c.example")])
+def test_mode_report_does_not_lift_it_in_the_second_hello_either(first: bytes):
+    authority = parse_authority(b"a.example:443", None)
+    one = SniGuard(authority, must_be_tls=False, only_reports=True, is_opened={"b.example"}.__contains__)
+    if first:
+        assert one.feed(first) == first
+        assert one.would_deny is (None if first is HELLO else Reason.SNI_MISMATCH)
+    with pytest.raises(Denied) as caught:
+        one.feed(hello("b.example"))
+    assert "intercept" in caught.value.remedy
