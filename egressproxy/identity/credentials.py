@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 __all__ = [
     "MAX_PASSWORD_BYTES",
     "MAX_TOKEN_BYTES",
+    "Credential",
     "CredentialRefused",
-    "Shown",
     "UnknownKey",
     "read_credentials",
-    "shown_token",
+    "token_credential",
 ]
 
 #: The longest token that is looked at. Those of Kubernetes have 1 KiB, those of providers with many groups up to 8 KiB.
@@ -50,17 +50,17 @@ class UnknownKey(CredentialRefused):
         self.issuer = issuer
 
 
-class Shown(NamedTuple):
+class Credential(NamedTuple):
     """One credential: a token (`user` None), or the name and password of a user."""
 
     user: bytes | None
     secret: bytes
 
     def __repr__(self) -> str:
-        return f"Shown({'token' if self.user is None else 'password'})"
+        return f"Credential({'token' if self.user is None else 'password'})"
 
 
-def read_credentials(value: bytes, *, takes_tokens: bool, takes_passwords: bool) -> Shown:
+def read_credentials(value: bytes, *, takes_tokens: bool, takes_passwords: bool) -> Credential:
     """What a value of Authorization or Proxy-Authorization shows. A password that looks like a token (JWT) is one,
     whatever the user, where tokens are taken: `https_proxy=http://anything:TOKEN@proxy` is all that many clients can
     say. Raises CredentialRefused.
@@ -81,21 +81,21 @@ def read_credentials(value: bytes, *, takes_tokens: bool, takes_passwords: bool)
         raise CredentialRefused("the password is no token (JWT), and nothing else is taken here")
     if len(password) > MAX_PASSWORD_BYTES or len(user) > MAX_USER_BYTES:
         raise CredentialRefused("the user name or the password is too long")
-    return Shown(user, password)
+    return Credential(user, password)
 
 
-def shown_token(value: bytes) -> Shown:
+def token_credential(value: bytes) -> Credential:
     """What a field of its own shows, with `Bearer` in front or without. Raises CredentialRefused."""
     scheme, space, rest = value.partition(b" ")
     return _token(rest.strip(b" ") if space and scheme.lower() == b"bearer" else value)
 
 
-def _token(value: bytes) -> Shown:
+def _token(value: bytes) -> Credential:
     if len(value) > MAX_TOKEN_BYTES:
         raise CredentialRefused(f"the token is longer than {MAX_TOKEN_BYTES} bytes")
     if not _TOKEN.fullmatch(value):
         raise CredentialRefused("the token is no signed JWT")
-    return Shown(None, value)
+    return Credential(None, value)
 
 
 def _user_and_password(encoded: bytes) -> tuple[bytes, bytes]:

@@ -104,7 +104,7 @@ def read(wire: bytes, question: DnsQuestion) -> tuple[int, DnsAnswer]:
     that leads to no address means that there is none: the servers that we ask resolve completely.
     """
     if len(wire) > MAX_REPLY_BYTES:
-        raise BadReply(f"{len(wire)} octets: more than {MAX_REPLY_BYTES} are not read")
+        raise BadReply(f"{len(wire)} bytes: more than {MAX_REPLY_BYTES} are not read")
     try:
         code, answer = _Reading(wire, question).reply()
     except (IndexError, struct.error):
@@ -235,7 +235,7 @@ class _Reading:
                 length += size + 1
                 at += size + 1
             if length > _MAX_NAME:
-                raise BadReply(f"a name of more than {_MAX_NAME} octets")
+                raise BadReply(f"a name of more than {_MAX_NAME} bytes")
             if size == 0 or size >= 0xC0:
                 break
         if end < 0:

@@ -215,7 +215,7 @@ class _StreamConnection(asyncio.Protocol):
             size = int.from_bytes(self._buffer[:2], "big")
             number = int.from_bytes(self._buffer[2:4], "big")
             if size > MAX_REPLY_BYTES:
-                self._fail(number, f"an answer of {size} octets is not read")
+                self._fail(number, f"an answer of {size} bytes is not read")
                 return
             if len(self._buffer) < 2 + size:
                 return

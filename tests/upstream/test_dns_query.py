@@ -163,7 +163,7 @@ async def refusal(servers: list[Server]) -> str:
 
 async def test_a_long_answer_is_not_even_received(server: DnsServer):
     server.zone["a.test"] = Rule(raw=bytes(MAX_REPLY_BYTES))
-    assert f"an answer of {MAX_REPLY_BYTES + 2} octets is not read" in await refusal(at(server, transport="tcp"))
+    assert f"an answer of {MAX_REPLY_BYTES + 2} bytes is not read" in await refusal(at(server, transport="tcp"))
 
 
 @pytest.mark.parametrize("transport", ["udp", "tcp"])

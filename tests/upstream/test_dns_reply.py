@@ -199,7 +199,7 @@ def test_an_answer_of_too_many_octets_is_refused():
     assert read(message([], [filler]), ASKED)[1] == DnsAnswer((), 0)
     assert (
         refusal(message([], [filler]) + b"x")
-        == f"{MAX_REPLY_BYTES + 1} octets: more than {MAX_REPLY_BYTES} are not read"
+        == f"{MAX_REPLY_BYTES + 1} bytes: more than {MAX_REPLY_BYTES} are not read"
     )
 
 
@@ -269,8 +269,8 @@ def test_a_chain_that_leads_to_itself_is_refused():
         ([record(TO_NAME, CNAME, pointer(FIRST_DATA))], "backwards"),
         ([record(b"\x40" + bytes(64), A, bytes(4))], "unknown type"),
         ([record(b"\x80", A, bytes(4))], "unknown type"),
-        ([record(long_name(127), A, bytes(4)), record(b"\1a" + pointer(FIRST), A, bytes(4))], "more than 255 octets"),
-        ([record(long_name(128), A, bytes(4))], "more than 255 octets"),
+        ([record(long_name(127), A, bytes(4)), record(b"\1a" + pointer(FIRST), A, bytes(4))], "more than 255 bytes"),
+        ([record(long_name(128), A, bytes(4))], "more than 255 bytes"),
         ([record(TO_NAME, A, bytes(5))], "wrong length"),
         ([record(TO_NAME, A, b"")], "wrong length"),
         ([record(TO_NAME, A, bytes(4))[:-1]], "ends within"),

@@ -20,7 +20,7 @@ from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets", "WatchesTargets", "origin_of"]
+__all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets", "WatchesTargets", "backend_origin"]
 
 #: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
 #: that one client has named first, those of them.
@@ -125,7 +125,7 @@ class Target(DialTarget):
     origin: BackendOrigin = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origin = origin_of(self.host, self.port, self.tls)
+        self.origin = backend_origin(self.host, self.port, self.tls)
         self.host_field = Authority(self.host, self.port).host_field(443 if self.tls is not None else 80)
 
     @property
@@ -196,7 +196,7 @@ class Target(DialTarget):
         return f"Target({self.host}:{self.port}{', TLS' if self.is_secure else ''}, {self.pool})"
 
 
-def origin_of(host: str, port: int, tls: BackendTlsIR | None) -> BackendOrigin:
+def backend_origin(host: str, port: int, tls: BackendTlsIR | None) -> BackendOrigin:
     """What backend-request filters are told of a destination."""
     names: tuple[str, ...] = ()
     if tls is not None and not tls.insecure_skip_verify:

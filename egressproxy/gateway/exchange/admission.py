@@ -151,13 +151,13 @@ async def identify(
             await checking
 
 
-def identify_stream(x: Exchange, listener: ActiveListener, shown: CallerIdentity, until: float) -> None:
-    """The same of a connection that is no HTTP. `shown`: by its certificate, which holds until then (seconds since
-    1970). Raises as `Authenticator.admit_stream`.
+def identify_stream(x: Exchange, listener: ActiveListener, certified: CallerIdentity, until: float) -> None:
+    """The same of a connection that is no HTTP. `certified`: by its certificate, which holds until then (seconds
+    since 1970). Raises as `Authenticator.admit_stream`.
     """
-    x.identity = shown
+    x.identity = certified
     if listener.authenticator is not None:
-        listener.authenticator.admit_stream(x, shown, until)
+        listener.authenticator.admit_stream(x, certified, until)
 
 
 def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListener, head: RequestHead) -> None:

@@ -16,7 +16,7 @@ from egressproxy.filters.chain import Steps, approvals
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
-from egressproxy.gateway.backends.dial_targets import DialTarget, origin_of
+from egressproxy.gateway.backends.dial_targets import DialTarget, backend_origin
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.backends.parent_connect import is_socks
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -267,7 +267,7 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
             x.backend, x.backend_is_secure = backend.name, made["tls"] is not None
             target = backend.connector.tunnel_target(x)
             tls = backend.connector.spec.backend.tls or DEFAULT_TLS
-            x.backend_origin = origin_of(target.host, target.port, tls if x.backend_is_secure else None)
+            x.backend_origin = backend_origin(target.host, target.port, tls if x.backend_is_secure else None)
         refused = _forecast(backend.chain.connect if x.is_tunnel else backend.chain.backend_request, x)
         if refused is not None:
             made["error"] = refused

@@ -59,7 +59,7 @@ class BufferedRequest:
         For a task: a client that leaves, or sends too much, cancels it.
         """
         if self._head.body > limit or self._size > limit:
-            message = f"the request body is longer than the {limit} octets that are shown to the authorization server"
+            message = f"the request body is longer than the {limit} bytes that are shown to the authorization server"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
         self._client.body_limit = limit
         await self._read_on(-1)

@@ -24,14 +24,20 @@ from egressproxy.gateway.identity.challenges import Challenges
 from egressproxy.gateway.identity.checks import Checks
 from egressproxy.gateway.identity.key_source import REFRESH_S, KeySource
 from egressproxy.identity.addresses import AddressTable
-from egressproxy.identity.credentials import CredentialRefused, Shown, UnknownKey, read_credentials, shown_token
+from egressproxy.identity.credentials import (
+    Credential,
+    CredentialRefused,
+    UnknownKey,
+    read_credentials,
+    token_credential,
+)
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import every_spelling, finder
 from egressproxy.model.message import NOTHING_SAID, RequestHead
 from egressproxy.model.shares import client_of
 
-__all__ = ["Asker", "Authenticator", "Identified", "Verdict", "copy_identity"]
+__all__ = ["AuthenticatedClient", "Authenticator", "Identified", "Verdict", "copy_identity"]
 
 T = TypeVar("T")
 
@@ -47,17 +53,18 @@ _OF_FIELD: Final = b"\0"
 
 
 class Verdict:
-    """Who a client is, and what that was concluded from: `shown`, under the rules and keys `by`, until `until` (seconds
-    since 1970). Who shows it in a request behind `fresh_until` has it checked again; in a tunnel `until` holds.
+    """Who a client is, and what that was concluded from: `raw`, under the rules and keys of an `epoch`, until
+    `until` (seconds since 1970). Who shows it in a request behind `fresh_until` has it checked again; in a tunnel
+    `until` holds.
     """
 
-    __slots__ = ("by", "fresh_until", "identity", "shown", "until")
+    __slots__ = ("epoch", "fresh_until", "identity", "raw", "until")
 
     def __init__(
-        self, by: object, shown: bytes, identity: CallerIdentity, until: float, fresh_until: float = inf
+        self, epoch: object, raw: bytes, identity: CallerIdentity, until: float, fresh_until: float = inf
     ) -> None:
-        self.by = by
-        self.shown = shown
+        self.epoch = epoch
+        self.raw = raw
         self.identity = identity
         self.until = until
         self.fresh_until = min(until, fresh_until)
@@ -88,7 +95,7 @@ class _Tunnel(Protocol):
     def has_client(self) -> bool: ...
 
 
-class Asker(Identified, Protocol):
+class AuthenticatedClient(Identified, Protocol):
     """What an Authenticator needs of a client (`gateway/exchange/client`)."""
 
     @property
@@ -101,7 +108,7 @@ class Asker(Identified, Protocol):
 
 #: Checks a credential, in a thread: whose it is, and until when it holds (seconds since 1970). Takes the time
 #: of now; raises CredentialRefused.
-Verify = Callable[[Shown, float], tuple[CallerIdentity, float]]
+Verify = Callable[[Credential, float], tuple[CallerIdentity, float]]
 Found = tuple[CallerIdentity, float] | CredentialRefused
 
 
@@ -158,37 +165,34 @@ class Authenticator:
         #: Of wrong passwords what is told, what is logged, and until when. No errors: they lead to what was shown.
         self._wrong: OrderedDict[bytes, tuple[str, str, float]] = OrderedDict()
 
-    def admit(self, x: Exchange, client: Asker, head: RequestHead) -> Coroutine[Any, Any, None] | None:
+    def admit(self, x: Exchange, client: AuthenticatedClient, head: RequestHead) -> Coroutine[Any, Any, None] | None:
         """Write into `x` who its client is. Await what is returned, if anything: then a credential is being checked.
 
         Raises Unauthenticated (407 or 401), Denied (403) for a certificate that has expired since it was shown,
         LimitExceeded (503, and 429 for who guesses passwords).
         """
-        shown = b""
+        raw = b""
         if self._reads_proxy_authorization:
-            shown = head.hop.proxy_authorization
+            raw = head.hop.proxy_authorization
             head.hop = NOTHING_SAID
         elif self._authorization is not None:
-            shown = self._taken(self._authorization, head)
+            raw = self._taken(self._authorization, head)
         if self._token_field is not None and (client.tunnel is None or self._token_field.name != "authorization"):
             token = self._taken(self._token_field, head)
-            if token and shown:
+            if token and raw:
                 raise self._challenges.refused("two credentials at once: show one", "")
-            shown = _OF_FIELD + token if token else shown
+            raw = _OF_FIELD + token if token else raw
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
             self._admit_inside(client, verdict)
         elif (
-            verdict is not None
-            and verdict.by is self._epoch
-            and verdict.shown == shown
-            and time() < verdict.fresh_until
+            verdict is not None and verdict.epoch is self._epoch and verdict.raw == raw and time() < verdict.fresh_until
         ):
             self._tell(x, verdict.identity)
-            if not shown:
+            if not raw:
                 self._demand(x)
-        elif shown:
-            return self._admit_shown(x, client, shown)
+        elif raw:
+            return self._admit_credential(x, client, raw)
         else:
             self._admit_connection(x, client)
         return None
@@ -201,9 +205,9 @@ class Authenticator:
         x.identity = self._of_connection(x.client, identity, until)
         self._demand(x)
 
-    def _admit_inside(self, client: Asker, verdict: Verdict | None) -> None:
+    def _admit_inside(self, client: AuthenticatedClient, verdict: Verdict | None) -> None:
         """Of a request in a tunnel the client is that of the CONNECT, under the rules of that moment."""
-        if verdict is None or verdict.by is not self._epoch:
+        if verdict is None or verdict.epoch is not self._epoch:
             message = "who may ask here has changed since the tunnel was opened: open another"
         elif time() >= verdict.until:
             message = "what was shown for this tunnel has expired: open another"
@@ -211,7 +215,7 @@ class Authenticator:
             return
         raise Denied(Reason.CREDENTIALS_REFUSED, message, close=True)
 
-    def _admit_connection(self, x: Exchange, client: Asker) -> None:
+    def _admit_connection(self, x: Exchange, client: AuthenticatedClient) -> None:
         """Nothing is shown with the request."""
         identity = self._of_connection(x.client, client.identity, client.identity_until)
         self._tell(x, identity)
@@ -226,31 +230,35 @@ class Authenticator:
             raise _expired()
         return identity
 
-    def _admit_shown(self, x: Exchange, client: Asker, shown: bytes) -> Coroutine[Any, Any, None] | None:
+    def _admit_credential(
+        self, x: Exchange, client: AuthenticatedClient, raw: bytes
+    ) -> Coroutine[Any, Any, None] | None:
         """A credential is shown that this connection has not shown just now."""
-        digest = blake2b(shown, digest_size=32, key=self._key).digest()
+        digest = blake2b(raw, digest_size=32, key=self._key).digest()
         now = time()
         known = self._known.get(digest)
-        if known is not None and known.by is self._epoch and now < known.fresh_until:
+        if known is not None and known.epoch is self._epoch and now < known.fresh_until:
             self._known.move_to_end(digest)
-            self._accept(x, client, shown, known)
+            self._accept(x, client, raw, known)
             return None
         wrong = self._wrong.get(digest)
         if wrong is not None and now < wrong[2]:
             raise self._challenges.refused(*wrong[:2])
         try:
-            if shown.startswith(_OF_FIELD):
-                credential = shown_token(shown[len(_OF_FIELD) :])
+            if raw.startswith(_OF_FIELD):
+                credential = token_credential(raw[len(_OF_FIELD) :])
             else:
                 takes_tokens = bool(self.spec.issuers) and self._token_field is None
-                credential = read_credentials(shown, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
+                credential = read_credentials(raw, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
         except CredentialRefused as refused:
             raise self._challenges.refused(refused.message, refused.detail) from None
         if credential.user is not None:
             self._checks.guesses.check(client_of(x))
-        return self._check(x, client, shown, credential, digest)
+        return self._check(x, client, raw, credential, digest)
 
-    async def _check(self, x: Exchange, client: Asker, shown: bytes, credential: Shown, digest: bytes) -> None:
+    async def _check(
+        self, x: Exchange, client: AuthenticatedClient, raw: bytes, credential: Credential, digest: bytes
+    ) -> None:
         found, epoch = await self._verified(x, credential, digest)
         if isinstance(found, CredentialRefused):
             if credential.user is not None:
@@ -262,9 +270,9 @@ class Authenticator:
         fresh_s = PASSWORD_S if credential.user is not None else REFRESH_S if self._sources else inf
         verdict = Verdict(epoch, b"", identity, until, time() + fresh_s)
         _keep(self._known, digest, verdict, MAX_KNOWN)
-        self._accept(x, client, shown, verdict)
+        self._accept(x, client, raw, verdict)
 
-    async def _verified(self, x: Exchange, credential: Shown, digest: bytes) -> tuple[Found, object]:
+    async def _verified(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, object]:
         """Whose it is, and until when it may be believed, or why it is refused; and under which rules and keys."""
         assert self._verify is not None
         epoch, fetches = self._epoch, {}
@@ -289,12 +297,12 @@ class Authenticator:
         self._known.clear()
         self._wrong.clear()
 
-    def _accept(self, x: Exchange, client: Asker, shown: bytes, verdict: Verdict) -> None:
+    def _accept(self, x: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:
         if client.identity.source != "-" and time() >= client.identity_until:
             raise _expired()
         self._tell(x, verdict.identity)
         until = min(verdict.until, client.identity_until)
-        client.remember(Verdict(verdict.by, shown, verdict.identity, until, verdict.fresh_until))
+        client.remember(Verdict(verdict.epoch, raw, verdict.identity, until, verdict.fresh_until))
 
     def _taken(self, field: _Field, head: RequestHead) -> bytes:
         """The value of this field, which the request does not have any more, in no spelling. Raises Unauthenticated
@@ -336,7 +344,7 @@ class _Field:
         self.every_spelling = every_spelling((name,))
 
 
-def _outcome(verify: Verify, credential: Shown, now: float) -> Found:
+def _outcome(verify: Verify, credential: Credential, now: float) -> Found:
     """What `verify` returns, or the error that it raises, without the frames that lead to it: they would lead to who
     waits for it, and keep each other.
     """

@@ -11,7 +11,7 @@ from egressproxy.filters.calls import FilterCall
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.checks import Checks
 from egressproxy.gateway.identity.key_source import KeySource
-from egressproxy.identity.credentials import Shown
+from egressproxy.identity.credentials import Credential
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import Callee
 from egressproxy.model.exchange import CallerIdentity
@@ -109,10 +109,10 @@ class _Verifier:
 
         return KeySource(url.issuer, call, url.path, self._keys, read_key_set, withdraw)
 
-    def verify(self, shown: Shown, now: float) -> tuple[CallerIdentity, float]:
+    def verify(self, credential: Credential, now: float) -> tuple[CallerIdentity, float]:
         """Whose it is, and until when it holds. Raises CredentialRefused."""
-        if shown.user is None:
+        if credential.user is None:
             assert self._of_token is not None
-            return self._of_token.verify(shown.secret, self._keys, now)
+            return self._of_token.verify(credential.secret, self._keys, now)
         assert self._of_password is not None
-        return self._of_password.verify(shown.user, shown.secret), inf
+        return self._of_password.verify(credential.user, credential.secret), inf

@@ -47,7 +47,7 @@ def json_patch(target: Any, patch: Any) -> Any:
         try:
             copied += _copied(made, operation)
             if copied > MAX_COPIED:
-                raise WriteRefused(413, "RequestEntityTooLarge", f"the patch copies more than {MAX_COPIED} octets")
+                raise WriteRefused(413, "RequestEntityTooLarge", f"the patch copies more than {MAX_COPIED} bytes")
             made = JsonPatch([operation]).apply(made, in_place=True)
         except JsonPatchTestFailed:
             raise WriteRefused(422, "Invalid", f"the patch's test failed: operation {index}") from None

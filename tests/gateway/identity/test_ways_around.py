@@ -167,7 +167,7 @@ def test_a_refusal_leaves_no_cycle_behind(converse: Start, claims: dict[str, Any
         gc.collect()
         left = [type(each).__qualname__ for each in gc.garbage]
         assert "Exchange" not in left
-        assert "Shown" not in left
+        assert "Credential" not in left
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
