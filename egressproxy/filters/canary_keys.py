@@ -8,7 +8,7 @@ hide a key finds a way: this finds out who uses one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final
 from urllib.parse import unquote_to_bytes
@@ -65,7 +65,8 @@ class CanaryKeys(Filter):
             forms = {*forms_of(value.decode("ascii")), number.encode(), number.upper().encode()}
             self._forms += [(label, form) for form in sorted(forms)]
             self._longest = max(self._longest, len(value) * _WIDEST)
-        self._in_names = [(label, form.lower()) for label, form in self._forms]
+        #: Names of hosts, and of fields in HTTP/2, are in lower case.
+        self._lowered = [(label, form.lower()) for label, form in self._forms]
 
     def request_headers(self, x: Exchange) -> None:
         """Raises Denied (403); GatewayFault where a Secret is missing, so that nobody relies on what is not there."""
@@ -74,26 +75,26 @@ class CanaryKeys(Filter):
             remedy = f"create the Secret and entry {self._missing}, or take it out of secretRefs"
             raise GatewayFault(Reason.CREDENTIAL_MISSING, message, rule=self._source, remedy=remedy)
         head = x.request
-        self._look(x, b"\0".join((head.fields.block, head.path, head.method, head.upgrade)), self._forms)
-        self._look(x, str(x.authority).encode(), self._in_names)  # which is in lower case
+        said = head.fields.block, head.path, head.method, head.upgrade, str(x.authority).encode()
+        self._look(x, map(bytes.lower, readings(b"\0".join(said))), self._lowered)
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied (403)."""
         tail: bytes = (x.notes or {}).get(self._note, b"")
         text = tail + data
-        self._look(x, text, self._forms)
+        self._look(x, readings(text), self._forms)
         if not last:
             x.note(self._note, text[-self._longest :])
         return data
 
     def request_trailers(self, x: Exchange, fields: Fields) -> None:
         """Raises Denied (403)."""
-        self._look(x, fields.block, self._forms)
+        self._look(x, map(bytes.lower, readings(fields.block)), self._lowered)
 
-    def _look(self, x: Exchange, text: bytes, forms: list[tuple[str, bytes]]) -> None:
-        for reading in readings(text):
+    def _look(self, x: Exchange, texts: Iterable[bytes], forms: list[tuple[str, bytes]]) -> None:
+        for text in texts:
             for label, form in forms:
-                if form in reading:
+                if form in text:
                     self._found(x, label)
 
     def _found(self, x: Exchange, label: str) -> None:

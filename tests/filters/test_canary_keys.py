@@ -10,6 +10,7 @@ from urllib.parse import quote_plus
 import pytest
 
 from tests.gateway.conftest import Start, converse
+from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, forward
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
@@ -59,6 +60,14 @@ def test_a_key_in_the_head_is_found_in_each_form(converse: Start, head: str):
     talk.client >> head.encode()
     refused(talk)
     talk.no_dial()
+
+
+def test_a_key_in_the_name_of_a_field_of_http2_is_found(converse: Start):
+    talk = watched(converse)
+    client = speak_http2(talk)
+    stream = client.ask(b"GET", b"/", b"a.example", (KEY.lower().encode(), b"1"))
+    assert client.answer(stream).status == 403
+    assert talk.record()["reason"] == "canary_key"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 12, 23])
