@@ -18,6 +18,7 @@ from egressproxy.config.reading.watch import changes
 from egressproxy.model.authority import Authority
 from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.unix_socket import is_unix
+from egressproxy.net.closed_memory import close_memory
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.processes.loader.loader import Loader
@@ -75,7 +76,7 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets
+    close_memory()
     sys.setswitchinterval(SWITCH_S)
     errors = memory_file("egressproxy-errors") if options.workers > 1 else None
     turn = FileLock(errors) if errors is not None else None

@@ -32,6 +32,7 @@ import click
 from egressproxy.cli.client_settings import ClientSettings, Login, Proxy, inherited
 from egressproxy.cli.serving import serve
 from egressproxy.model.forward_listener import ForwardListener
+from egressproxy.net.closed_memory import close_memory
 from egressproxy.run_options import RunOptions
 
 __all__ = ["NotUsable", "chosen_listener", "free_port", "run_wrapped"]
@@ -78,6 +79,7 @@ def run_wrapped(
     """
     if not shutil.which(command[0]):
         return _not_run(command[0])
+    close_memory()  # the command is of the same user
     ended_by = 0
     status = _FAILED
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support import manifests as m
 from tests.support.mounted import mount
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
+from tests.support.other_processes import AS_IN_A_CONTAINER, can_look_into
 from tests.support.pki import Pki
 from tests.support.process import GatewayProcess
 from tests.support.waiting import wait_until
@@ -99,12 +101,23 @@ def test_a_mounted_secret_is_in_force_and_a_rotated_one_by_itself(dns: NameServe
             assert b"second-value" in sent("/mounted")
             for text in (shown, gateway.stderr, gateway.admin("/config")[1], gateway.admin("/model")[1]):
                 assert not any(hidden in text for hidden in ("first-value", "second-value", "value-of-the-environment"))
-            for pid in (gateway.pid, *descendants(gateway.pid)):
+            for pid in (gateway.pid, *descendants(gateway.pid)) if os.geteuid() == 0 else ():
                 assert b"value-of-the-environment" not in Path(f"/proc/{pid}/environ").read_bytes()
             command = Path(f"/proc/{gateway.pid}/cmdline").read_bytes()
             assert b"EGRESS_KEY" in command
             assert b"value-of-the-environment" not in command
     assert os.environ.get("EGRESS_KEY") is None
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_no_other_process_of_the_same_user_reads_the_memory_of_a_gateway(tmp_path: Path, workers: str):
+    objects, arguments = [m.gateway(m.forward_listener(free_port()))], ["--workers", workers]
+    with GatewayProcess(tmp_path / "gw", objects, arguments=arguments, within=AS_IN_A_CONTAINER) as gateway:
+        for pid in (gateway.pid, *descendants(gateway.pid)):
+            assert not can_look_into(pid)
+    with subprocess.Popen([*AS_IN_A_CONTAINER, "cat"], stdin=subprocess.PIPE) as other:
+        wait_until(lambda: Path(f"/proc/{other.pid}/comm").read_text() == "cat\n")
+        assert can_look_into(other.pid)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

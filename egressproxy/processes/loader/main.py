@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import select
 import signal
 import socket
@@ -23,6 +22,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from egressproxy.net.closed_memory import close_memory
 from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
 __all__ = ["main"]
@@ -33,10 +33,10 @@ MAX_NAME = 256
 
 def main(*, is_kept: bool) -> None:
     """Serve requests from standard input. Where not `is_kept`, this process itself serves the first one, and ends."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # Linux alone has these
         Path("/proc/self/comm").write_text("egress-loader")  # what `ps` and `top` show
         Path("/proc/self/oom_score_adj").write_text("1000")  # where memory is short it goes, and not who serves
+    close_memory()
     gc.disable()  # a copy ends before there is anything worth collecting
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes longer than using none
     from egressproxy.processes.loader.compilation import preparations

@@ -22,6 +22,7 @@ from egressproxy import __version__
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.net.closed_memory import close_memory
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
 from egressproxy.processes.workers import messages
@@ -61,6 +62,7 @@ def main(descriptor: int) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # whatever the loop is busy with, it goes when the supervisor goes
     if os.getppid() != supervisor:
         return 1
+    close_memory()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_serve(socket.socket(fileno=descriptor)))
 

@@ -24,6 +24,7 @@ from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import Loaded, read_answer
 from tests.support import manifests as m
+from tests.support.other_processes import looks_into_others
 from tests.support.waiting import WAIT_S, wait_until
 
 BIND = ("127.0.0.1",)
@@ -127,6 +128,7 @@ def memory_of(pid: int) -> bytes:
     return b"".join(found)
 
 
+@looks_into_others
 def test_it_keeps_nothing_of_what_it_read(folder: Path):
     process = LoaderProcess(is_kept=True)
     try:
@@ -152,6 +154,7 @@ def test_it_keeps_nothing_of_what_it_read(folder: Path):
         process.close()
 
 
+@looks_into_others
 def test_it_has_no_descriptor_of_its_parent(folder: Path):
     process = LoaderProcess(is_kept=True)
     with open(folder / "all.yaml", "rb") as file:

@@ -1,0 +1,30 @@
+"""What a process may see of others of its user: root may look into all, and nobody else into those of a gateway."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from tests.support.waiting import WAIT_S
+
+__all__ = ["AS_IN_A_CONTAINER", "can_look_into", "looks_into_others"]
+
+#: Runs the rest of its line without the capability to look into every process, as a container's root is.
+AS_IN_A_CONTAINER = (
+    ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"] if os.geteuid() == 0 else []
+)
+
+
+def can_look_into(pid: int) -> bool:
+    """Whether a process of the same user reads the memory of this one."""
+    look = f"head --bytes=0 /proc/{pid}/mem"
+    done = subprocess.run(
+        [*AS_IN_A_CONTAINER, "sh", "-c", look], capture_output=True, text=True, check=False, timeout=WAIT_S
+    )
+    assert done.returncode == 0 or "Permission denied" in done.stderr, done.stderr
+    return done.returncode == 0
+
+
+looks_into_others = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks into the processes of a gateway")
