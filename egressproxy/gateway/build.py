@@ -35,7 +35,7 @@ from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
 from egressproxy.gateway.identity.authenticators import Authenticators, KeyUrl
-from egressproxy.gateway.interception.leaf_cache import LeafCache, LeafKey
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafKey
 from egressproxy.gateway.mcp.filters import MARK
 from egressproxy.gateway.mcp.rules import PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
 from egressproxy.gateway.route import Route, self_service

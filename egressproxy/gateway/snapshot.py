@@ -15,7 +15,7 @@ from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
-from egressproxy.gateway.interception.leaf_cache import LeafCache, LeafKey
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafKey
 from egressproxy.gateway.route import Route
 from egressproxy.identity.addresses import AddressTable
 from egressproxy.identity.certificates import CertificateTable

@@ -23,7 +23,7 @@ from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.identity.authenticator import copy_identity
-from egressproxy.gateway.interception.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener

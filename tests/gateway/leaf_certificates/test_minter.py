@@ -9,8 +9,8 @@ from subprocess import PIPE, Popen, run
 
 import pytest
 
-from egressproxy.gateway.interception import minter
-from egressproxy.gateway.interception.minter import CannotMint, MintingProcess, in_thread
+from egressproxy.gateway.leaf_certificates import minter
+from egressproxy.gateway.leaf_certificates.minter import CannotMint, MintingProcess, in_thread
 from egressproxy.net.child import child_command
 from egressproxy.protocols.tls.minting import new_ca
 from tests.support.waiting import WAIT_S

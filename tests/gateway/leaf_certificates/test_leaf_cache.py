@@ -12,8 +12,8 @@ import pytest
 
 from egressproxy.app import SWITCH_S
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.gateway.interception import leaf_cache
-from egressproxy.gateway.interception.leaf_cache import RENEWED_S, LeafCache
+from egressproxy.gateway.leaf_certificates import leaf_cache
+from egressproxy.gateway.leaf_certificates.leaf_cache import RENEWED_S, LeafCache
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import LEAF_S, new_ca
 from egressproxy.telemetry.interceptions import Interceptions

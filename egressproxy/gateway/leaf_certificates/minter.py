@@ -31,7 +31,7 @@ ANSWER_S: Final = 20.0
 #: It ends with its input: what takes longer is killed.
 ENDING_S: Final = 2.0
 
-_COMMAND: Final = child_command("from egressproxy.gateway.interception.minting_process import main; main()")
+_COMMAND: Final = child_command("from egressproxy.gateway.leaf_certificates.minting_process import main; main()")
 
 
 class CannotMint(Exception):

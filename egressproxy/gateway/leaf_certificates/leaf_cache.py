@@ -14,7 +14,7 @@ from time import time
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.gateway.interception.minter import CannotMint, MintingProcess, in_thread
+from egressproxy.gateway.leaf_certificates.minter import CannotMint, MintingProcess, in_thread
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.tls_contexts import leaf_context
