@@ -17,8 +17,9 @@ from egressproxy.ir.packing import unpacking
 from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.steps import finished
-from egressproxy.model.unix_socket import is_unix
+from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.net.listening import BindError
+from egressproxy.net.unix_listening import is_inside
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed
@@ -127,6 +128,7 @@ class LiveConfiguration:
         if is_guarded and acknowledged:
             is_guarded = await asyncio.to_thread(digest, fresh.shown) not in acknowledged
         places = _listeners(fresh.places)
+        self._check_sockets(places)
         asked = Configuration(fresh.spec, places, self._generation + 1, tuple(self._own.values()), is_guarded)
         try:
             await self._fleet.apply(asked)
@@ -144,6 +146,16 @@ class LiveConfiguration:
         over = accepted(fresh.places, self._generation) if self._is_rejected else []
         self._is_rejected = False
         self._events.add([*broken(fresh.broken), *over], is_logged=True)
+
+    def _check_sockets(self, places: Mapping[tuple[str, int], str]) -> None:
+        """Raises BindError for a Unix socket where none may be, whoever has written the Gateway."""
+        folders = self._options.socket_dirs
+        if not folders and not self._options.api_writes:
+            return
+        for (address, _), listeners in places.items():
+            if is_unix(address) and not is_inside(parse_unix_socket(address), folders):
+                where = ", ".join(map(str, folders)) or "no folder: with --api-writes it has to be given"
+                raise BindError(f"listener {listeners}: {address} is not in --socket-dir ({where})", listeners)
 
     def _publish(self, rejection: str = "", reason: str = "") -> None:
         """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""

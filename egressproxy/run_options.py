@@ -53,6 +53,7 @@ class RunOptions:
     workers: int = 1
     state_dir: Path | None = None  # what was written through the API
     api_writes: bool = False
+    socket_dirs: tuple[Path, ...] = ()  # where Gateways may have Unix sockets; none and no api_writes: anywhere
     api_token_file: Path | None = None
     guarded: bool = False  # a reload that would allow what was recently denied has to be acknowledged
     zone: str = ""  # where this gateway runs, as in EndpointSlices; "": not known

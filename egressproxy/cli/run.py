@@ -119,6 +119,12 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " with --api-token-file. Needs --state-dir.",
 )  # fmt: skip
 @click.option(
+    "--socket-dir", "socket_dirs", type=click.Path(exists=True, file_okay=False, path_type=Path), multiple=True,
+    metavar="DIR",
+    help="A folder in which, or below which, Gateways may have Unix sockets; may be given again. A configuration with"
+    " one elsewhere is refused. Default: anywhere, with --api-writes nowhere.",
+)  # fmt: skip
+@click.option(
     "--api-token-file", "api_token_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="A file with the bearer token that writes need.",
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
@@ -75,7 +76,8 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
     """What to raise where `bind` has raised this for these listeners, with a remedy where one is known."""
     why = error.strerror or type(error).__name__
     if is_unix(address):
-        remedy = UNIX_REMEDIES.get(error.errno or 0, "")
+        is_known = error.errno is not None and why == os.strerror(error.errno)  # else it says what helps
+        remedy = UNIX_REMEDIES.get(error.errno or 0, "") if is_known else ""
         return BindError(f"listener {listeners}: cannot bind {address}: {why}{remedy}", listeners)
     remedy = REMEDIES.get(error.errno or 0, "")
     return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}", listeners)

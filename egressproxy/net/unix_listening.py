@@ -12,12 +12,13 @@ import pwd
 import socket
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from egressproxy.model.unix_socket import UnixSocket
 
-__all__ = ["BACKLOG", "UnixListeningSocket", "accepting_unix", "bind_unix"]
+__all__ = ["BACKLOG", "UnixListeningSocket", "accepting_unix", "bind_unix", "is_inside"]
 
 #: Connections that the kernel has accepted, and that wait to be taken.
 BACKLOG = 1024
@@ -46,6 +47,12 @@ class UnixListeningSocket(socket.socket):
                 if (found.st_dev, found.st_ino) == (device, inode):
                     os.unlink(path)
         super().close()
+
+
+def is_inside(at: UnixSocket, folders: Iterable[Path]) -> bool:
+    """Whether the socket would be in one of these folders, or below, when every link on the way is followed."""
+    folder = Path(at.path).parent.resolve()
+    return any(folder.is_relative_to(each.resolve()) for each in folders)
 
 
 def bind_unix(at: UnixSocket) -> socket.socket:
@@ -90,10 +97,20 @@ def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tup
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the Unix socket at this path where nobody listens on it. Anything else is left alone."""
-    with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode) and not _is_served(path):
-            os.unlink(path)
+    """Remove the Unix socket at this path where nobody listens on it. Anything else is left alone.
+
+    Raises OSError where the folder cannot be looked into, and where the socket may not be removed.
+    """
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode) or _is_served(path):
+            return
+    except FileNotFoundError:
+        return
+    try:
+        os.unlink(path)
+    except OSError as error:
+        why = f"nobody serves the socket that is there, and it cannot be removed: {error.strerror}"
+        raise OSError(errno.EACCES, f"{why}; remove it, or let the gateway's user do it") from None
 
 
 def _give(path: str, owner: int, group: int, mode: int) -> None:
@@ -131,8 +148,10 @@ def _group(name: str) -> int:
 
 
 def _is_served(path: str) -> bool:
-    """Whether somebody has this Unix socket, of any kind. Only where the kernel says that nobody does it is stale:
-    to one of another kind, or one that we may not use, it connects nobody (connect(2): EPROTOTYPE, EACCES).
+    """Whether somebody has this Unix socket, of any kind. Only where the kernel says that nobody does it is stale: to
+    one of another kind it connects nobody (connect(2): EPROTOTYPE).
+
+    Raises OSError where this user may not connect to it, and so cannot know.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
@@ -140,6 +159,9 @@ def _is_served(path: str) -> bool:
             sock.connect(path)
         except ConnectionRefusedError:
             return False
+        except PermissionError:
+            why = "there is a socket that the gateway's user may not connect to, so it may be served"
+            raise OSError(errno.EADDRINUSE, f"{why}; remove it, or give it to that user") from None
         except OSError:
             return True  # its queue is full, for one
     return True

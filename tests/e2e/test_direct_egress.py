@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,21 @@ needs_network = pytest.mark.skipif(not can_have_own_network(), reason="needs roo
 HOST = "origin.egress.test"
 #: A server of the outside, and the address of the gateway's machine there.
 OUTSIDE, OURS = "203.0.113.9", "203.0.113.1"
+OUTSIDE6, OURS6 = "2001:db8:9::9", "2001:db8:9::1"
+BOTH = pytest.mark.parametrize("outside_at", [OUTSIDE, OUTSIDE6], ids=["IPv4", "IPv6"])
+#: UDP of any kind, and QUIC, which browsers and curl speak at this port.
+PORTS = (5000, 443)
 SERVER = """
 import socket, threading
-tcp, udp = socket.create_server(("", 80)), socket.socket(type=socket.SOCK_DGRAM)
-udp.bind(("", 5000))
-def datagrams():
+tcp = socket.create_server(("", 80), family=socket.AF_INET6, dualstack_ipv6=True)
+def datagrams(port):
+    udp = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    udp.bind(("", port))
     while True:
         data, peer = udp.recvfrom(2048)
         udp.sendto(b"udp " + data, peer)
-threading.Thread(target=datagrams, daemon=True).start()
+for port in (5000, 443):
+    threading.Thread(target=datagrams, args=(port,), daemon=True).start()
 print("ready", flush=True)
 while True:
     with tcp.accept()[0] as sock:
@@ -63,21 +69,24 @@ def heard(*command: str, told: str = "") -> str:
 
 
 class Neighbour:
-    """Another network, behind a cable: `device` is the end of it here. `enter` runs a command there."""
+    """Another network, behind a cable: `device` is the end of it here, with these addresses of IPv4 and IPv6. `enter`
+    runs a command there.
+    """
 
-    def __init__(self, device: str, here: str, there: str) -> None:
+    def __init__(self, device: str, here: tuple[str, str], there: tuple[str, str]) -> None:
         self._sleeper = subprocess.Popen(["unshare", "-n", "sleep", "600"])
         pid = self._sleeper.pid
         own = os.readlink("/proc/thread-self/ns/net")
         wait_until(lambda: os.readlink(f"/proc/{pid}/ns/net") != own)
         self.enter = ["nsenter", "-t", str(pid), "-n"]
         run("ip", "link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
-        run("ip", "address", "add", f"{here}/24", "dev", device)
-        run("ip", "link", "set", device, "up")
-        run(*self.enter, "ip", "address", "add", f"{there}/24", "dev", "eth0")
-        for up in ("lo", "eth0"):
-            run(*self.enter, "ip", "link", "set", up, "up")
-        run(*self.enter, "ip", "route", "add", "default", "via", here)
+        for enter, address, at in (([], here, device), (self.enter, there, "eth0")):
+            run(*enter, "ip", "address", "add", f"{address[0]}/24", "dev", at)
+            run(*enter, "ip", "address", "add", f"{address[1]}/64", "dev", at, "nodad")
+            for up in ("lo", at):
+                run(*enter, "ip", "link", "set", up, "up")
+        for gateway in here:
+            run(*self.enter, "ip", "route", "add", "default", "via", gateway)
 
     def close(self) -> None:
         self._sleeper.terminate()
@@ -88,7 +97,7 @@ class Neighbour:
 def outside() -> Iterator[Neighbour]:
     """This thread is in a network of its own, and a server in another."""
     with own_network():
-        neighbour = Neighbour("eth0", OURS, OUTSIDE)
+        neighbour = Neighbour("eth0", (OURS, OURS6), (OUTSIDE, OUTSIDE6))
         server = subprocess.Popen([*neighbour.enter, sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
         try:
             assert server.stdout is not None
@@ -101,25 +110,32 @@ def outside() -> Iterator[Neighbour]:
 
 
 @pytest.fixture
-def gateway(outside: Neighbour, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A forward proxy on 3128, and a transparent listener on 15001, which allow HOST."""
-    with NameServer({HOST: [OUTSIDE]}) as dns:
+def gateway(outside: Neighbour, outside_at: str, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """A forward proxy on 3128, and a transparent listener on 15001, which allow HOST, `outside_at`."""
+    with NameServer({HOST: [outside_at]}) as dns:
         objects = m.gateway(
             m.forward_listener(3128), {"name": "redirected", "port": 15001, "protocol": "egressproxy.io/transparent"}
         )
-        objects["spec"]["addresses"] = [{"type": "IPAddress", "value": "0.0.0.0"}]
-        policy = m.policy([HOST], dns=dns.address, cidrs=[f"{OUTSIDE}/32"])
+        objects["spec"]["addresses"] = [{"type": "IPAddress", "value": each} for each in ("0.0.0.0", "::")]
+        policy = m.policy([HOST], dns=dns.address, cidrs=[outside_at])
         with GatewayProcess(tmp_path / "gateway", [objects, policy]) as process:
             yield process
 
 
-def curl(host: str, *options: str) -> list[str]:
-    """curl, which believes that `host` is outside."""
-    return ["curl", "--silent", "--max-time", "3", "--resolve", f"{host}:80:{OUTSIDE}", *options, f"http://{host}/"]
+def curl(host: str, address: str, *options: str) -> list[str]:
+    """curl, which believes that `host` has this address."""
+    where = f"{host}:80:[{address}]" if ":" in address else f"{host}:80:{address}"
+    return ["curl", "--silent", "--max-time", "3", "--resolve", where, *options, f"http://{host}/"]
 
 
-def datagram(address: str) -> list[str]:
-    return ["nc", "-u", "-w", "1", address, "5000"]
+def datagrams(address: str, enter: Callable[..., list[str]]) -> list[str]:
+    """What comes back of a datagram to each port."""
+    return [heard(*enter("nc", "-u", "-w", "1", address, str(port)), told="hi") for port in PORTS]
+
+
+def lost_neighbours() -> None:
+    """Nobody on the cable is known any more, as after a while: they have to be asked where they are."""
+    run("ip", "neighbour", "flush", "all")
 
 
 def as_written(heading: str) -> str:
@@ -133,41 +149,56 @@ def test_every_recipe_is_tested_here():
 
 
 @needs_network
-def test_everything_that_this_machine_sends_is_redirected_or_dropped(outside: Neighbour, gateway: GatewayProcess):
-    assert heard(*as_nobody(*curl("other.egress.test"))) == "outside"
-    assert heard(*as_nobody(*datagram(OUTSIDE)), told="hi") == "udp hi"
+@BOTH
+def test_everything_that_this_machine_sends_is_redirected_or_dropped(
+    outside: Neighbour, gateway: GatewayProcess, outside_at: str
+):
+    assert heard(*as_nobody(*curl("other.egress.test", outside_at))) == "outside"
+    assert datagrams(outside_at, as_nobody) == ["udp hi"] * 2
     load_rules(as_written(REDIRECT))
-    assert heard(*as_nobody(*curl(HOST))) == "outside"
+    lost_neighbours()
+    assert heard(*as_nobody(*curl(HOST, outside_at))) == "outside"
     gateway.wait_for_record(authority=f"{HOST}:80", listener="redirected", status=200)
-    assert "not allowed by policy" in heard(*as_nobody(*curl("other.egress.test")))
-    assert heard(*as_nobody(*datagram(OUTSIDE)), told="hi") == ""
-    assert heard(*curl("other.egress.test")) == "outside"  # the gateway's own user
+    assert "not allowed by policy" in heard(*as_nobody(*curl("other.egress.test", outside_at)))
+    assert datagrams(outside_at, as_nobody) == ["", ""]
+    assert heard(*curl("other.egress.test", outside_at)) == "outside"  # the gateway's own user
 
 
 @needs_network
-def test_a_proxy_is_the_only_way(outside: Neighbour, gateway: GatewayProcess):
+@BOTH
+def test_a_proxy_is_the_only_way(outside: Neighbour, gateway: GatewayProcess, outside_at: str):
     through = ["--proxy", "http://127.0.0.1:3128"]
-    assert heard(*as_nobody(*curl(HOST))) == "outside"
+    assert heard(*as_nobody(*curl(HOST, outside_at))) == "outside"
     load_rules(as_written(PROXY))
-    assert heard(*as_nobody(*curl(HOST))) == ""
-    assert heard(*as_nobody(*datagram(OUTSIDE)), told="hi") == ""
-    assert heard(*as_nobody(*curl(HOST, *through))) == "outside"
-    assert "not allowed by policy" in heard(*as_nobody(*curl("other.egress.test", *through)))
+    lost_neighbours()
+    assert heard(*as_nobody(*curl(HOST, outside_at))) == ""
+    assert datagrams(outside_at, as_nobody) == ["", ""]
+    assert heard(*as_nobody(*curl(HOST, outside_at, *through))) == "outside"
+    assert "not allowed by policy" in heard(*as_nobody(*curl("other.egress.test", outside_at, *through)))
 
 
 @needs_network
-def test_a_router_redirects_what_comes_in_and_forwards_nothing(outside: Neighbour, gateway: GatewayProcess):
-    agents = Neighbour("br-agents", "10.9.0.1", "10.9.0.7")
+@BOTH
+def test_a_router_redirects_what_comes_in_and_forwards_nothing(
+    outside: Neighbour, gateway: GatewayProcess, outside_at: str
+):
+    agents = Neighbour("br-agents", ("10.9.0.1", "2001:db8:7::1"), ("10.9.0.7", "2001:db8:7::7"))
+
+    def there(*command: str) -> list[str]:
+        return [*agents.enter, *command]
+
     try:
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
-        assert heard(*agents.enter, *curl("other.egress.test")) == "outside"
-        assert heard(*agents.enter, *datagram(OUTSIDE), told="hi") == "udp hi"
+        for switch in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+            Path(f"/proc/sys/net/{switch}").write_text("1", encoding="ascii")
+        assert heard(*there(*curl("other.egress.test", outside_at))) == "outside"
+        assert datagrams(outside_at, there) == ["udp hi"] * 2
         load_rules(as_written(ROUTER))
-        assert heard(*agents.enter, *curl(HOST)) == "outside"
+        lost_neighbours()
+        assert heard(*there(*curl(HOST, outside_at))) == "outside"
         record = gateway.wait_for_record(authority=f"{HOST}:80", listener="redirected", status=200)
-        assert record["client"].startswith("10.9.0.7:")
-        assert "not allowed by policy" in heard(*agents.enter, *curl("other.egress.test"))
-        assert heard(*agents.enter, *datagram(OUTSIDE), told="hi") == ""
+        assert record["client"].startswith(("10.9.0.7:", "[2001:db8:7::7]:", "2001:db8:7::7"))
+        assert "not allowed by policy" in heard(*there(*curl("other.egress.test", outside_at)))
+        assert datagrams(outside_at, there) == ["", ""]
     finally:
         agents.close()
 

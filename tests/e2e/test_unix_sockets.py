@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, get
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
+from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -119,3 +121,49 @@ def test_a_gateway_that_goes_takes_its_socket_with_it(tmp_path: Path):
         wait_until(lambda: not path.exists())
         with client(tmp_path / "kept.sock") as sock:
             assert ask(sock, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")[0] == 404
+
+
+def test_sockets_are_in_their_folder_and_a_reload_that_puts_one_elsewhere_is_refused(tmp_path: Path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+    here = on_socket(folder / "a.sock", m.http_listener(8080))
+    gateway = GatewayProcess(tmp_path / "gw", [here], arguments=["--socket-dir", str(folder)])
+    with gateway:
+        for elsewhere in (tmp_path / "b.sock", folder / "link" / "b.sock"):
+            gateway.replace([here, on_socket(elsewhere, m.http_listener(8081), name="other")])
+            os.kill(gateway.pid, signal.SIGHUP)
+            gateway.wait_for_diagnostics(f"unix://{elsewhere}?mode=0660 is not in --socket-dir ({folder})")
+            assert not (tmp_path / "b.sock").exists()
+        with client(folder / "a.sock") as sock:
+            assert ask(sock, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")[0] == 404
+
+
+class Answers(urllib.request.HTTPErrorProcessor):
+    """A refusal is an answer, too."""
+
+    def http_response(self, request: urllib.request.Request, response: Any) -> Any:
+        return response
+
+
+def test_objects_of_the_api_make_no_socket_but_where_the_operator_says(tmp_path: Path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    address = {"type": "egressproxy.io/UnixSocket", "value": f"unix://{folder / 'a.sock'}"}
+    written = m.gateway(m.http_listener(8080))
+    written["spec"]["addresses"] = [address]
+    writing = ["--state-dir", str(tmp_path / "state"), "--api-writes"]
+    for number, (more, status_, is_there) in enumerate(
+        (([], 422, False), (["--socket-dir", str(folder)], 201, True))
+    ):  # fmt: skip
+        objects = [m.gateway(m.http_listener(free_port()), name="first")]
+        with GatewayProcess(tmp_path / str(number), objects, arguments=[*writing, *more]) as gateway:
+            url = f"http://127.0.0.1:{gateway.admin_port}/apis/gateway.networking.k8s.io/v1/namespaces/agents/gateways"
+            request = urllib.request.Request(
+                url, json.dumps(written).encode(), {"Content-Type": "application/json"}, method="POST"
+            )
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), Answers())
+            with opener.open(request, timeout=WAIT_S) as answer:
+                assert answer.status == status_
+                assert ("not in --socket-dir" in answer.read().decode()) is not is_there
+            assert (folder / "a.sock").exists() is is_there

@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.model.unix_socket import UnixSocket
 from egressproxy.net.listening import bind, bind_error
-from egressproxy.net.unix_listening import UnixListeningSocket, accepting_unix, bind_unix
+from egressproxy.net.unix_listening import UnixListeningSocket, accepting_unix, bind_unix, is_inside
 
 
 @pytest.fixture
@@ -135,3 +135,51 @@ def test_an_address_to_bind_may_be_a_unix_socket(tmp_path: Path):
             bind(address, 3128)
     error = bind_error("agents/gw/http", address, 3128, raised.value)
     assert f"listener agents/gw/http: cannot bind {address}: Address already in use (somebody" in str(error)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize(
+    ("folder_mode", "socket_mode", "words"),
+    [
+        (0o755, 0o777, "nobody serves the socket that is there, and it cannot be removed: Permission denied"),
+        (0o1777, 0o777, "nobody serves the socket that is there, and it cannot be removed: Operation not permitted"),
+        (0o777, 0o700, "may not connect to, so it may be served"),
+    ],
+    ids=["read-only folder", "sticky folder", "foreign socket"],
+)
+def test_a_socket_that_is_not_ours_to_replace_is_left_with_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_mode: int, socket_mode: int, words: str
+):
+    for each in (tmp_path, *list(tmp_path.parents)[:2]):
+        each.chmod(0o755)
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    left = socket.socket(socket.AF_UNIX)
+    left.bind("a.sock")
+    left.close()
+    os.chmod("a.sock", socket_mode)
+    folder.chmod(folder_mode)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(OSError, match=words) as refused:
+            bind_unix(UnixSocket("a.sock"))
+    finally:
+        os.seteuid(0)
+    assert stat.S_ISSOCK(os.stat("a.sock").st_mode)
+    told = str(bind_error("agents/gw/http", "unix:///a.sock", 80, refused.value))
+    assert told.endswith(("let the gateway's user do it", "give it to that user"))
+
+
+def test_a_folder_is_known_behind_links(tmp_path: Path):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    (inside / "deep").mkdir(parents=True)
+    outside.mkdir()
+    (inside / "link").symlink_to(outside)
+    (outside / "back").symlink_to(inside)
+    for path, is_so in {
+        inside / "a.sock": True, inside / "deep" / "a.sock": True, outside / "back" / "a.sock": True,
+        inside / "link" / "a.sock": False, outside / "a.sock": False, tmp_path / "inner" / "a.sock": False,
+    }.items():  # fmt: skip
+        assert is_inside(UnixSocket(str(path)), (inside,)) is is_so, path
+    assert not is_inside(UnixSocket("/a.sock"), ())
