@@ -61,7 +61,7 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
     \b
     Examples:
       egressproxy kill-switch kill system:serviceaccount:agents:worker
-      egressproxy kill-switch kill alice --why "stolen password" --api-token-file token
+      egressproxy kill-switch kill agents/users#alice --why "stolen password" --api-token-file token
 
     Exit status: 0 done in every worker, 2 wrong usage, no response or a refusal.
     """

@@ -52,12 +52,14 @@ def hash_problem(value: bytes) -> str:
 
 class PasswordVerifier:
     """Verifies user names and passwords. `users` has the hash of each, which `hash_problem` has accepted; one whose
-    name is `namespace.serviceAccount` counts as that service account.
+    name is `namespace.serviceAccount` counts as that service account. `of` is what tells them from other users of the
+    same names: their Secret.
     """
 
-    __slots__ = ("_decoys", "_users")
+    __slots__ = ("_decoys", "_of", "_users")
 
-    def __init__(self, users: Mapping[str, SecretBytes]) -> None:
+    def __init__(self, users: Mapping[str, SecretBytes], of: str) -> None:
+        self._of = of
         self._users = users
         self._decoys = list(users.values())
 
@@ -77,7 +79,7 @@ class PasswordVerifier:
             raise CredentialRefused(_WRONG, "no user of this name" if found is None else f"user {name}")
         workload = _WORKLOAD.fullmatch(name)
         if workload is None:
-            return CallerIdentity(name=name, source="basic")
+            return CallerIdentity(name=f"{self._of}#{name}", source="basic")
         namespace, account = workload[1], workload[2]
         return CallerIdentity(namespace, account, name=service_account_name(namespace, account), source="basic")
 

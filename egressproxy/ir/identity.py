@@ -58,14 +58,15 @@ class IdentityIR:
     """Where the identity of a client comes from. `is_required`: whoever is not known is refused.
 
     `token_field` is the field that carries the token, "" for the usual one. `users` are user names and hashes of
-    passwords. `claims` are the names of those that policies ask for, or that another gateway is told. `senders`
-    say in a PROXY header whose a connection is.
+    passwords, of the Secret `users_of` ("namespace/name"). `claims` are the names of those that policies ask for, or
+    that another gateway is told. `senders` say in a PROXY header whose a connection is.
     """
 
     is_required: bool = False
     issuers: tuple[TokenIssuerIR, ...] = ()
     token_field: str = ""
     users: tuple[tuple[str, SecretBytes], ...] = ()
+    users_of: str = ""
     addresses: tuple[AddressClientIR, ...] = ()
     claims: tuple[str, ...] = ()
     senders: tuple[IPv4Network | IPv6Network, ...] = ()

@@ -55,10 +55,10 @@ class CallerIdentity(NamedTuple):
     has signed it: `origin_client` is its address there, and `origin_gateway` that Gateway.
 
     `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
-    "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or the name
-    of a user. `source` is what has told it: "certificate", "token", "basic", "address" or "gateway". `groups` and
-    `claims` (name and value) are what a token says beside it; of the claims only those of which `claims_read` has the
-    names, whether the token has them or not. None: there is no token.
+    "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or
+    "NAMESPACE/SECRET#USER". `source` is what has told it: "certificate", "token", "basic", "address" or "gateway".
+    `groups` and `claims` (name and value) are what a token says beside it; of the claims only those of which
+    `claims_read` has the names, whether the token has them or not. None: there is no token.
     """
 
     namespace: str = "-"

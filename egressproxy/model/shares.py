@@ -8,18 +8,21 @@ needs.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from ipaddress import IPv6Network
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["FairQueue", "Shares", "client_of", "identity_of", "most_of", "origin_of"]
+__all__ = ["FairQueue", "Shares", "Tries", "client_of", "identity_of", "most_of", "origin_of"]
 
 T = TypeVar("T")
+
+#: Clients whose tries are counted; of more than these the ones that tried least of late are forgotten.
+MAX_TRYING: Final = 8192
 
 
 def client_of(x: Exchange) -> str:
@@ -104,6 +107,32 @@ class Shares:
 
     def __repr__(self) -> str:
         return f"Shares({self.total} of {self.limit}, {len(self._held)} clients)"
+
+
+class Tries:
+    """How often each client has done something of late: at most `limit` times in `window_s` seconds, from the first."""
+
+    __slots__ = ("_of", "limit", "window_s")
+
+    def __init__(self, limit: int, window_s: float) -> None:
+        self.limit = limit
+        self.window_s = window_s
+        self._of: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how often, and until when it counts
+
+    def wait_s(self, client: str, now: float) -> float:
+        """How long this client has to wait, in seconds; 0 where it may. `now`: monotonic seconds."""
+        count, until = self._of.get(client, (0, 0.0))
+        return max(0.0, until - now) if count >= self.limit else 0.0
+
+    def add(self, client: str, now: float) -> None:
+        """It has done it once more."""
+        count, until = self._of.pop(client, (0, 0.0))
+        self._of[client] = (count + 1, until) if now < until else (1, now + self.window_s)
+        if len(self._of) > MAX_TRYING:
+            self._of.popitem(last=False)
+
+    def __repr__(self) -> str:
+        return f"Tries({len(self._of)} clients)"
 
 
 class FairQueue(Generic[T]):

@@ -253,7 +253,7 @@ class Authenticator:
         except CredentialRefused as refused:
             raise self._challenges.refused(refused.message, refused.detail) from None
         if credential.user is not None:
-            self._checks.guesses.check(client_of(x))
+            self._checks.refuse_guesses(client_of(x))
         return self._check(x, client, raw, credential, digest)
 
     async def _check(
@@ -263,7 +263,7 @@ class Authenticator:
         if isinstance(found, CredentialRefused):
             if credential.user is not None:
                 if digest not in self._wrong:  # who shows the same again does not guess
-                    self._checks.guesses.add(client_of(x))
+                    self._checks.note_wrong(client_of(x))
                 _keep(self._wrong, digest, (found.message, found.detail, time() + WRONG_S), MAX_WRONG)
             raise self._challenges.refused(found.message, found.detail)
         identity, until = found

@@ -101,7 +101,7 @@ class _Verifier:
         if spec.users:
             from egressproxy.identity.passwords import PasswordVerifier
 
-            self._of_password = PasswordVerifier(dict(spec.users))
+            self._of_password = PasswordVerifier(dict(spec.users), spec.users_of)
 
     def source(self, url: KeyUrl, call: FilterCall, withdraw: Callable[[], None]) -> KeySource:
         """What fetches the keys of an issuer. `withdraw`: see KeySource."""

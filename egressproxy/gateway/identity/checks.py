@@ -1,12 +1,11 @@
 """Checks: passwords and signatures are checked in two threads, since one check of a password takes as long as hundreds
 of requests. Clients take turns, and what waits is bounded: a flood of wrong passwords delays others by a check or two.
-Guesses: who guesses passwords has to wait.
+Who guesses passwords has to wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,9 +14,9 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.model.shares import FairQueue
+from egressproxy.model.shares import FairQueue, Tries
 
-__all__ = ["GUESSES_S", "MAX_GUESSES", "MAX_OF_CLIENT", "MAX_WAITING", "THREADS", "Checks", "Guesses"]
+__all__ = ["GUESSES_S", "MAX_GUESSES", "MAX_OF_CLIENT", "MAX_WAITING", "THREADS", "Checks"]
 
 T = TypeVar("T")
 
@@ -25,10 +24,9 @@ T = TypeVar("T")
 THREADS: Final = 2
 MAX_WAITING: Final = 256
 MAX_OF_CLIENT: Final = 16
-#: Different wrong passwords that one client may show in so many seconds; and how many clients are counted.
+#: Different wrong passwords that one client may show in so many seconds.
 MAX_GUESSES: Final = 30
 GUESSES_S: Final = 60.0
-MAX_GUESSERS: Final = 8192
 
 
 class _Job:
@@ -42,41 +40,13 @@ class _Job:
         self.waiters: list[asyncio.Future[Any]] = []
 
 
-class Guesses:
-    """Wrong passwords of each client (an address, see `origin_of`)."""
-
-    __slots__ = ("_of",)
-
-    def __init__(self) -> None:
-        self._of: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how many, and until when they count
-
-    def check(self, client: str) -> None:
-        """Raises LimitExceeded (429) for a client that has shown too many."""
-        count, until = self._of.get(client, (0, 0.0))
-        left_s = until - monotonic()
-        if count >= MAX_GUESSES and left_s > 0:
-            message = "this client has shown too many wrong passwords"
-            raise LimitExceeded(Reason.CREDENTIALS_REFUSED, message, retry_after_s=ceil(left_s))
-
-    def add(self, client: str) -> None:
-        """It has shown another one."""
-        now = monotonic()
-        count, until = self._of.pop(client, (0, 0.0))
-        self._of[client] = (count + 1, until) if now < until else (1, now + GUESSES_S)
-        if len(self._of) > MAX_GUESSERS:
-            self._of.popitem(last=False)
-
-    def __repr__(self) -> str:
-        return f"Guesses({len(self._of)} clients)"
-
-
 class Checks:
     """One per process. The threads begin with the first check."""
 
-    __slots__ = ("_jobs", "_running", "_threads", "_waiting", "guesses")
+    __slots__ = ("_guesses", "_jobs", "_running", "_threads", "_waiting")
 
     def __init__(self) -> None:
-        self.guesses = Guesses()
+        self._guesses = Tries(MAX_GUESSES, GUESSES_S)
         self._threads: ThreadPoolExecutor | None = None
         self._running = 0
         self._jobs: dict[bytes, _Job] = {}
@@ -97,6 +67,17 @@ class Checks:
         job.waiters.append(done)
         self._start()
         return await done
+
+    def note_wrong(self, client: str) -> None:
+        """This client has shown another wrong password."""
+        self._guesses.add(client, monotonic())
+
+    def refuse_guesses(self, client: str) -> None:
+        """Raises LimitExceeded (429) for a client that has shown too many of them."""
+        wait_s = self._guesses.wait_s(client, monotonic())
+        if wait_s:
+            message = "this client has shown too many wrong passwords"
+            raise LimitExceeded(Reason.CREDENTIALS_REFUSED, message, retry_after_s=ceil(wait_s))
 
     @property
     def is_busy(self) -> bool:

@@ -44,8 +44,8 @@ def test_users_are_known_by_their_name(converse_on: Start):
     )
     assert fields["Proxy-Authenticate"] == 'Basic realm="egressproxy", charset="UTF-8"'
     record = is_served(talk, basic("alice", "opensesame:é"))
-    assert (record["identity"], record["identity_source"], record["namespace"]) == ("alice", "basic", "-")
-    assert is_served(talk, basic("ci", "secret"), is_new=False)["identity"] == "ci"
+    assert (record["identity"], record["identity_source"], record["namespace"]) == ("agents/users#alice", "basic", "-")
+    assert is_served(talk, basic("ci", "secret"), is_new=False)["identity"] == "agents/users#ci"
 
 
 def test_a_user_may_be_a_service_account(converse: Start):
@@ -74,7 +74,7 @@ def test_who_was_wrong_is_not_told_to_show_what_was_shown(converse: Start):
 def test_a_name_that_is_not_there_costs_the_check_of_a_hash(monkeypatch: pytest.MonkeyPatch):
     checked: list[bytes] = []
     monkeypatch.setattr(passwords, "_matches", lambda hashed, password: bool(checked.append(hashed)) or True)
-    verifier = PasswordVerifier({"ci": SecretBytes(BCRYPT.encode())})
+    verifier = PasswordVerifier({"ci": SecretBytes(BCRYPT.encode())}, "agents/users")
     with pytest.raises(CredentialRefused, match="the user name or the password is wrong"):
         verifier.verify(b"nobody", b"secret")
     assert checked == [BCRYPT.encode()]
@@ -82,7 +82,7 @@ def test_a_name_that_is_not_there_costs_the_check_of_a_hash(monkeypatch: pytest.
 
 def test_tokens_and_users_on_one_listener(converse: Start):
     talk = converse(users(CLUSTER.config_map, token={"issuers": [CLUSTER.written]}))
-    assert is_served(talk, basic("ci", "secret"))["identity"] == "ci"
+    assert is_served(talk, basic("ci", "secret"))["identity"] == "agents/users#ci"
     assert is_served(talk, basic("ci", CLUSTER.token()), is_new=False)["service_account"] == "robot"
     assert is_served(talk, bearer(CLUSTER.token()), is_new=False)["service_account"] == "robot"
     is_refused(talk, basic("ci", CLUSTER.unsigned() + "x"))
@@ -93,7 +93,7 @@ def test_two_credentials_at_once_are_refused(converse: Start):
     talk = converse(users(CLUSTER.config_map, token=token))
     both = basic("ci", "secret").replace(b"\r\n\r\n", b"\r\nX-Token: %b\r\n\r\n" % CLUSTER.token().encode())
     assert is_refused(talk, both)[0] == "two credentials at once: show one"
-    assert is_served(talk, basic("ci", "secret"))["identity"] == "ci"
+    assert is_served(talk, basic("ci", "secret"))["identity"] == "agents/users#ci"
 
 
 def test_a_password_that_was_changed_holds_no_more(converse: Start):
@@ -163,13 +163,15 @@ def test_who_guesses_passwords_has_to_wait(converse: Start, monkeypatch: pytest.
     assert (status, phrase) == (429, b"this client has shown too many wrong passwords")
     assert 0 < int(fields["Retry-After"]) <= GUESSES_S
     assert error["reason"] == "credentials_refused"
-    assert is_served(talk, basic("ci", "secret"), is_new=False)["identity"] == "ci", "who is known has not to wait"
+    assert is_served(talk, basic("ci", "secret"), is_new=False)["identity"] == "agents/users#ci", (
+        "who is known has not to wait"
+    )
     assert is_served(talk, bearer(CLUSTER.token()), is_new=False)["service_account"] == "robot"
     other = talk.connect(address="10.0.0.77")
     other >> basic("alice", "wrong")
     assert other.answer()[0] == 407
     monkeypatch.setattr(checks, "monotonic", lambda: time.monotonic() + GUESSES_S)
-    assert is_served(talk, basic("alice", "opensesame:é"), is_new=False)["identity"] == "alice"
+    assert is_served(talk, basic("alice", "opensesame:é"), is_new=False)["identity"] == "agents/users#alice"
 
 
 def test_a_client_with_one_wrong_password_does_not_guess(converse: Start, monkeypatch: pytest.MonkeyPatch):
@@ -228,7 +230,7 @@ def test_a_hash_that_is_one_in_form_alone_lets_nobody_in():
     for hashed in (b"$argon2id$v=19$m=64,t=1,p=1$YQ$YQ", b"$argon2i$v=19$m=64,t=1,p=1$c29tZXNhbHQ$YQ"):
         assert not hash_problem(hashed)
         with pytest.raises(CredentialRefused):
-            PasswordVerifier({"a": SecretBytes(hashed)}).verify(b"a", b"")
+            PasswordVerifier({"a": SecretBytes(hashed)}, "agents/users").verify(b"a", b"")
 
 
 def test_nothing_of_a_password_is_logged(converse: Start, capsys: pytest.CaptureFixture[str]):
@@ -255,10 +257,21 @@ def test_nothing_that_is_kept_leads_to_a_password(converse: Start):
         assert b"secret" not in repr(gc.get_referents(kept)).encode()
 
 
-@pytest.mark.parametrize("user", ["-", "team/robot"])
-def test_no_user_has_the_name_of_nobody_or_of_an_account_in_limits(converse: Start, user: str):
-    """Nobody's policies and switches would hold for the one, and the limits of a service account for the other."""
+@pytest.mark.parametrize("user", ["-", "team/robot", "uid-1000", "team robot#bob"])
+def test_no_user_has_the_name_of_nobody_or_of_another_client(converse: Start, user: str):
+    """Nobody's policies and switches would hold for the first, and for the second the limits of a service account."""
     named = m.secret("users", {".htpasswd": f"{user}:{BCRYPT}\n"})
     talk = converse(forward(named, identity={"basic": {"secretRef": {"name": "users"}}}))
-    is_refused(talk, basic(user, "secret"))
-    talk.no_dial()
+    assert is_served(talk, basic(user, "secret"))["identity"] == f"agents/users#{user}"
+
+
+def test_a_user_of_another_secret_is_another_client_whatever_the_name(converse: Start):
+    """The limits, MCP sessions and waiting requests of one must not be those of the other."""
+    others = m.policy(["a.example"], name="others", identity={"basic": {"secretRef": {"name": "others"}}})
+    others["spec"]["targetRefs"][0]["sectionName"] = "b"
+    made = [m.gateway(m.forward_listener(3128, "a"), m.forward_listener(3129, "b")), others, USERS]
+    made += [m.policy(["a.example"], identity={"basic": {"secretRef": {"name": "users"}}})]
+    talk = converse([*made, m.secret("others", {"ci": BCRYPT})])
+    assert is_served(talk, basic("ci", "secret"))["identity"] == "agents/users#ci"
+    talk.client = talk.connect(1)
+    assert is_served(talk, basic("ci", "secret"), is_new=False)["identity"] == "agents/others#ci"

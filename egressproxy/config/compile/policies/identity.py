@@ -38,6 +38,7 @@ def read_identity(
         return None
     issuers: list[TokenIssuerIR] = []
     users: tuple[tuple[str, SecretBytes], ...] = ()
+    users_of = ""
     token, address, senders = (_written(chosen, section) for section in ("token", "address", "proxy_protocol"))
     policy = chosen.get("token")
     try:
@@ -45,7 +46,7 @@ def read_identity(
             issuers = [_issuer(policy, each, references) for each in token.issuers]
         policy = chosen.get("basic")
         if policy is not None:
-            users = _users(policy, references)
+            users, users_of = _users(policy, references)
     except UnresolvedRef as unresolved:
         blockers[f"identity of {policy}: {unresolved.with_hint}"] = None
         return IdentityIR(is_required=True)
@@ -61,6 +62,7 @@ def read_identity(
         issuers=tuple(issuers),
         token_field=token.header or "" if token is not None else "",
         users=users,
+        users_of=users_of,
         addresses=tuple(addresses),
         claims=tuple(sorted(set(token.forward_claims))) if token is not None else (),
         senders=senders.from_ if senders is not None else (),
@@ -113,8 +115,10 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References) 
     )
 
 
-def _users(policy: EgressPolicy, references: References) -> tuple[tuple[str, SecretBytes], ...]:
-    """User names and hashes of a Secret: an entry for each, or lines of `.htpasswd`. Raises UnresolvedRef."""
+def _users(policy: EgressPolicy, references: References) -> tuple[tuple[tuple[str, SecretBytes], ...], str]:
+    """User names and hashes of a Secret: an entry for each, or lines of `.htpasswd`; and that Secret
+    ("namespace/name"). Raises UnresolvedRef.
+    """
     assert policy.spec.identity is not None
     assert policy.spec.identity.basic is not None
     ref = policy.spec.identity.basic.secret_ref
@@ -128,10 +132,6 @@ def _users(policy: EgressPolicy, references: References) -> tuple[tuple[str, Sec
             shown = user.decode("utf-8", "replace")
             if shown in found:
                 raise UnresolvedRef("InvalidCredentials", f"{name} has the user {shown} twice")
-            if shown == "-" or "/" in shown:  # nobody's name, and how limits name service accounts
-                raise UnresolvedRef(
-                    "InvalidCredentials", f"{name} has the user {shown}: choose another name, without /"
-                )
             if problem := hash_problem(hashed):
                 if key != _HTPASSWD and not hash_problem(hashed.split(b"\n")[0].strip().partition(b":")[2]):
                     problem = f"it has lines of a password file: give the file the key {_HTPASSWD}"
@@ -141,7 +141,7 @@ def _users(policy: EgressPolicy, references: References) -> tuple[tuple[str, Sec
         raise UnresolvedRef("InvalidCredentials", f"{name} has no user")
     if len(found) > MAX_USERS:
         raise UnresolvedRef("InvalidCredentials", f"{name} has more than {MAX_USERS} users")
-    return tuple(sorted(found.items()))
+    return tuple(sorted(found.items())), f"{references.namespace_of(policy, ref)}/{ref.name}"
 
 
 def _pods(pods: Iterable[Pod]) -> list[AddressClientIR]:
