@@ -9,49 +9,30 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from time import monotonic
 
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.ai.filters import MARK as AI_MARK
-from egressproxy.gateway.ai.filters import REQUESTS as AI_REQUESTS
-from egressproxy.gateway.ai.filters import AiRequests, import_translation
-from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.failover import with_failovers
-from egressproxy.gateway.backends.mcp_sessions import McpSessions
-from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
-from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
-from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
-from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
-from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
 from egressproxy.gateway.identity.authenticators import Authenticators, KeyUrl
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafKey
-from egressproxy.gateway.mcp.filters import MARK
-from egressproxy.gateway.mcp.rules import PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
 from egressproxy.gateway.route import Route, self_service
+from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, Protocol
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.extensions import extensions as all_extensions
-from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
-from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR, Mode, PolicyIR, Priority
+from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR, PolicyIR
 from egressproxy.ir.route import (
-    AuthProtocol,
-    ExternalAuthIR,
     HttpRouteIR,
     HttpRuleIR,
-    MirrorIR,
     WeightedBackend,
 )
 from egressproxy.model.authority import Authority
@@ -59,13 +40,10 @@ from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap
-from egressproxy.routing.permission import Permission, strictest
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["SnapshotBuilder", "build"]
-
-NO_PORTS: Mapping[str, Collection[int]] = {}
 
 
 def build(
@@ -77,29 +55,18 @@ def build(
     return finished(SnapshotBuilder(catalog, network, metrics, previous).snapshot(config))
 
 
-@dataclass(frozen=True, slots=True)
-class _Attachment:
-    """A route on one listener. `names`: the hostnames that it has written; None for what is served without a route."""
-
-    listener: ListenerIR
-    route: str
-    kind: str = ""
-    names: tuple[str, ...] | None = None
-
-
 class SnapshotBuilder:
     """Builds one snapshot. What has an equal spec in the `previous` one is kept."""
 
     def __init__(self, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None) -> None:
         self.metrics = metrics
-        self.session_key = network.session_key
         known = previous.filters if previous is not None else None
         self.filters = FilterInstances(catalog, known, metrics.notices, self._called, metrics.filter_metrics)
         self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
+        self.rules = RuleBuilder(self.parts, self.filters, metrics, network.session_key)
         self.authenticators = Authenticators(previous.authenticators if previous is not None else None)
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
         self.terminating: Counter[tuple[str, int]] = Counter()  # listeners that end TLS, by address and port
-        self.has_translation = False
         #: Rules by the identity of their route: variants of a listener share those that are not otherwise for them.
         self.live: dict[int, list[Route]] = {}
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
@@ -180,10 +147,10 @@ class SnapshotBuilder:
         for route in spec.http_routes:
             rules = self.live.get(id(route))
             if rules is None:
-                attached = _Attachment(spec, route.name, route.kind, route.named)
+                attached = AttachedRoute(spec, route.name, route.kind, route.named)
                 rules = self.live[id(route)] = []
                 for rule in route.rules:
-                    rules.append((yield from self.route(attached, rule)))
+                    rules.append((yield from self.rules.rule(attached, rule)))
             http.append((route, rules))
             hostnames = permitted_by(route, rules)
             if hostnames is not None:
@@ -202,7 +169,7 @@ class SnapshotBuilder:
         if spec.default_backend is not None:
             policy = spec.policy
             rule = HttpRuleIR((), (spec.default_backend,), policy, spec.extensions, retry=policy.retries)
-            default = yield from self.route(_Attachment(spec, "-"), rule)
+            default = yield from self.rules.rule(AttachedRoute(spec, "-"), rule)
             count = partial(self.metrics.series, spec.gateway, "-", "-", "-", "-")
             defaults = DefaultRoutes(default, policy, destinations, count)
         terminate = None
@@ -237,7 +204,7 @@ class SnapshotBuilder:
             live = self.live.get(id(stream))
             if live is None:
                 rule = HttpRuleIR((), stream.backends, stream.policy, stream.extensions, request_s=0.0)
-                made = yield from self.route(_Attachment(spec, stream.name, stream.kind, stream.named), rule)
+                made = yield from self.rules.rule(AttachedRoute(spec, stream.name, stream.kind, stream.named), rule)
                 live = self.live[id(stream)] = [made]
             entries.append(HostEntry(stream.hostnames, live[0], stream.created, stream.name))
         self.streams[key] = yield from HostMap.building(entries)
@@ -268,178 +235,6 @@ class SnapshotBuilder:
             yield make
         return self.contexts[key]
 
-    def blocking(self, rule: HttpRuleIR) -> Cooperative[None]:
-        """Build those of its filters that are not to be built on the event loop; `chain` finds them then."""
-        for spec in extensions_of(rule):
-            if self.filters.blocks(spec):
-                yield partial(self.filters.place_or_close, spec)
-
-    def route(self, attached: _Attachment, rule: HttpRuleIR) -> Cooperative[Route]:
-        """One rule of a route. Stream routes, and what serves destinations without a route, have the same form."""
-        yield from self.blocking(rule)
-        listener, name = attached.listener, attached.route
-        extensions, policy, auth = rule.extensions, rule.policy, None
-        if rule.auth is not None:
-            auth = self.external_auth(name, rule.auth)
-            extensions = (*extensions, self.parts.place_asking(name, rule.auth.place, auth, self.metrics.notices))
-        copied = self.mirrors(attached, rule.mirrors)  # for all backends: a request counts once
-        backends = [self.backend(attached, rule, each, extensions, copied) for each in rule.backends]
-        choices, failovers = with_failovers(rule.backends, backends)
-        request_s = policy.timeouts.request_s if rule.request_s is None else rule.request_s
-        times = (request_s, *(backend.backend_request_s for backend in backends))
-        is_short = any(0 < seconds < EXACT_BELOW_S for seconds in times)
-        is_mcp = attached.kind == "HTTPRoute" and speaks_mcp(rule)
-        is_ai = any(backend.ai is not None for backend in backends)
-        if is_ai:
-            if not self.has_translation:  # a turn in a thread for each rule would make reloads long
-                self.has_translation = True
-                yield import_translation
-            of_ai = AiRequests(name, self.metrics.translations)
-            told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
-            extensions = (*extensions, self.parts.place_own(name, told, of_ai, self.metrics.notices, mark=AI_MARK))
-        notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
-        hedging = policy.hedging if attached.kind != "GRPCRoute" else None  # its calls are POSTs
-        retries = None
-        needs = rule.session is not None or rule.retry is not None or failovers or hedging is not None
-        if needs or is_short or notes or is_mcp or is_ai:
-            key = self.session_key
-            sessions: PersistentSessions | McpSessions | None
-            sessions = others = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
-            if is_mcp:
-                sessions = McpSessions(name, key, backends, others)
-                own = requests_filter(name, sessions, backends, self.metrics.mcp_calls)
-                spec = self.parts.place_own(
-                    name, replace(REQUESTS, source=f"{attached.kind} {name}"), own, self.metrics.notices, mark=MARK
-                )
-                extensions = (*extensions, spec)
-            retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic, hedging)
-        made = Route(
-            name,
-            self.parts.rule_chain(extensions, has_backends=bool(backends)),
-            tuple(backend for backend in backends if backend.weight > 0),
-            self.metrics.series(listener.gateway, name, "-"),
-            policy,
-            self.parts.destination_policy(policy),
-            served_ports(rule.backends),
-            request_s=request_s,
-            auth=auth,
-            retries=retries,
-            kind=attached.kind,
-            permission=self.permission(attached, policy, rule.backends),
-            looks_at_bodies=is_mcp,
-            only_reports=listener.policy.mode is policy.mode is Mode.REPORT
-            and not self.parts.destination_policy(listener.policy).is_firm,
-            choices=choices,
-            failovers=failovers or None,
-            priority=highest_priority(policy, rule.backends),
-        )
-        yield None
-        return made
-
-    def external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
-        """The external authorization of one rule; without a client where its backend is denied or unusable."""
-        server = spec.backend
-        if spec.protocol is AuthProtocol.GRPC and server.backend is not None:  # whatever else it speaks with others
-            server = replace(server, backend=replace(server.backend, protocol=Protocol.GRPC))
-        denied, connector = self.parts.reachable(server)
-        client = self.authz_client(spec, connector) if connector is not None else None
-        return ExternalAuth(spec, client, route, self.metrics, denied)
-
-    def authz_client(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
-        """The client for the protocol of this authorization server."""
-        chain = self.parts.chain(spec.backend.extensions)
-        if spec.protocol is AuthProtocol.HTTP:
-            return HttpAuthzClient(spec, connector, chain)
-        # Here, since it is rarely asked for.
-        from egressproxy.gateway.ext_authz.grpc_client import GrpcAuthzClient
-
-        return GrpcAuthzClient(spec, connector, chain)
-
-    def backend(
-        self,
-        attached: _Attachment,
-        rule: HttpRuleIR,
-        weighted: WeightedBackend,
-        extensions: tuple[ExtensionIR, ...],
-        mirrors: tuple[Mirror, ...],
-    ) -> RouteBackend:
-        """One backendRef of a rule. `extensions` and `mirrors` are those for all backends of the rule."""
-        name = weighted.backend.label if weighted.backend is not None else "-"
-        request_s = rule.backend_request_s
-        denied, connector = self.parts.reachable(weighted)
-        path = path_filter(rule, weighted) if attached.kind == "HTTPRoute" else None
-        if path is not None:
-            extensions = (
-                *extensions,
-                self.parts.place_own(
-                    attached.route,
-                    replace(PATH, source=f"{attached.kind} {attached.route}"),
-                    path,
-                    self.metrics.notices,
-                ),
-            )
-        return RouteBackend(
-            name,
-            connector,
-            self.parts.backend_chain(extensions + weighted.extensions),
-            self.metrics.series(attached.listener.gateway, attached.route, name),
-            weight=weighted.weight,
-            error=weighted.error,
-            backend_request_s=weighted.policy.timeouts.backend_request_s if request_s is None else request_s,
-            mirrors=mirrors + self.mirrors(attached, weighted.mirrors) or None,
-            denied=denied,
-            unknown_extension=weighted.unknown_extension,
-            is_elsewhere=weighted.is_elsewhere,
-            parent_by=weighted.parent_by,
-            priority=weighted.priority,
-            ai=AiEndpoint.of(weighted) if attached.kind == "HTTPRoute" else None,
-        )
-
-    def mirrors(self, attached: _Attachment, specs: Sequence[MirrorIR]) -> tuple[Mirror, ...]:
-        """The mirrors whose backend can be used; status tells of the others."""
-        made = []
-        for spec in specs:
-            backend, connector = spec.backend, self.parts.connector(spec.backend)
-            if backend.backend is None or connector is None:
-                continue
-            name, policy, own = backend.backend.label, backend.policy, self.parts.chain(backend.extensions)
-            mirror = Mirror(
-                name,
-                connector,
-                own.request_headers,
-                self.parts.backend_chain(spec.extensions + backend.extensions),
-                self.metrics.series(attached.listener.gateway, attached.route, name),
-                policy,
-                self.parts.destination_policy(policy),
-                (spec.numerator, spec.denominator),
-                self.parts.denial(backend),
-                self.permission(attached, policy, (backend,)),
-            )
-            made.append(mirror)
-        return tuple(made)
-
-    def permission(
-        self, attached: _Attachment, policy: PolicyIR, backends: Iterable[WeightedBackend]
-    ) -> Permission | None:
-        """What a route to a Dynamic backend permits by itself; None for other routes: they permit what they lead to."""
-        dynamic = [
-            each.backend
-            for each in backends
-            if each.backend is not None and each.backend.destination is Destination.DYNAMIC
-        ]
-        if attached.names is None or not dynamic:
-            return None
-        written = {backend.port for backend in dynamic if backend.port}
-        ports = None if not written else written if len(written) == 1 else ()  # what each of them permits
-        own = attached.listener.policy
-        return Permission(
-            f"{attached.kind} {attached.route}",
-            attached.names,
-            ports,
-            self.parts.destination_policy(own),
-            strictest(own.mode, policy.mode),
-        )
-
 
 def key_urls(policy: PolicyIR) -> tuple[KeyUrl, ...]:
     """Where the issuers of tokens have their keys, reached by the addresses that hold for the listener."""
@@ -463,16 +258,6 @@ def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] 
     return tuple(left) or None
 
 
-def served_ports(backends: Iterable[WeightedBackend]) -> Mapping[str, Collection[int]]:
-    """By hostname of an Fqdn backend, the ports under which a client of a forward proxy may name it."""
-    ports: dict[str, tuple[int, ...]] = {}
-    for backend in (each.backend for each in backends):
-        if backend is not None and backend.destination is Destination.FQDN:
-            named = (backend.port, 80) if backend.tls else (backend.port,)
-            ports[backend.hostname] = ports.get(backend.hostname, ()) + named
-    return ports or NO_PORTS
-
-
 def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | None:
     """The client certificates that terminating listeners of a port ask for. Raises ValueError where they differ: one
     listener would rely on what another has verified.
@@ -487,9 +272,3 @@ def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | No
 def terminates(spec: ListenerIR) -> bool:
     """Whether the client's TLS ends at this listener."""
     return spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE
-
-
-def highest_priority(policy: PolicyIR, backends: Iterable[WeightedBackend]) -> Priority:
-    """The priority of a rule's requests: before a backend is chosen, the highest that any of them has."""
-    found = {each.policy.priority for each in backends} or {policy.priority}
-    return next(each for each in Priority if each in found)  # the enum begins with the highest
