@@ -38,10 +38,18 @@ from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.route import SELF_SERVICE, Route
-from egressproxy.gateway.self_service.answers import Waiting, answer_caller, nothing_waits
+from egressproxy.gateway.self_service.answers import (
+    ASKED_S,
+    MAX_ASKED,
+    Waiting,
+    answer_caller,
+    nothing_waits,
+    refuse_flood,
+)
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import BACKEND_CHOICE, WAITED, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
+from egressproxy.model.shares import Tries
 from egressproxy.net.driver import pause
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
@@ -73,6 +81,7 @@ class Conductor:
         self.accounting = Accounting(wheel, access_log, pseudonym, metrics)
         self.clients = clients_of_process(connections)
         self.waiting: Waiting = nothing_waits
+        self.asked = Tries(MAX_ASKED, ASKED_S)  # what egress.internal was asked
         self.is_draining = False
         self.ends_connections = False  # each with the response under way: draining, or short of memory
         self.has_no_memory = False  # every request is refused, and no body that is held grows
@@ -136,6 +145,7 @@ class Conductor:
             if steps is not None:
                 if route.reads_early:
                     if route.kind == SELF_SERVICE:
+                        refuse_flood(x, self.asked)
                         held = BufferedRequest(client, head)
                         self.answer(x, client, await answer_caller(x, listener, head, held, decide_names, self.waiting))
                         return

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from math import ceil
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,8 +24,10 @@ from egressproxy.model.authority import Authority, AuthorityError, parse_authori
 from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
+from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.shares import Tries, client_of
 
-__all__ = ["Decide", "Waiting", "answer_caller", "nothing_waits"]
+__all__ = ["ASKED_S", "MAX_ASKED", "Decide", "Waiting", "answer_caller", "nothing_waits", "refuse_flood"]
 
 #: The route of a request or tunnel, first of what is decided; raises GatewayError where this listener, as it is for the
 #: caller, does not let it pass.
@@ -33,6 +37,9 @@ Waiting = Callable[[str], Awaitable[list[dict[str, Any]] | None]]
 
 #: Of a message to the MCP server, in bytes; and of a URL that is asked about.
 MAX_MESSAGE: Final = 64 * 1024
+#: Requests of one client in so many seconds. On a listener of many routes each takes some milliseconds.
+MAX_ASKED: Final = 100
+ASKED_S: Final = 10.0
 MAX_URL: Final = 4096
 OWN_ORIGIN: Final = b"http://egress.internal"
 _PORTS: Final = {"http": 80, "https": 443}
@@ -45,6 +52,18 @@ _USUAL: Final = (
 async def nothing_waits(_identity: str) -> list[dict[str, Any]]:
     """Where no request waits for a person."""
     return []
+
+
+def refuse_flood(x: Exchange, asked: Tries) -> None:
+    """Count a request for egress.internal, which limits of policies do not count.
+
+    Raises LimitExceeded (429) for a client that has asked too often.
+    """
+    client, now = client_of(x), monotonic()
+    wait_s = asked.wait_s(client, now)
+    if wait_s:
+        raise LimitExceeded(Reason.REQUEST_RATE, f"this client asks {OWN_HOST} too often", retry_after_s=ceil(wait_s))
+    asked.add(client, now)
 
 
 async def answer_caller(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from egressproxy.filters.approval_hold import holds
+from egressproxy.gateway.self_service import answers
+from egressproxy.gateway.self_service.answers import ASKED_S, MAX_ASKED
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, connect, exchange, forward, reverse
@@ -255,3 +258,19 @@ def test_a_check_says_that_a_person_has_to_approve(converse: Start, url: str, wa
     assert (told["allowed"], "waits" in told) == (True, waits)
     _, _, body = ask(talk.client, f"/?url={url}", fields="Accept: text/html\r\n")
     assert (b"waits for approval" in body) is waits
+
+
+def test_who_asks_without_end_has_to_wait(converse: Start, monkeypatch: pytest.MonkeyPatch):
+    """No limit of a policy holds here, and on a listener of many routes an answer takes as long as ten requests."""
+    talk = converse(forward(identity=KNOWN))
+    for _ in range(MAX_ASKED):
+        assert ask(talk.client, "/check?url=http://a.example/")[0] == 200
+    for path in ("/access", "/check?url=http://a.example/", "/mcp", "/"):
+        status, head, _ = ask(talk.client, path)
+        assert status == 429
+        assert 0 < int(head.partition("Retry-After: ")[2].partition("\r\n")[0]) <= ASKED_S
+    assert talk.record()["reason"] == "request_rate"
+    exchange(talk)
+    assert ask(talk.connect(address="10.0.0.8"))[0] == 200
+    monkeypatch.setattr(answers, "monotonic", lambda: time.monotonic() + ASKED_S)
+    assert ask(talk.client)[0] == 200
