@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +12,11 @@ from typing import Any
 import bcrypt
 import pytest
 
-from tests.clients.test_table import CLIENTS, LONG, REASON, Client
+from tests.clients.test_table import CLIENTS, LONG, PROGRAMS, REASON, Client
 from tests.clients.world import ORIGIN, Outcome, Require, Way, World
 from tests.support import manifests
 from tests.support.net import free_port
+from tests.support.origins.basic import GREETING
 from tests.support.process import GatewayProcess
 from tests.support.tokens import TokenIssuer
 
@@ -98,6 +102,60 @@ def test_curl_with_a_field(world: World, asking: Asking, require: Require):
     url = world.url(Way.TLS, Outcome.ALLOWED, "/hello")
     ended = world.run(["curl", "-sS", "--proxy-header", field, url], Way.TLS, **asking.proxy("", ""))
     assert ended.status == 0, ended.output
+
+
+@pytest.mark.parametrize("way", [Way.HTTP, Way.TLS])
+@pytest.mark.parametrize("is_old", [False, True], ids=["token", "old"])
+def test_java_shows_a_token_as_a_password(
+    world: World, asking: Asking, require: Require, tmp_path: Path, way: Way, is_old: bool
+):
+    require("java")
+    require("keytool")
+    if shutil.which("javac") is None:
+        pytest.skip("this Java runs no source files: default-jdk-headless does")
+    since = asking.gateway.mark()
+    store = tmp_path / "store"
+    importing = ["keytool", "-importcert", "-noprompt", "-alias", "ca", "-file", str(world.pki.ca_file), "-keystore"]
+    world.run([*importing, str(store), "-storepass", "changeit"], Way.BASE)
+    token = CLUSTER.token(exp=1_700_000_000) if is_old else CLUSTER.token()
+    options = [
+        f"-Djavax.net.ssl.trustStore={store}", "-Djavax.net.ssl.trustStorePassword=changeit",
+        "-Djdk.http.auth.tunneling.disabledSchemes=", "-DproxyUser=anything", f"-DproxyPassword={token}",
+    ]  # fmt: skip
+    for scheme in ("http", "https"):
+        options += [f"-D{scheme}.proxyHost=127.0.0.1", f"-D{scheme}.proxyPort={asking.port}"]
+    url = world.url(way, Outcome.ALLOWED, "/hello")
+    ended = world.run(["java", *options, str(PROGRAMS / "Get.java"), url], Way.BASE)
+    if is_old:
+        assert ended.status != 0, ended.output
+        asking.gateway.wait_for_record(since=since, status=407, reason="credentials_refused")
+        return
+    assert ended.status == 0, ended.output
+    assert GREETING in ended.output
+    record = asking.gateway.wait_for_record(since=since, reason="-")
+    assert (record["namespace"], record["service_account"]) == ("team", "robot")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [Way.HTTP, Way.TLS])
+def test_go_takes_the_token_from_the_url_of_the_proxy(world: World, asking: Asking, tmp_path: Path, way: Way):
+    if shutil.which("go") is None:
+        pytest.skip("go is not installed")
+    built = tmp_path / "get"
+    environment = os.environ | {"GOCACHE": str(tmp_path / "cache"), "GOTOOLCHAIN": "local", "GO111MODULE": "off"}
+    subprocess.run(["go", "build", "-o", str(built), str(PROGRAMS / "get.go")], env=environment, check=True)
+    since = asking.gateway.mark()
+    ended = world.run(
+        [str(built), world.url(way, Outcome.ALLOWED, "/hello")], way, **asking.proxy("anything", CLUSTER.token())
+    )
+    assert ended.status == 0, ended.output
+    assert asking.gateway.wait_for_record(since=since, reason="-")["service_account"] == "robot"
+    ended = world.run(
+        [str(built), world.url(way, Outcome.ALLOWED, "/hello")], way,
+        **asking.proxy("anything", CLUSTER.token(exp=1_700_000_000)),
+    )  # fmt: skip
+    assert ended.status != 0
+    assert "the token expired" in ended.output
 
 
 def test_no_credential_is_in_the_log_nor_at_the_origin(world: World, asking: Asking, require: Require):
