@@ -20,20 +20,18 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
-from egressproxy.gateway.identity.authenticators import Authenticators, KeyUrl
+from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafKey
 from egressproxy.gateway.route import Route, self_service
 from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.extensions import extensions as all_extensions
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
-from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR, PolicyIR
+from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR
 from egressproxy.ir.route import (
     HttpRouteIR,
     HttpRuleIR,
-    WeightedBackend,
 )
 from egressproxy.model.authority import Authority
 from egressproxy.model.own_host import OWN_HOST
@@ -178,7 +176,7 @@ class SnapshotBuilder:
             terminate = yield from self.context(spec.tls, shares_port=shares_port, alpn=HTTP_1_1)
         leaves = (yield from self.leaves(spec.policy.intercepts)) if spec.policy.intercepts else None
         authenticator = yield from self.authenticators.of(
-            spec.identity, key_urls(spec.policy), self._called, is_forward=spec.protocol.is_forward
+            spec.identity, spec.key_urls, self._called, is_forward=spec.protocol.is_forward
         )
         variants = []
         for variant in spec.variants:
@@ -234,19 +232,6 @@ class SnapshotBuilder:
         if key not in self.contexts:
             yield make
         return self.contexts[key]
-
-
-def key_urls(policy: PolicyIR) -> tuple[KeyUrl, ...]:
-    """Where the issuers of tokens have their keys, reached by the addresses that hold for the listener."""
-    issuers = policy.identity.issuers if policy.identity is not None else ()
-    made = []
-    for each in issuers:
-        if each.key_path:
-            host, port = each.key_host
-            tls = BackendTlsIR(ca_pem=each.ca_pem)
-            backend = BackendIR(f"identity/{host}", Destination.FQDN, host, port, tls=tls)
-            made.append(KeyUrl(each.issuer, each.key_path, WeightedBackend(backend, policy=policy)))
-    return tuple(made)
 
 
 def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:

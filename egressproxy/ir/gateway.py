@@ -109,13 +109,22 @@ class VariantIR:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyUrlIR:
+    """Where the keys of an issuer of tokens are fetched from: `callee` says how it is reached."""
+
+    issuer: str
+    path: str
+    callee: WeightedBackend
+
+
+@dataclass(frozen=True, slots=True)
 class ListenerIR:
     """One listener of one Gateway that can be programmed. Several may share an address and port (told apart by
     hostname).
 
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
     `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route
-    matches but the policy allows.
+    matches but the policy allows. `key_urls` are those of the issuers in `policy.identity`.
     `subjects` are the clients that policies are for which have any, by policy, and `variants` what such clients get.
     All else is for the other clients. A client for whom a set of policies holds that has no variant is refused.
     """
@@ -133,6 +142,7 @@ class ListenerIR:
     policy: PolicyIR = NO_POLICY
     extensions: tuple[ExtensionIR, ...] = ()
     default_backend: WeightedBackend | None = None
+    key_urls: tuple[KeyUrlIR, ...] = ()
     subjects: tuple[tuple[str, tuple[SubjectIR, ...]], ...] = ()
     variants: tuple[VariantIR, ...] = ()
 

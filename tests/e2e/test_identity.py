@@ -67,6 +67,41 @@ def test_keys_are_fetched_from_the_issuer_over_tls_that_is_verified(dns: NameSer
         assert len(asked) == 1
 
 
+def test_keys_come_by_way_of_the_parent(dns: NameServer, tmp_path: Path):
+    """The gateway's own name server knows no issuer: the parent alone finds it."""
+    pki, cluster = Pki(), TokenIssuer(f"https://{LOGIN}")
+    port, far = free_port(), free_port()
+
+    def keys(sock: socket.socket) -> None:
+        while True:
+            read_message(sock)
+            body = cluster.jwks().encode()
+            sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    near = NameServer({"far.test": ["127.0.0.1"]})
+    with near, Origin() as origin, Origin(keys, pki.server_context(LOGIN)) as login:
+        refs = [{"kind": "ConfigMap", "name": "roots"}]
+        issuer = {**cluster.written, "jwksURI": f"https://{LOGIN}:{login.port}/keys", "caCertificateRefs": refs}
+        del issuer["jwksRef"]
+        parent = [m.gateway(m.forward_listener(far)), m.policy([HOST, LOGIN], dns=dns.address, cidrs=ALLOW_LOOPBACK)]
+        objects = [
+            m.gateway(m.forward_listener(port)),
+            m.policy(
+                [HOST], dns=near.address, cidrs=ALLOW_LOOPBACK, identity={"token": {"issuers": [issuer]}},
+                parent={"name": "far"},
+            ),
+            m.backend("far", "far.test", far),
+            m.config_map("roots", {"ca.crt": pki.ca_pem}),
+        ]  # fmt: skip
+        with (
+            GatewayProcess(tmp_path / "far", parent),
+            GatewayProcess(tmp_path / "near", objects) as gateway,
+            client(port) as sock,
+        ):
+            assert ask(sock, get(f"{HOST}:{origin.port}", cluster.token())) == (200, b"ok")
+            assert gateway.wait_for_record(status=200)["service_account"] == "robot"
+
+
 @pytest.mark.parametrize("field", ["Proxy-Authorization", "X-Agent-Token"])
 def test_inside_of_a_tunnel_that_is_opened_the_client_is_that_of_its_connect(
     dns: NameServer, tmp_path: Path, field: str

@@ -59,7 +59,7 @@ from egressproxy.config.resources.core import ConfigMap, Service
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
+from egressproxy.ir.gateway import ConfigIR, KeyUrlIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.certificate import CertificateUse
@@ -414,13 +414,19 @@ class _Run:
                 own.add_variant(added, self._routes, is_other=is_other)
             made = self._listener_of(gateway, plan, own)
         if made.policy.identity is not None:  # who the client is was asked before
-            made = replace(made, policy=replace(made.policy, identity=None))
+            made = replace(made, policy=replace(made.policy, identity=None), key_urls=())
         return made
 
     def _listener_of(self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes) -> ListenerIR:
         """The listener for the clients of now."""
         assert plan.protocol is not None
         policy, extensions, default = self._routes.without_route(plan, served.layers)
+        issuers = policy.identity.issuers if policy.identity is not None else ()
+        key_urls = tuple(
+            KeyUrlIR(each.issuer, each.key_path, self._routes.backend_refs.of_issuer(each, served.layers))
+            for each in issuers
+            if each.key_path
+        )
         return ListenerIR(
             gateway=gateway.gateway.full_name,
             name=plan.name,
@@ -435,6 +441,7 @@ class _Run:
             policy=policy,
             extensions=extensions,
             default_backend=default,
+            key_urls=key_urls,
         )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from egressproxy.filters.calls import FilterCall
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.checks import Checks
 from egressproxy.gateway.identity.key_source import KeySource
 from egressproxy.identity.credentials import Credential
+from egressproxy.ir.gateway import KeyUrlIR
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import Callee
 from egressproxy.model.exchange import CallerIdentity
@@ -22,15 +23,7 @@ if TYPE_CHECKING:  # for annotations: what verifies is imported where it is need
     from egressproxy.identity.passwords import PasswordVerifier
     from egressproxy.identity.tokens import TokenVerifier
 
-__all__ = ["Authenticators", "KeyUrl"]
-
-
-class KeyUrl(NamedTuple):
-    """Where the keys of an issuer are fetched from: `callee` says how it is reached."""
-
-    issuer: str
-    path: str
-    callee: Callee
+__all__ = ["Authenticators"]
 
 
 class Authenticators:
@@ -46,7 +39,7 @@ class Authenticators:
     def of(
         self,
         spec: IdentityIR | None,
-        urls: tuple[KeyUrl, ...],
+        urls: tuple[KeyUrlIR, ...],
         call: Callable[[str, Callee], FilterCall],
         *,
         is_forward: bool,
@@ -77,7 +70,7 @@ class Authenticators:
         return f"Authenticators({len(self._made)})"
 
 
-_Key = tuple[IdentityIR, tuple[KeyUrl, ...], bool]
+_Key = tuple[IdentityIR, tuple[KeyUrlIR, ...], bool]
 
 
 class _Verifier:
@@ -103,7 +96,7 @@ class _Verifier:
 
             self._of_password = PasswordVerifier(dict(spec.users), spec.users_of)
 
-    def source(self, url: KeyUrl, call: FilterCall, withdraw: Callable[[], None]) -> KeySource:
+    def source(self, url: KeyUrlIR, call: FilterCall, withdraw: Callable[[], None]) -> KeySource:
         """What fetches the keys of an issuer. `withdraw`: see KeySource."""
         from egressproxy.identity.key_sets import read_key_set
 

@@ -16,10 +16,11 @@ from egressproxy.filters.calls import CallAnswer, CallFailed
 from egressproxy.gateway.identity import authenticator as module
 from egressproxy.gateway.identity import key_source
 from egressproxy.gateway.identity.authenticator import Authenticator, Verdict
-from egressproxy.gateway.identity.authenticators import Authenticators, KeyUrl
+from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.identity.key_uris import read_key_uri
+from egressproxy.ir.gateway import KeyUrlIR
 from egressproxy.ir.identity import IdentityIR, TokenIssuerIR
-from egressproxy.ir.policy import Callee
+from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead
@@ -68,7 +69,7 @@ class Lab:
         rules = TokenIssuerIR(
             ISSUER, (AUDIENCE,), key_host=("login.test", 443), key_path="/keys?v=1", service_accounts=True
         )
-        url = KeyUrl(ISSUER, rules.key_path, Callee())
+        url = KeyUrlIR(ISSUER, rules.key_path, WeightedBackend(None))
         made = finished(
             Authenticators().of(IdentityIR(True, (rules,)), (url,), lambda _, __: self.call, is_forward=True)
         )

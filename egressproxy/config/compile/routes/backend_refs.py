@@ -32,7 +32,8 @@ from egressproxy.config.compile.status import supported_features
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, HttpRoute
-from egressproxy.ir.backend import BackendIR, Destination, OtherParent, Protocol
+from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, OtherParent, Protocol
+from egressproxy.ir.identity import TokenIssuerIR
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
 
@@ -70,6 +71,7 @@ class BackendRefCompiler:
     #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
     #: a stream or requests), and each way lives as long as this.
     _through_policies: dict[tuple[int, Key], ResolvedBackend] = field(default_factory=dict)
+    _issuers: dict[TokenIssuerIR, ResolvedBackend] = field(default_factory=dict)
     #: Extensions whose calls are being resolved, each for the one before it.
     _calling: list[ExtensionIR] = field(default_factory=list)
 
@@ -184,6 +186,24 @@ class BackendRefCompiler:
         layers += self._layers_of_parents(resolved)
         merged = self.policies.merge(layers, is_routed=False)
         return self._weighted_backend(resolved, merged, layers, default_scopes(listener), (), error), layers
+
+    def of_issuer(self, issuer: TokenIssuerIR, layers: tuple[Layer, ...]) -> WeightedBackend:
+        """Where the keys of an issuer are fetched from, reached as all that has these layers."""
+        if issuer not in self._issuers:
+            host, port = issuer.key_host
+            spec = BackendIR(f"identity/{host}", Destination.FQDN, host, port, tls=BackendTlsIR(ca_pem=issuer.ca_pem))
+            self._issuers[issuer] = ResolvedBackend(spec, ("", "", "", spec.name), port)
+        resolved = self._through_policy_parent(self._issuers[issuer], self.policies.merge(layers, is_routed=False))
+        layers += self._layers_of_parents(resolved)
+        merged = self.policies.merge(layers, is_routed=False)
+        named_in = merged.parent.policy.namespace if merged.parent is not None else ""
+        try:
+            if resolved.error:
+                raise BackendUnusable(resolved.error)
+            reached = self._with_parents(resolved, resolved.spec, merged, layers, named_in)
+        except BackendUnusable as problem:
+            return WeightedBackend(None, error=str(problem))
+        return WeightedBackend(reached, policy=merged.policy, parent_by=resolved.parent_by)
 
     def _through_policy_parent(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
         """The backend, reached through the parent that policies name, if it is for a name and names none of its own.
