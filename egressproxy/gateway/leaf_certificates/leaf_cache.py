@@ -30,6 +30,9 @@ LeafKey = tuple[str, SecretBytes, str]
 MAX_LEAVES: Final = 1024
 #: Of these the names whose contexts are kept: 2.5 MB.
 MAX_CONTEXTS: Final = 128
+#: OpenSSL keeps a session (1 KB) of each client of TLS 1.2 that uses no tickets, 20,480 for each context, and Python's
+#: ssl cannot tell it not to. A context with more than this is replaced: 16 MB for all of them.
+MAX_SESSIONS: Final = 128
 #: What is minted at one time, for all clients together; who comes later is told to come again.
 MAX_MINTING: Final = 1024
 #: Of these for names that one client has asked for first.
@@ -65,7 +68,7 @@ class LeafCache:
     def known(self, host: str) -> ssl.SSLContext | None:
         """The context for this name (lower case), if there is one whose leaf still lives for a while."""
         context = self._contexts.pop(host, None)
-        if context is None or self._leaf(host) is None:
+        if context is None or self._leaf(host) is None or context.session_stats()["number"] > MAX_SESSIONS:
             return None
         self._contexts[host] = context
         return context

@@ -7,6 +7,7 @@ import gc
 import ssl
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -33,19 +34,27 @@ def cache(clock: Clock | None = None, days: int = 30) -> tuple[LeafCache, Interc
     return LeafCache((ca_pem, key, "agents/default"), counted, clock or Clock()), counted
 
 
-def subject(context: ssl.SSLContext, host: str) -> str:
-    """The name in the certificate that a server with this context shows."""
+def connected(context: ssl.SSLContext, host: str, **of_client: object) -> tuple[ssl.SSLObject, ssl.SSLObject]:
+    """Both sides of a connection to a server with this context. `of_client`: attributes of the client's context."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = context.wrap_bio(up, down, server_side=True)
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_mode = ssl.CERT_NONE
+    for name, value in of_client.items():
+        setattr(trusting, name, value)
     client = trusting.wrap_bio(down, up, server_hostname=host)
-    for side in (client, server, client, server):
+    for side in (client, server, client, server, client):
         try:
             side.do_handshake()
         except ssl.SSLWantReadError:
             continue
+    return client, server
+
+
+def subject(context: ssl.SSLContext, host: str) -> str:
+    """The name in the certificate that a server with this context shows."""
+    client, _ = connected(context, host)
     der = client.getpeercert(binary_form=True)
     assert der is not None
     from cryptography import x509
@@ -68,6 +77,21 @@ async def test_a_handshake_brings_no_ticket_which_costs_more_than_it_saves():
     leaves, _ = cache()
     context = await leaves.context("a.example")
     assert context.num_tickets == 0
+
+
+async def test_clients_without_tickets_fill_no_memory_with_their_sessions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leaf_cache, "MAX_SESSIONS", 2)
+    leaves, counted = cache()
+    first = await leaves.context("a.example")
+    for _ in range(3):
+        assert leaves.known("a.example") is first
+        sides = connected(first, "a.example", maximum_version=ssl.TLSVersion.TLSv1_2, options=ssl.OP_NO_TICKET)
+        for side in (*sides, *sides):  # a session stays where both have said their close_notify
+            with suppress(ssl.SSLWantReadError):
+                side.unwrap()
+    assert leaves.known("a.example") is None
+    assert await leaves.context("a.example") is not first
+    assert counted.minted == 1, "the certificate is the same"
 
 
 async def test_all_who_wait_for_one_name_get_one_leaf_and_who_leaves_keeps_nobody_waiting():
