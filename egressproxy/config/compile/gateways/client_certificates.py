@@ -12,7 +12,8 @@ from typing import Final
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.references import References
-from egressproxy.config.resources.policy import CertificateClient, CertificateIdentity, EgressPolicy
+from egressproxy.config.resources.identity import CertificateClient, CertificateIdentity
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.gateway import ClientCertificatesIR, TlsMode
 from egressproxy.ir.identity import CertificateClientIR
 

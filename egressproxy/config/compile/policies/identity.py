@@ -12,7 +12,8 @@ from typing import Any
 
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.core import Pod
-from egressproxy.config.resources.policy import EgressPolicy, TokenIssuer
+from egressproxy.config.resources.identity import TokenIssuer
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.identity.key_uris import read_key_uri
 from egressproxy.identity.passwords import hash_problem
 from egressproxy.ir.identity import AddressClientIR, IdentityIR, TokenIssuerIR
