@@ -25,9 +25,9 @@ from egressproxy.filters.content.redactor import Redactor
 from egressproxy.filters.held_request import UNREADABLE, called_tools, shown_content, shown_request
 from egressproxy.filters.settings import CalledBackendRef, Checked, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import WAITED, Exchange
+from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.shares import client_of
+from egressproxy.model.shares import identity_of
 
 __all__ = ["APPROVAL_HOLD", "ApprovalHold", "ApprovalHoldConfig", "holds"]
 
@@ -95,12 +95,14 @@ _OUTCOMES: Final = {id(_TIME_IS_OVER): "timeout", id(_DRAINED): "drained"}
 
 
 class _Hold:
-    """One request that waits. `decided` gives who decided, and how."""
+    """One request that waits. `decided` gives who decided, and how; `owner` is whose it is (`identity_of`), "" of a
+    client that is not known.
+    """
 
-    __slots__ = ("decided", "shown", "since")
+    __slots__ = ("decided", "owner", "shown", "since")
 
-    def __init__(self, shown: dict[str, Any]) -> None:
-        self.shown = shown
+    def __init__(self, shown: dict[str, Any], owner: str) -> None:
+        self.shown, self.owner = shown, owner
         self.since = time.monotonic()
         self.decided: asyncio.Future[HoldDecision] = asyncio.get_running_loop().create_future()
 
@@ -173,7 +175,7 @@ class ApprovalHold(Filter):
     async def _wait(self, x: Exchange, body: bytes, tool: str) -> None:
         if self._is_draining:
             raise self._drained("")
-        client = x.identity.name if x.identity.name != "-" else client_of(x)
+        client = identity_of(x)
         if self._is_closed or len(self._waiting) >= self._most or self._of_client[client] >= self._most_of_client:
             self._outcomes.add(1, "refused")
             message = "too many requests wait for approval"
@@ -182,7 +184,7 @@ class ApprovalHold(Filter):
         shown = {"id": key, **shown_request(x, body), "tool": tool[:256], "filter": self._name, "from": self._source}
         if self._redactor is not None:
             shown |= shown_content(x, body, self._redactor)
-        hold = _Hold(shown)
+        hold = _Hold(shown, client if x.identity.name != ANONYMOUS.name else "")
         self._waiting[key] = hold
         self._of_client[client] += 1
         self._gauge.set(len(self._waiting))
@@ -263,8 +265,8 @@ class ApprovalHold(Filter):
         self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: {why}; {remedy}")
 
     # --- from outside ------------------------------------------------------------------------------------------------
-    def state(self, decision: HoldDecision | None) -> tuple[list[dict[str, Any]], int]:
-        """Those that wait behind this decision, and how many it was about (0 or 1)."""
+    def state(self, decision: HoldDecision | None, owner: str = "") -> tuple[list[dict[str, Any]], int]:
+        """Those that wait behind this decision, of everybody or of this owner, and how many it was about (0 or 1)."""
         done = int(decision is not None and self._decide(decision.id, decision))
         now = time.monotonic()
         waiting = [
@@ -274,7 +276,7 @@ class ApprovalHold(Filter):
                 "leftSeconds": round(hold.since + self._timeout_s - now, 1),
             }
             for hold in self._waiting.values()
-            if not hold.decided.done()
+            if not hold.decided.done() and owner in ("", hold.owner)
         ]
         return waiting, done
 
@@ -301,17 +303,17 @@ class ApprovalHold(Filter):
 
 
 def holds(
-    filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None, identity: str = ""
+    filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None, owner: str = ""
 ) -> dict[str, Any]:
-    """What waits at these filters, of all clients or of this one, behind this decision: `holds`, and how many were
-    `decided`.
+    """What waits at these filters, of all clients or of this one (`identity_of`), behind this decision: `holds`, and
+    how many were `decided`.
     """
     found: list[dict[str, Any]] = []
     decided = 0
     for _, each in filters:
         if isinstance(each, ApprovalHold):
-            waiting, done = each.state(decision)
-            found += (hold for hold in waiting if not identity or hold["identity"] == identity)
+            waiting, done = each.state(decision, owner)
+            found += waiting
             decided += done
     return {"holds": found, "decided": decided}
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from typing import Any
 
 import pytest
 
-from egressproxy.filters.approval_hold import holds
+from egressproxy.errors import Denied, LimitExceeded
+from egressproxy.filters.approval_hold import ApprovalHold, ApprovalHoldConfig, holds
+from egressproxy.filters.base import FilterContext
+from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.fields import Fields
 from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.message import RequestHead
+from egressproxy.model.shares import identity_of
+from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.gateway.conftest import Start, converse
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, connect, forward
@@ -216,3 +225,44 @@ def test_a_decision_says_what_of_which(pairs: list[tuple[str, str]]):
         HoldDecision.of(pairs)
     assert HoldDecision.of([("deny", "a"), ("by", "b")]) == HoldDecision("a", approves=False, by="b")
     assert HoldDecision.of([("deny", "a"), ("why", "\x1b[31m no\r\n\u202ebody ")]).why == "[31m no body"
+
+
+def test_a_service_account_has_one_share_and_sees_its_own_by_whatever_it_was_shown():
+    by_token = CallerIdentity("agents", "worker", name="system:serviceaccount:agents:worker", source="token")
+    by_certificate = by_token._replace(name="spiffe://a.test/ns/agents/sa/worker", source="certificate")
+    named_like_an_address = CallerIdentity(name="10.0.0.9", source="basic")
+
+    def request(identity: CallerIdentity) -> Exchange:
+        x = Exchange("10.0.0.9:5000", "agents/gw", "http", 0.0, identity)
+        x.request, x.method, x.path = RequestHead(b"GET", b"/", Fields()), b"GET", b"/"
+        x.authority = Authority("a.example", 80)
+        return x
+
+    async def talk() -> None:
+        meter = FilterMeter(FilterMetrics(), "hold", TYPE)
+        config = ApprovalHoldConfig(max_waiting_per_client=1)
+        hold = ApprovalHold(FilterContext(config, {}, "hold", "", "", meter=meter))
+
+        async def begun(identity: CallerIdentity) -> asyncio.Task[None]:
+            task = asyncio.create_task(wait(hold, request(identity)))
+            await asyncio.sleep(0)
+            return task
+
+        first = await begun(by_token)
+        with pytest.raises(LimitExceeded):
+            await (await begun(by_certificate))
+        stranger = await begun(ANONYMOUS)
+        for identity, count in ((by_token, 1), (by_certificate, 1), (named_like_an_address, 0)):
+            assert len(hold.state(None, identity_of(request(identity)))[0]) == count
+        assert len(hold.state(None)[0]) == 2
+        hold.close()
+        for task in (first, stranger):
+            with pytest.raises(Denied, match="out of service"):
+                await task
+
+    async def wait(hold: ApprovalHold, x: Exchange) -> None:
+        waiting = hold.request_headers(x)
+        assert waiting is not None
+        await waiting
+
+    asyncio.run(talk())

@@ -25,14 +25,14 @@ from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_host import OWN_HOST
-from egressproxy.model.shares import Tries, client_of
+from egressproxy.model.shares import Tries, client_of, identity_of
 
 __all__ = ["ASKED_S", "MAX_ASKED", "Decide", "Waiting", "answer_caller", "nothing_waits", "refuse_flood"]
 
 #: The route of a request or tunnel, first of what is decided; raises GatewayError where this listener, as it is for the
 #: caller, does not let it pass.
 Decide = Callable[[ActiveListener, Authority, RequestHead], tuple[Route, *tuple[object, ...]]]
-#: What waits for approval of the client with this name; None where not all workers have said it.
+#: What waits for approval of this client (`identity_of`); None where not all workers have said it.
 Waiting = Callable[[str], Awaitable[list[dict[str, Any]] | None]]
 
 #: Of a message to the MCP server, in bytes; and of a URL that is asked about.
@@ -104,7 +104,7 @@ async def answer_caller(
 
 async def _waiting_of(x: Exchange, waiting: Waiting) -> list[dict[str, Any]] | None:
     """Of a client that is not known nothing: another one may have its address."""
-    return await waiting(x.identity.name) if x.identity.name != ANONYMOUS.name else []
+    return await waiting(identity_of(x)) if x.identity.name != ANONYMOUS.name else []
 
 
 def check(x: Exchange, listener: ActiveListener, url: str, decide: Decide) -> dict[str, Any]:
