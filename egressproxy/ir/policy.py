@@ -267,10 +267,14 @@ class TimeoutsIR:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsIR:
-    """Beyond this age, or number of exchanges, a connection to a backend is used no more. 0: no limit."""
+    """Beyond this age, or number of exchanges, a connection to a backend is used no more. 0: no limit.
+
+    `is_per_tenant`: it serves the exchanges of one tenant alone (`tenant_of`).
+    """
 
     max_age_s: float = 0.0
     max_requests: int = 0
+    is_per_tenant: bool = False
 
 
 class FilterSettings:

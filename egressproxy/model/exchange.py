@@ -27,6 +27,7 @@ __all__ = [
     "LocalResponse",
     "NotesFull",
     "service_account_name",
+    "tenant_of",
 ]
 
 #: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
@@ -73,6 +74,13 @@ class CallerIdentity(NamedTuple):
 
 
 ANONYMOUS = CallerIdentity()
+
+
+def tenant_of(identity: CallerIdentity) -> str:
+    """Whose connections to backends a client uses, where they are not for all: those of its namespace; without one,
+    those of its name; "-" for all that nobody knows.
+    """
+    return f"namespace {identity.namespace}" if identity.namespace != "-" else identity.name
 
 
 def service_account_name(namespace: str, service_account: str) -> str:

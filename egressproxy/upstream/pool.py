@@ -40,9 +40,10 @@ C = TypeVar("C", bound=Pooled)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Claim(Generic[C]):
-    """A client's claim to a connection, until it has one. `given` is set while it waits."""
+    """A client's claim to a connection, until it has one. `given` is set while it waits. `tenant`: see TenantPool."""
 
     client: str
+    tenant: str = "-"
     given: asyncio.Future[C | None] | None = None
 
     def __repr__(self) -> str:
@@ -152,6 +153,10 @@ class Pool(Generic[C]):
         self._begin_to_count()
         claim.given = loop.create_future()
         return claim.given
+
+    def make_room(self) -> C | None:
+        """An idle connection that nobody who waits may have, to be closed by the caller; there is none here."""
+        return None
 
     def leave(self, claim: Claim[C]) -> C | None:
         """Remove a claim whose exchange has ended. Returns a connection that it was given meanwhile, which the caller

@@ -24,8 +24,16 @@ def connect(authority: str) -> bytes:
     return f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode()
 
 
+#: Clients of all tenants share connections to backends.
+SHARED = {"connections": {"shareTenants": True}}
+
+
 def forward(*more: Manifest, allow: tuple[str, ...] = ("a.example",), **sections: Any) -> list[Manifest]:
-    """A forward proxy that allows these names; `sections` go into its policy."""
+    """A forward proxy that allows these names; `sections` go into its policy. With `identity` clients share connections
+    all the same: tests/gateway/exchange/test_subjects.py is about those that do not.
+    """
+    if sections.get("identity"):
+        sections.setdefault("traffic", SHARED)
     return [m.gateway(m.forward_listener(3128)), m.policy(allow, **sections), *more]
 
 

@@ -772,7 +772,8 @@ class Conversation:
         for target in self.targets():
             pool = target.pool
             assert target.shared is None or target.shared.is_empty, target.shared
-            assert target.shared is None or not target.shared._pool._held.total, target.shared
+            for shared in () if target.shared is None else getattr(target.shared, "_of", {"": target.shared}).values():
+                assert not shared._pool._held.total, shared
             assert pool.open == 0, pool
             assert not pool.idle_count, pool
             assert not pool._held.total, pool

@@ -96,6 +96,10 @@ class Connections(Model):
     """A connection that is older takes no further request."""
     max_requests: Count | None = None
     """A connection that has carried as many takes no further one."""
+    share_tenants: StrictBool | None = None
+    """Connections serve clients of several tenants, one after the other. By default each serves one namespace (or one
+    client that has none), where `identity` says who clients are.
+    """
 
 
 class Http2(Model):

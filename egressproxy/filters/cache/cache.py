@@ -48,7 +48,7 @@ from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.shares import client_of
@@ -88,6 +88,10 @@ class CacheConfig(FilterConfig):
     """The longest body that is kept, and the longest body of a request that is looked for."""
     share_anonymous: bool = False
     """Clients without identity and credential share their answers. By default nothing of theirs is kept."""
+    share_tenants: bool = False
+    """Clients that are known share their answers: all without a credential, and all with the same one. By default each
+    gets its own alone.
+    """
     key_headers: tuple[FieldName, ...] = ()
     """Further fields of requests on which answers depend."""
     counts_tokens: bool = False
@@ -351,12 +355,18 @@ class Cache(Filter):
         fields = pending.fields
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
-            identity.namespace.encode(), identity.service_account.encode(), identity.origin_gateway.encode(),
-            identity.name.encode(), self._address(x), credentials_of(fields),
+            *self._client(identity), self._address(x), credentials_of(fields),
             x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
             told_by(self._telling, fields), body,
         ]  # fmt: skip
         return digest(parts)
+
+    def _client(self, identity: CallerIdentity) -> tuple[bytes, ...]:
+        """Who it is, whose answers these are."""
+        if self._config.share_tenants and is_named(identity):
+            return (b"known",)
+        names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name
+        return tuple(name.encode() for name in names)
 
     def _address(self, x: Exchange) -> bytes:
         """That of a client without an identity: several may hold one credential, such as the placeholder of a key."""

@@ -24,7 +24,7 @@ from egressproxy.gateway.backends.parent_specs import direct_spec, parent_spec, 
 from egressproxy.gateway.backends.parent_ways import OpenerOfWays, ParentWays
 from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, tenant_of
 from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -90,7 +90,9 @@ class Connector:
         if self.parent is not None:
             *_, first = self.parent.hops()
             first_name = first.fixed.name if first.fixed is not None else UNFOLLOWED
-        self.targets = Targets(self.name, self.opener.resolver, network.wheel, first_name)
+        self.targets = Targets(
+            self.name, self.opener.resolver, network.wheel, first_name, is_per_tenant=spec.kept.is_per_tenant
+        )
         self.watched: Endpoints | None = endpoints_of(spec, network, self.targets, self.endpoints)
         #: Whether its targets are neither watched nor behind a parent.
         self.is_simple = self.parent is None and self.watched is None
@@ -283,7 +285,7 @@ class Connector:
         if self.speaks_http2_alone or (target.shared is not None and not needs_http_1):
             return await self._acquire_shared(x, target, connect)
         pool = target.pool
-        claim: Claim[Upstream] = Claim(client_of(x))
+        claim: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
         if not name.is_overdue:
             idle = pool.take() or pool.take_kept(claim)
             if idle is not None:
@@ -304,7 +306,7 @@ class Connector:
                 await self.opener.open(x, target, connect, parked, self._alpn)
                 if is_http2(parked):
                     pool.lost(claim)
-                    return self._shared(target).adopt(parked, x, version)
+                    return self._shared(x, target).adopt(parked, x, version)
                 parked.hand_over(connection)
         except BaseException:
             connection.deadline.close()  # it holds the connection, which has no other end
@@ -315,14 +317,14 @@ class Connector:
     async def _acquire_shared(self, x: Exchange, target: Target, connect: Steps | None) -> Upstream:
         """A place on a connection of HTTP/2; or a connection of HTTP/1, where another server answers by now."""
         version = target.name.version
-        found = await self._shared(target).acquire(x, connect, self._alpn)
+        found = await self._shared(x, target).acquire(x, connect, self._alpn)
         if not isinstance(found, PendingProtocol):
             return found
         if target.shared is not None and target.shared.is_empty:
             target.shared = None
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         found.hand_over(connection)
-        claim: Claim[Upstream] = Claim(client_of(x))
+        claim: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
         target.pool.count(claim)
         return self._opened(target, claim, connection, version)
 
@@ -346,13 +348,17 @@ class Connector:
             connection.age.after(self.spec.kept.max_age_s)
         return connection
 
-    def _shared(self, target: Target) -> Http2Connections:
-        """The connections of HTTP/2 to this target."""
+    def _shared(self, x: Exchange, target: Target) -> Http2Connections:
+        """The connections of HTTP/2 to this target, or those of the tenant of this exchange."""
         if target.shared is None:
             # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
             from egressproxy.gateway.backends.http2_connections import Http2Connections
+            from egressproxy.gateway.backends.tenant_connections import TenantConnections
 
-            target.shared = Http2Connections(self.spec, target, self.network, self.opener, UPSTREAM_LIMITS)
+            make = partial(Http2Connections, self.spec, target, self.network, self.opener, UPSTREAM_LIMITS)
+            target.shared = TenantConnections(make) if self.spec.kept.is_per_tenant else make()
+        if self.spec.kept.is_per_tenant:
+            return target.shared.of(x)  # type: ignore[attr-defined, no-any-return]  # it is a TenantConnections
         return target.shared  # type: ignore[return-value]  # it is of no other kind
 
     def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
@@ -377,6 +383,9 @@ class Connector:
     async def _wait(self, pool: Pool[Upstream], claim: Claim[Upstream]) -> Upstream | None:
         """As `Pool.wait`, for the time that there is to connect (as HAProxy's `timeout queue`)."""
         future = pool.wait(claim, self.network.loop)
+        surplus = pool.make_room()
+        if surplus is not None:
+            surplus.close()
         deadline = Deadline(self.network.wheel, partial(pool.too_late, claim))
         deadline.after(self.spec.connect_s)
         try:

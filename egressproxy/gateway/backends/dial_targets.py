@@ -5,7 +5,7 @@ forward proxy name as many as they like. A DialTarget is what is dialled, and ho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
@@ -19,6 +19,7 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
+from egressproxy.upstream.tenant_pool import TenantPool
 
 __all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets", "WatchesTargets", "backend_origin"]
 
@@ -208,16 +209,27 @@ class Targets:
     """The destinations of one connector, each with its pool. `known` is for reading.
 
     `name` is that of the backend. `first_hop` is what is dialled for all of them where there is a parent: connections
-    are kept to its name.
+    are kept to its name. `is_per_tenant`: no connection serves several tenants.
     """
 
-    __slots__ = ("_first_hop", "_name", "_of_client", "_resolver", "_wheel", "is_retired", "known", "watches")
+    __slots__ = (
+        "_first_hop", "_name", "_new_pool", "_of_client", "_resolver", "_wheel", "is_retired", "known", "watches",
+    )  # fmt: skip
 
-    def __init__(self, name: str, resolver: Resolver, wheel: Wheel, first_hop: FollowedName | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        resolver: Resolver,
+        wheel: Wheel,
+        first_hop: FollowedName | None,
+        *,
+        is_per_tenant: bool = False,
+    ) -> None:
         self.known: dict[Key, Target] = {}
         self._of_client: dict[str, dict[Key, Target]] = {}  # of each client that has named some first
         self.is_retired = False
         self._name = name
+        self._new_pool: Callable[[str], Pool[Upstream]] = TenantPool if is_per_tenant else Pool
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop
@@ -265,7 +277,7 @@ class Targets:
     def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
         """A new target. Its `name` says whether connections to it may be used: behind a parent, that of the parent."""
         own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
-        target = Target(host, port, tls, self._first_hop or own, pool=Pool(self._name), client=client)
+        target = Target(host, port, tls, self._first_hop or own, pool=self._new_pool(self._name), client=client)
         if tls is not None and not tls.crl_pem:
             target.resumption = TlsResumption()
         if self.watches is not None:

@@ -245,10 +245,13 @@ def timeout_values(
     return made
 
 
-def kept_values(kept: ConnectionsIR) -> dict[str, float]:
-    """What ends a connection to the backend, besides idle time: `maxAge` in seconds, `maxRequests` in exchanges."""
+def kept_values(kept: ConnectionsIR) -> dict[str, float | bool]:
+    """What ends a connection to the backend, besides idle time: `maxAge` in seconds, `maxRequests` in exchanges; and
+    `shareTenants` where it serves one tenant alone.
+    """
     made = {"maxAge": kept.max_age_s, "maxRequests": float(kept.max_requests)}
-    return {name: value for name, value in made.items() if value}
+    said: dict[str, float | bool] = {name: value for name, value in made.items() if value}
+    return said | ({"shareTenants": False} if kept.is_per_tenant else {})
 
 
 def steps_of(chain: Chain, phase: str) -> Iterator[Step]:

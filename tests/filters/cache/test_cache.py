@@ -99,6 +99,19 @@ def test_clients_that_nothing_tells_apart_share_only_where_the_config_says_so():
     assert not is_hit(ask(harness, post(identity="-/-", headers={"Authorization": "Bearer a"})))
 
 
+def test_answers_pass_from_one_tenant_to_another_only_where_the_config_says_so():
+    harness = cache()
+    ask(harness, post())
+    assert not is_hit(ask(harness, post(identity="lab/worker")))
+    harness = cache(shareTenants=True)
+    ask(harness, post())
+    assert is_hit(ask(harness, post(identity="lab/other")))
+    # What a backend tells apart is not the same, and nobody knows who is nobody.
+    assert not is_hit(ask(harness, post(identity="lab/other", headers={"Authorization": "Bearer a"})))
+    for _ in range(2):
+        assert not is_hit(ask(harness, post(identity="-/-")))
+
+
 def test_clients_without_identity_that_hold_the_same_credential_share_nothing():
     def anonymous(client):
         fields = {**JSON, "authorization": "Bearer placeholder-of-everybody"}

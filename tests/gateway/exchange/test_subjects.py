@@ -10,17 +10,19 @@ import pytest
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from egressproxy.upstream.pool import Pool
 from tests.e2e.world import tls_secret
 from tests.gateway.backends.test_parent_identity import KEY
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello
 from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM, Trusting
 from tests.gateway.h2 import Http2Peer, speak_http2
-from tests.gateway.kit import ESTABLISHED, OK, OK_PASSED, TlsClient, certificate, connect
+from tests.gateway.kit import ESTABLISHED, OK, OK_PASSED, SHARED, TlsClient, certificate, connect
 from tests.gateway.listeners.test_bound_port import demanding, terminate
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
+from tests.support.http2 import Http2Origin
 from tests.support.tokens import TokenIssuer
 
 TEAM = [{"namespace": "team"}]
@@ -48,8 +50,8 @@ def tunnel(who: str, authority: str) -> bytes:
     return connect(authority)[:-2] + told(who, "CONNECT", authority) + b"\r\n"
 
 
-def forward(*policies: m.Manifest, allow: tuple[str, ...] = ()) -> list[m.Manifest]:
-    return [m.gateway(m.forward_listener(3128)), m.policy(allow, identity=TRUSTED), SECRET, *policies]
+def forward(*policies: m.Manifest, allow: tuple[str, ...] = (), **more: Any) -> list[m.Manifest]:
+    return [m.gateway(m.forward_listener(3128)), m.policy(allow, identity=TRUSTED, **more), SECRET, *policies]
 
 
 def of_subjects(subjects: list[Any] = TEAM, allow: tuple[str, ...] | None = ("a.example",), **more: Any) -> m.Manifest:
@@ -85,7 +87,7 @@ def test_what_a_policy_allows_it_allows_to_its_subjects_alone(converse: Start):
 
 def test_what_it_denies_it_denies_to_them_alone(converse: Start):
     deny = {"deny": [{"hostnames": ["a.example"]}]}
-    talk = converse(forward(of_subjects(ROBOTS, None, destinations=deny), allow=("a.example",)))
+    talk = converse(forward(of_subjects(ROBOTS, None, destinations=deny), allow=("a.example",), traffic=SHARED))
     talk.counts_octets = False
     serve(talk, get(""))
     refuse(talk, get("team/robot"), "destination_denied")
@@ -134,7 +136,7 @@ def test_a_route_of_a_reverse_proxy_is_another_for_its_subjects(converse: Start)
 
 def test_a_limit_counts_for_its_subjects(converse: Start):
     limits = {"requests": [{"per": "Identity", "limit": 1, "window": "1h"}]}
-    talk = converse(forward(of_subjects(TEAM, None, limits=limits), allow=("a.example",)))
+    talk = converse(forward(of_subjects(TEAM, None, limits=limits), allow=("a.example",), traffic=SHARED))
     talk.counts_octets = False
     serve(talk, get("team/robot"))
     for _ in range(3):
@@ -146,7 +148,7 @@ def test_a_limit_counts_for_its_subjects(converse: Start):
 
 def test_a_limit_for_everybody_is_one_for_all_variants(converse: Start):
     limits = {"requests": [{"per": "Gateway", "limit": 2, "window": "1h"}]}
-    objects = forward(of_subjects(), allow=("a.example",))
+    objects = forward(of_subjects(), allow=("a.example",), traffic=SHARED)
     objects[1]["spec"]["limits"] = limits
     talk = converse(objects)
     talk.counts_octets = False
@@ -156,12 +158,65 @@ def test_a_limit_for_everybody_is_one_for_all_variants(converse: Start):
     assert talk.client.answer()[0] == 429
 
 
-def test_clients_of_different_variants_share_connections_to_backends(converse: Start):
-    """Nothing of the client is said at the begin of one: see docs/security-model.md."""
+def test_no_connection_to_a_backend_passes_from_one_tenant_to_another(converse: Start):
+    """A tenant is a namespace, and all whom nobody knows are one."""
     talk = converse(forward(of_subjects(), allow=("a.example",)))
     talk.counts_octets = False
+    for who in ("", "team/robot", "third/robot"):
+        serve(talk, get(who))
+    serve(talk, get("third/other"), is_new=False)
+    assert talk.open == 3
+
+
+@pytest.mark.parametrize("place", ["gateway", "subjects"])
+def test_they_do_where_a_policy_says_so(converse: Start, place: str):
+    """Where it says so for some clients alone, these do among each other."""
+    everybody, some = (SHARED, None) if place == "gateway" else (None, SHARED)
+    subjects = [{"namespace": "team"}, {"namespace": "third"}]
+    talk = converse(forward(of_subjects(subjects, traffic=some), allow=("a.example",), traffic=everybody))
+    talk.counts_octets = False
     serve(talk, get(""))
-    serve(talk, get("team/robot"), is_new=False)
+    serve(talk, get("team/robot"), is_new=place == "subjects")
+    serve(talk, get("third/robot"), is_new=False)
+
+
+def test_where_nobody_is_known_there_are_no_tenants(converse: Start):
+    """And no request waits for what only tenants need."""
+    objects = forward(allow=("a.example",))
+    del objects[1]["spec"]["identity"]
+    talk = converse(objects)
+    serve(talk, get(""))
+    assert type(next(iter(talk.snapshot.connectors.values())).targets._new_pool("")) is Pool
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_connections_of_http_2_are_of_one_tenant_too(converse: Start, shares: bool):
+    routed = (m.backend("a", "a.example", 80, protocol="H2C"), m.http_route("r", m.prefix_rule("/", "a")))
+    objects = [m.gateway(m.http_listener(8080)), m.policy(identity=TRUSTED, traffic=SHARED if shares else None)]
+    talk = converse([*objects, *routed, SECRET])
+    talk.counts_octets = False
+    origins, count = [], 0
+    for who, is_new in (("team/robot", True), ("third/robot", not shares), ("team/other", False)):
+        request = b"GET / HTTP/1.1\r\nHost: a.example\r\n" + told(who, "GET", "a.example:80") + b"\r\n"
+        talk.client >> request
+        if is_new:
+            origins.append(Http2Origin(talk, talk.dialled("a.example", 80)))
+        origin = origins[0] if who != "third/robot" else origins[-1]
+        count = len(origin.server.calls) + 1
+        origin.waits_for(count)
+        origin.responds(max(origin.server.calls))
+        talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\nhi")
+    assert talk.open == len(origins) == (1 if shares else 2)
+
+
+def test_a_tenant_finds_room_where_idle_connections_of_others_are(converse: Start):
+    """Also at the limit of a circuit breaker."""
+    limits = {"circuitBreaker": {"maxConnections": 1}}
+    routed = (m.backend("a", "a.example", 80), m.http_route("r", m.prefix_rule("/", "a")))
+    talk = converse(forward(*routed, traffic=limits))
+    talk.counts_octets = False
+    serve(talk, get("team/robot"))
+    serve(talk, get("third/robot"))
     assert talk.open == 1
 
 

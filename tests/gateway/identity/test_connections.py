@@ -10,7 +10,7 @@ import pytest
 from egressproxy.gateway.identity import authenticator
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, identity, is_refused, is_served, tokens
-from tests.gateway.kit import GET, OK, TlsClient, certificate, forward, https
+from tests.gateway.kit import GET, OK, SHARED, TlsClient, certificate, forward, https
 from tests.gateway.listeners.test_bound_port import demanding, terminate
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload, served, who
 from tests.gateway.listeners.test_stream_connection import terminating
@@ -62,7 +62,7 @@ def test_without_credentials_there_is_nothing_to_ask_for(converse: Start):
 
 def proxy(**more: Any) -> list[m.Manifest]:
     listener = m.forward_listener(3128, tls=terminate("front"))
-    made = [m.gateway(listener), m.policy(["a.example"], identity=more), certificate(PKI, "a.example")]
+    made = [m.gateway(listener), m.policy(["a.example"], identity=more, traffic=SHARED), certificate(PKI, "a.example")]
     return [*demanding(made, PKI), CLUSTER.config_map]
 
 

@@ -14,7 +14,7 @@ from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
 from tests.config.compile.kit import FORWARD, compiled, of_policy, policy
 from tests.gateway.backends.test_parent_identity import KEY, signed
 from tests.gateway.conftest import Start
-from tests.gateway.kit import ESTABLISHED, GET, OK, TlsClient, certificate, connect
+from tests.gateway.kit import ESTABLISHED, GET, OK, SHARED, TlsClient, certificate, connect
 from tests.gateway.listeners.test_bound_port import demanding, terminate
 from tests.gateway.listeners.test_stream_connection import terminating
 from tests.support import manifests as m
@@ -47,7 +47,11 @@ def proxy(*trust_domains: str, mode: str = "AllowValidOnly", **identity: Any) ->
     listener = m.forward_listener(3128, tls=terminate("front"))
     if trust_domains:
         identity["certificate"] = {"trustDomains": list(trust_domains)}
-    made = [m.gateway(listener), m.policy(["a.example"], identity=identity or None), certificate(PKI, "a.example")]
+    made = [
+        m.gateway(listener),
+        m.policy(["a.example"], identity=identity or None, traffic=SHARED),
+        certificate(PKI, "a.example"),
+    ]
     return demanding(made, PKI, mode)
 
 

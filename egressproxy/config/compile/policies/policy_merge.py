@@ -350,7 +350,9 @@ class Merger:
     def _connections(self, ordered: Sequence[Layer]) -> ConnectionsIR:
         age_s = self._traffic_winner(ordered, "connections.maxAge", attrgetter("connections.max_age"))
         requests = self._traffic_winner(ordered, "connections.maxRequests", attrgetter("connections.max_requests"))
-        return ConnectionsIR(age_s or 0.0, requests or 0)
+        shared = self._traffic_winner(ordered, "connections.shareTenants", attrgetter("connections.share_tenants"))
+        knows_clients = any(policy.spec.identity is not None for layer in ordered for policy in layer.policies)
+        return ConnectionsIR(age_s or 0.0, requests or 0, knows_clients and not shared)
 
     def _resilience(self, ordered: Sequence[Layer]) -> ResilienceIR:
         """Each section as the most specific policy writes it that has it; their fields are not mixed."""

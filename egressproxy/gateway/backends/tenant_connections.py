@@ -1,0 +1,80 @@
+"""TenantConnections: the HTTP/2 connections to one target, where each serves the exchanges of one tenant alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.gateway.backends.dial_targets import SharedConnections
+from egressproxy.gateway.backends.http2_connections import Http2Connections
+from egressproxy.model.exchange import Exchange, tenant_of
+
+__all__ = ["MAX_TENANTS", "TenantConnections"]
+
+#: Tenants with connections to one target. Those whose last connection has closed are forgotten when there are as many.
+MAX_TENANTS: Final = 1024
+
+
+class TenantConnections(SharedConnections):
+    """`make` gives the connections of a tenant that has none yet."""
+
+    __slots__ = ("_make", "_of")
+
+    def __init__(self, make: Callable[[], Http2Connections]) -> None:
+        self._make = make
+        self._of: dict[str, Http2Connections] = {}
+
+    def of(self, x: Exchange) -> Http2Connections:
+        """The connections of the tenant of this exchange. Raises LimitExceeded (503) where too many have some."""
+        tenant = tenant_of(x.identity)
+        found = self._of.get(tenant)
+        if found is None:
+            if len(self._of) >= MAX_TENANTS:
+                self._make_room()
+            found = self._of[tenant] = self._make()
+        return found
+
+    def _make_room(self) -> None:
+        """Forget who has no connection; else close those of one tenant that uses none."""
+        self._of = {tenant: each for tenant, each in self._of.items() if not each.is_empty}
+        if len(self._of) < MAX_TENANTS:
+            return
+        idle = next((tenant for tenant, each in self._of.items() if each.is_all_idle), None)
+        if idle is None:
+            message = "too many tenants have connections to this destination"
+            raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
+        self._of.pop(idle).retire()
+
+    def retire(self) -> None:
+        """No connection takes another exchange; idle ones close now."""
+        for each in list(self._of.values()):
+            each.retire()
+
+    def counts(self) -> tuple[int, int]:
+        """Connections (active, idle)."""
+        counts = [each.counts() for each in self._of.values()]
+        return sum(active for active, _ in counts), sum(idle for _, idle in counts)
+
+    @property
+    def waiting(self) -> int:
+        """Exchanges that wait for a connection."""
+        return sum(each.waiting for each in self._of.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Exchanges that are there now."""
+        return sum(each.in_flight for each in self._of.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no connection is open and no exchange waits."""
+        return all(each.is_empty for each in self._of.values())
+
+    @property
+    def is_all_idle(self) -> bool:
+        """Whether no connection is in use and no exchange waits."""
+        return all(each.is_all_idle for each in self._of.values())
+
+    def __repr__(self) -> str:
+        return f"TenantConnections({len(self._of)} tenants)"

@@ -1,0 +1,94 @@
+"""TenantPool: a Pool whose connections serve the exchanges of one tenant each, from their first to their last.
+
+Who else asks for a connection opens one. Where there is no room for it, an idle one of another tenant is closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from egressproxy.upstream.pool import Claim, Pool, Pooled
+
+__all__ = ["MAX_IDLE", "TenantPool"]
+
+#: Idle connections to one destination, of all tenants.
+MAX_IDLE = 1024
+
+C = TypeVar("C", bound=Pooled)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class TenantPool(Pool[C]):
+    """Idle connections go to claims alone, since these say whose they are: `idle` and `kept` are always empty."""
+
+    max_idle: int = MAX_IDLE
+    _tenants: dict[C | Claim[C], str] = field(default_factory=dict)  # of each open connection
+    _idle: dict[C, str] = field(default_factory=dict)  # that which has been idle the longest first
+    _idle_of: dict[str, list[C]] = field(default_factory=dict)
+
+    @property
+    def idle_count(self) -> int:
+        """The number of open connections that are not in use."""
+        return len(self._idle)
+
+    def take_kept(self, claim: Claim[C]) -> C | None:
+        """An idle connection of the claim's tenant, the latest, now busy; or None."""
+        if self.is_counting and not self._may_hold(claim.client):
+            return None
+        while claim.tenant in self._idle_of:
+            connection = self._idle_of[claim.tenant][-1]
+            self.withdraw(connection)
+            if not connection.is_leaving:
+                if self.is_counting:
+                    self._count(connection, claim.client)
+                return connection
+        return None
+
+    def opened(self, claim: Claim[C], connection: C) -> None:
+        """As of Pool: it is the tenant's from now on."""
+        Pool.opened(self, claim, connection)
+        self._tenants[connection] = claim.tenant
+
+    def lost(self, gone: C | Claim[C]) -> None:
+        """As of Pool."""
+        Pool.lost(self, gone)
+        self._tenants.pop(gone, None)
+
+    def release(self, connection: C, *, reusable: bool) -> C | None:
+        """As of Pool. While others wait it is to be closed: they may be of another tenant, and open their own."""
+        is_full = len(self._idle) >= self.max_idle
+        if not reusable or connection.is_leaving or self.is_retired or self.waiting or is_full:
+            return connection
+        if self.is_counting:
+            self._forget(connection)
+            self._end_counting()
+        tenant = self._tenants[connection]
+        self._idle[connection] = tenant
+        self._idle_of.setdefault(tenant, []).append(connection)
+        return None
+
+    def withdraw(self, connection: object) -> bool:
+        """As of Pool."""
+        tenant = self._idle.pop(connection, None)  # type: ignore[call-overload]  # others are not in there
+        if tenant is None:
+            return False
+        own = self._idle_of[tenant]
+        own.remove(connection)  # type: ignore[arg-type]
+        if not own:
+            del self._idle_of[tenant]
+        return True
+
+    def take_idle(self) -> list[C]:
+        """As of Pool."""
+        idle = list(self._idle)
+        self._idle.clear()
+        self._idle_of.clear()
+        return idle
+
+    def make_room(self) -> C | None:
+        """The connection that has been idle the longest, to be closed by the caller; None where none is."""
+        oldest = next(iter(self._idle), None)
+        if oldest is not None:
+            self.withdraw(oldest)
+        return oldest
