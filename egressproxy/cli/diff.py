@@ -119,7 +119,7 @@ def _flips(
 def _of_admin(admin: tuple[str, int]) -> list[RecentDecision]:
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
 
-    return [RecentDecision(**each) for each in ask(admin, "/decisions")["decisions"]]
+    return [RecentDecision.of_admin(each) for each in ask(admin, "/decisions")["decisions"]]
 
 
 def _of_log(path: Path, snapshot: Snapshot) -> Iterator[RecentDecision]:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.gateway import SubjectIR
 from egressproxy.model.exchange import CallerIdentity
 
-__all__ = ["ClientVariants"]
+__all__ = ["ClientVariants", "Matched"]
 
 T = TypeVar("T")
 
 #: Identities whose variant is remembered, for each listener.
 MAX_KNOWN: Final = 4096
+
+
+class Matched(NamedTuple):
+    """What of a client the subjects of policies ask for: the policies that hold for it, and the groups and claims
+    (name, value) that it has of those that stand in them. All of it is written in the configuration.
+    """
+
+    policies: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    claims: tuple[tuple[str, str], ...] = ()
 
 
 class ClientVariants(Generic[T]):
@@ -26,7 +36,9 @@ class ClientVariants(Generic[T]):
     told a claim that subjects ask for is refused: what is denied to that claim could not be denied to it.
     """
 
-    __slots__ = ("_by_place", "_claims", "_known", "_others", "_variants", "depends_on_more")
+    __slots__ = (
+        "_by_place", "_claims", "_known", "_named_claims", "_named_groups", "_others", "_variants", "depends_on_more",
+    )  # fmt: skip
 
     def __init__(
         self, subjects: Sequence[tuple[str, Sequence[SubjectIR]]], variants: Mapping[frozenset[str], T], others: T
@@ -40,6 +52,8 @@ class ClientVariants(Generic[T]):
         self._variants = variants
         self._others = others
         self._known: dict[CallerIdentity, T] = {}
+        self._named_groups = {entry.group for _, entries in subjects for entry in entries}
+        self._named_claims = {entry.claim for _, entries in subjects for entry in entries}
         self.depends_on_more = any(_has_conditions(entry) for _, entries in subjects for entry in entries)
 
     def of(self, identity: CallerIdentity) -> T:
@@ -66,6 +80,14 @@ class ClientVariants(Generic[T]):
             self._known.clear()
         self._known[identity] = found
         return found
+
+    def matched(self, identity: CallerIdentity) -> Matched:
+        """What of this client subjects ask for."""
+        return Matched(
+            tuple(sorted(set(self._policies(identity)))),
+            tuple(each for each in identity.groups if each in self._named_groups),
+            tuple(each for each in identity.claims if each in self._named_claims),
+        )
 
     def _policies(self, identity: CallerIdentity) -> Iterator[str]:
         """Those with a subject that fits this client."""

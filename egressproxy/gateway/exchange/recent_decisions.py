@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
+from egressproxy.gateway.client_variants import Matched
+from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity
 
-__all__ = ["KEPT", "PATH", "RecentDecision", "Remembered", "decisions"]
+__all__ = ["KEPT", "PATH", "RecentDecision", "Remembered", "Subjects", "decisions", "subjects_of"]
 
 #: Decisions that are kept in each process.
 KEPT: Final = 1024
@@ -25,7 +27,8 @@ Remembered = deque[_Entry]
 
 class RecentDecision(NamedTuple):
     """One of them. `time` is in seconds since 1970; `method` "-" is a stream on a TLS or TCP listener; `reason` "-" is
-    a good end.
+    a good end. Of the client: its `name`, the `policies` with subjects that hold for it now, and which of the `groups`
+    and `claims` it has that such policies ask for. What else its token said is not told.
     """
 
     method: str
@@ -38,6 +41,19 @@ class RecentDecision(NamedTuple):
     service_account: str
     reason: str
     time: float = 0.0
+    name: str = "-"
+    policies: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    claims: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of_admin(cls, values: Mapping[str, Any]) -> RecentDecision:
+        """From what /decisions tells: lists stand for tuples there. Raises TypeError."""
+        told = dict(values)
+        for key in ("policies", "groups"):
+            told[key] = tuple(told.get(key, ()))
+        told["claims"] = tuple((name, value) for name, value in told.get("claims", ()))
+        return cls(**told)
 
     @classmethod
     def of_log(cls, line: Mapping[str, Any], scheme: str) -> RecentDecision:
@@ -52,10 +68,23 @@ class RecentDecision(NamedTuple):
         return len(self.path) >= PATH.stop
 
 
-def decisions(remembered: Iterable[_Entry]) -> Iterator[RecentDecision]:
+#: By gateway and listener: what subjects of its policies ask for of a client.
+Subjects = Mapping[tuple[str, str], Callable[[CallerIdentity], Matched]]
+
+
+def subjects_of(snapshot: Snapshot | None) -> Subjects:
+    """Those of each listener that has policies with subjects."""
+    listeners = [each for port in snapshot.ports.values() for each in port.listeners] if snapshot is not None else []
+    return {(each.gateway, each.name): each.variants.matched for each in listeners if each.variants is not None}
+
+
+def decisions(remembered: Iterable[_Entry], subjects: Subjects) -> Iterator[RecentDecision]:
     """What was remembered (a copy of it: it goes on), the latest first."""
+    nobody = Matched()
     for time, method, scheme, authority, path, gateway, listener, identity, reason in reversed(tuple(remembered)):
+        asked = subjects.get((gateway, listener))
         yield RecentDecision(
             method.decode("latin-1"), scheme.decode(), str(authority) if authority is not None else "-",
             path.decode("latin-1"), gateway, listener, identity.namespace, identity.service_account, reason.value, time,
+            identity.name, *(nobody if asked is None else asked(identity)),
         )  # fmt: skip

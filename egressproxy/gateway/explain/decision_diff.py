@@ -122,7 +122,7 @@ def flips(
     seen = set()
     found = []
     for decision in recent:
-        key = decision[:-2]  # whatever came of it, and when
+        key = decision._replace(reason="-", time=0.0)  # whatever came of it, and when
         if key in seen or question_of(decision) is None:
             continue
         seen.add(key)
@@ -170,7 +170,7 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     decided = _decided(snapshot, decision)
     if decided is None:
         return Outcome(False, NO_LISTENER)
-    # Which groups and claims a client had is not kept.
+    # Which groups and claims a client had is told only of those that policies have asked for.
     is_sure = not (decision.is_cut or decided.has_conditions or _depends_on_fields(decided))
     if decided.error is not None:
         return Outcome(False, decided.error.reason.value, is_sure)
@@ -271,5 +271,5 @@ def question_of(decision: RecentDecision) -> HypotheticalRequest | None:
         return None
     return HypotheticalRequest(
         method, url, (), decision.namespace, decision.service_account, decision.gateway, decision.listener,
-        asks_dns=False,
+        asks_dns=False, groups=decision.groups, claims=decision.claims,
     )  # fmt: skip

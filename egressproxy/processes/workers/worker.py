@@ -20,7 +20,7 @@ from egressproxy.errors import NotAnswered
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
-from egressproxy.gateway.exchange.recent_decisions import decisions
+from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
 from egressproxy.gateway.explain.decision_diff import DENIED, flips
 from egressproxy.gateway.explain.explain import explain
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
@@ -149,7 +149,8 @@ class Worker:
         before = self.gateway.snapshot
         if before is None:
             return
-        denied = (each for each in decisions(self.gateway.conductor.accounting.recent) if each.reason in DENIED)
+        recent = decisions(self.gateway.conductor.accounting.recent, subjects_of(fresh))
+        denied = (each for each in recent if each.reason in DENIED)
         found = await in_slices(flips(before, fresh, denied))
         opened = [str(flip) for flip in found if flip.opens]
         if opened:
@@ -178,8 +179,10 @@ class Worker:
 
     async def decisions(self) -> bytes:
         """See `fleet.Fleet`."""
-        found = tuple(self.gateway.conductor.accounting.recent)
-        return await asyncio.to_thread(lambda: json.dumps([each._asdict() for each in decisions(found)]).encode())
+        found, subjects = tuple(self.gateway.conductor.accounting.recent), subjects_of(self.gateway.snapshot)
+        return await asyncio.to_thread(
+            lambda: json.dumps([each._asdict() for each in decisions(found, subjects)]).encode()
+        )
 
     async def caches(self, purge: CachePurge | None) -> bytes:
         """See `fleet.Fleet`."""
