@@ -125,7 +125,8 @@ class ApprovalHold(Filter):
         self._call = context.calls.get(config.webhook.label) if config.webhook is not None else None
         self._webhook_path = config.webhook_path.encode()
         self._notices = context.notices
-        self._redactor = Redactor(KEYS) if config.shows == "Content" else None
+        self._redactor = Redactor(KEYS)
+        self._shows_content = config.shows == "Content"
         self._waiting: dict[str, _Hold] = {}
         self._of_client: Counter[str] = Counter()
         self._calls: set[asyncio.Task[None]] = set()
@@ -181,8 +182,14 @@ class ApprovalHold(Filter):
             message = "too many requests wait for approval"
             raise LimitExceeded(Reason.APPROVAL_LIMIT, message, status=429, rule=self._source, retry_after_s=30)
         key = secrets.token_hex(8)
-        shown = {"id": key, **shown_request(x, body), "tool": tool[:256], "filter": self._name, "from": self._source}
-        if self._redactor is not None:
+        shown = {
+            "id": key,
+            **shown_request(x, body, self._redactor),
+            "tool": tool[:256],
+            "filter": self._name,
+            "from": self._source,
+        }
+        if self._shows_content:
             shown |= shown_content(x, body, self._redactor)
         hold = _Hold(shown, client if x.identity.name != ANONYMOUS.name else "")
         self._waiting[key] = hold

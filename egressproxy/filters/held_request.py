@@ -51,36 +51,35 @@ _OF_KEYS: Final = frozenset(
 _SECRET_PARAMETERS: Final = frozenset(("appid", "code", "key", "subscription-key"))
 
 
-def shown_request(x: Exchange, body: bytes) -> dict[str, Any]:
+def shown_request(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
     """Who asks for what, without its query and body, of which there are digests: `bodySha256`, and `requestSha256` of
     everything that is fixed.
     """
+    path = x.request.path.partition(b"?")[0].decode("latin-1")
     digest = hashlib.sha256(body).hexdigest()
     authority = str(x.authority)
     whole = (x.method, x.scheme, authority.encode(), x.request.path, digest.encode(), x.identity.name.encode())
     return {
         "identity": x.identity.name, "client": x.client, "method": x.method.decode("latin-1"), "authority": authority,
-        "path": x.path.decode("latin-1")[:SHOWN], "bodyBytes": len(body), "bodySha256": digest,
+        "path": _clean(redactor(path))[:SHOWN], "bodyBytes": len(body), "bodySha256": digest,
         "requestSha256": hashlib.sha256(b"\n".join(whole)).hexdigest(), "requestId": x.request_id,
     }  # fmt: skip
 
 
 def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
-    """The path, its query, the calls of tools and the beginning of the body, without secrets; `isCut` where one of
-    them is longer than that.
+    """The query, the calls of tools and the beginning of the body, without secrets; `isCut` where one of them, or the
+    path, is longer than what is shown.
     """
     path, query = x.request.path.partition(b"?")[::2]
-    made = {
-        "path": _clean(redactor(path.decode("latin-1"))),
-        "query": _clean(_pairs(query.decode("latin-1"), redactor)),
-    }
+    made = {"query": _clean(_pairs(query.decode("latin-1"), redactor))}
     calls = called_tools(body) if len(body) <= MAX_JSON and _may_be_json(body) else []
     shown_calls = [
         {"tool": _clean(name), "arguments": _json(arguments, redactor)} for name, arguments in calls[:SHOWN_CALLS]
     ]
     made["body"] = _body(media_type(x.request.fields), body, redactor)
     texts = (*made.values(), *(each["arguments"] for each in shown_calls))
-    is_cut = len(calls) > SHOWN_CALLS or len(body) > LOOKED_AT or any(len(each) > SHOWN for each in texts)
+    is_cut = max(len(path), len(body) - LOOKED_AT + SHOWN) > SHOWN or len(calls) > SHOWN_CALLS
+    is_cut = is_cut or any(len(each) > SHOWN for each in texts)
     for call in shown_calls:
         call["arguments"] = call["arguments"][:SHOWN]
     return {**{name: text[:SHOWN] for name, text in made.items()}, "calls": shown_calls, "isCut": is_cut}

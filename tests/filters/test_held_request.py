@@ -136,7 +136,7 @@ def test_what_cannot_be_read_calls_a_tool_that_nobody_knows(body: bytes):
 
 def test_the_digest_is_of_all_that_is_fixed():
     def digest(body: bytes = b"1", **more: Any) -> str:
-        found: str = shown_request(request(**more), body)["requestSha256"]
+        found: str = shown_request(request(**more), body, REDACT)["requestSha256"]
         return found
 
     assert digest() == digest()
@@ -148,3 +148,8 @@ def test_the_digest_is_of_all_that_is_fixed():
         digest(identity="bob"),
     }
     assert len(others | {digest()}) == 6
+
+
+def test_a_path_is_shown_without_secrets_whatever_else_is_shown():
+    found = shown_request(request(f"/bot/{KEY}/send%0A\x1b?to=a".encode()), b"", REDACT)
+    assert found["path"] == "/bot/[API_KEY]/send%0A "
