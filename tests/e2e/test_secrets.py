@@ -8,11 +8,13 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from time import time
 
 import pytest
 
 from egressproxy.ir.gateway import CertificateIR
-from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message, terminate
+from egressproxy.protocols.tls.minting import new_ca
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head, read_message, terminate, tls_secret
 from tests.support import manifests as m
 from tests.support.mounted import mount
 from tests.support.name_server import NameServer
@@ -111,8 +113,20 @@ def test_a_mounted_secret_is_in_force_and_a_rotated_one_by_itself(dns: NameServe
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_no_other_process_of_the_same_user_reads_the_memory_of_a_gateway(tmp_path: Path, workers: str):
-    objects, arguments = [m.gateway(m.forward_listener(free_port()))], ["--workers", workers]
+    port, arguments = free_port(), ["--workers", workers]
+    ca_pem, ca_key = new_ca("interception", time(), 30)
+    intercept = {"hostnames": ["a.example"], "caCertificateRef": {"name": "ca"}}
+    objects = [
+        m.gateway(m.forward_listener(port)),
+        m.policy([], intercept=intercept),
+        tls_secret("ca", ca_pem, ca_key.reveal()),
+    ]
     with GatewayProcess(tmp_path / "gw", objects, arguments=arguments, within=AS_IN_A_CONTAINER) as gateway:
+        before = {*descendants(gateway.pid)}
+        with client(port) as sock:
+            sock.sendall(b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n")
+            assert b" 200 " in read_head(sock)
+        assert {*descendants(gateway.pid)} - before, "the process that signs runs"
         for pid in (gateway.pid, *descendants(gateway.pid)):
             assert not can_look_into(pid)
     with subprocess.Popen([*AS_IN_A_CONTAINER, "cat"], stdin=subprocess.PIPE) as other:

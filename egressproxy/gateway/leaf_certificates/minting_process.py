@@ -11,6 +11,7 @@ import sys
 from functools import lru_cache
 
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.closed_memory import close_memory
 from egressproxy.protocols.tls.minting import SigningCa
 
 __all__ = ["answer", "main"]
@@ -33,6 +34,7 @@ def answer(line: bytes) -> dict[str, object]:
 
 def main() -> None:
     """Until nobody asks any more."""
+    close_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which may drain
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(json.dumps(answer(line)).encode() + b"\n")
