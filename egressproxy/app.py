@@ -21,6 +21,7 @@ from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.closed_memory import close_memory
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
+from egressproxy.net.system_roots import watched
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoaderProcess
 from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, settle_heap
@@ -167,7 +168,7 @@ class App:
             await self._fleet.stop()
 
     async def _serve(self) -> int:
-        changed = changes(self.options.sources, self._stop)  # what changes from here on is seen
+        changed = changes(self.options.sources, self._stop, watched())  # what changes from here on is seen
         try:
             self._open_state()
             await self._fleet.start()

@@ -81,6 +81,7 @@ class SnapshotBuilder:
         With new code of an operator's filter it is built twice: the code runs when all the rest is known to be good.
         """
         self.filters.hold_code()
+        self.parts.system_roots = config.system_roots
         made = yield from self.whole(config)
         waiting = self.filters.release_code()
         if not waiting:

@@ -31,6 +31,7 @@ from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind, bind_error
+from egressproxy.net.system_roots import put_in_force
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
@@ -106,6 +107,7 @@ class GatewayServer:
         self._forget_prepared()
         builder = SnapshotBuilder(self.catalog, self.network, self.metrics, self.snapshot)
         self._prepared = builder.filters
+        put_in_force(config.system_roots)
         try:
             return await in_slices(builder.snapshot(config))
         except BaseException:
@@ -179,7 +181,7 @@ class GatewayServer:
     def _forget_resolvers(self) -> None:
         """Keep those of the snapshot in service."""
         connectors = self.snapshot.connectors.values() if self.snapshot is not None else ()
-        self.network.keep_resolvers({hop.spec.dns for connector in connectors for hop in connector.all_hops()})
+        self.network.keep_resolvers(hop.spec for connector in connectors for hop in connector.all_hops())
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:

@@ -54,6 +54,8 @@ class SharedParts:
         self._known_addresses: dict[int, AddressesIR] = {}
         self._known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
 
+        #: The mark of the system's CA certificates.
+        self.system_roots = ""
         #: On placeholders of credentials, where the configuration has any.
         self.watches: BackendWatches | None = None
 
@@ -114,7 +116,7 @@ class SharedParts:
         times = policy.timeouts
         spec = ConnectionIR(
             weighted.backend, policy.dns, self._shared(policy.addresses), times.connect_s, times.tls_handshake_s,
-            times.idle_s, policy.kept, policy.resilience,
+            times.idle_s, policy.kept, policy.resilience, self.system_roots,
         )  # fmt: skip
         found = self.connectors.get(spec)
         if found is None:

@@ -186,7 +186,8 @@ class BackendIR:
 class ConnectionIR:
     """What decides whether two uses of a backend may share connections: the key of a pool.
 
-    The same Backend under two routes with different DNS or address rules has two pools.
+    The same Backend under two routes with different DNS or address rules has two pools. `system_roots` is the mark of
+    the system's CA certificates (`net.system_roots`): where they change, connections are verified anew.
     """
 
     backend: BackendIR
@@ -197,3 +198,4 @@ class ConnectionIR:
     idle_s: float
     kept: ConnectionsIR
     resilience: ResilienceIR = NO_RESILIENCE
+    system_roots: str = ""

@@ -162,6 +162,7 @@ class ConfigIR:
 
     listeners: tuple[ListenerIR, ...] = ()
     generation: int = 0
+    system_roots: str = ""
 
 
 def every_listener(config: ConfigIR) -> Iterator[ListenerIR]:

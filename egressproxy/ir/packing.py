@@ -45,7 +45,7 @@ def pack(config: ConfigIR) -> bytes:
     """The configuration with its secrets; see `unpacking`."""
     buffer = io.BytesIO()
     pickler = Pickler(buffer, protocol=5)
-    pickler.dump((config.generation, len(config.listeners)))
+    pickler.dump((config.generation, config.system_roots, len(config.listeners)))
     _pack_listeners(pickler, config.listeners)
     return buffer.getvalue()
 
@@ -65,9 +65,9 @@ def unpacking(packed: bytes) -> Cooperative[ConfigIR]:
     """Read what `pack` wrote, a piece at a time. Raises PackingError."""
     unpickler = Unpickler(io.BytesIO(packed), _find, "part of a configuration")
     try:
-        generation, count = unpickler.load()
+        generation, system_roots, count = unpickler.load()
         listeners = yield from _unpacking_listeners(unpickler, count)
-        return ConfigIR(listeners, generation)
+        return ConfigIR(listeners, generation, system_roots)
     except Exception as error:  # pickle raises nearly everything
         raise PackingError(f"no packed configuration ({type(error).__name__})") from None
 

@@ -27,6 +27,7 @@ from typing import Any
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
 from egressproxy.model.secret import SecretBytes
+from egressproxy.net.system_roots import in_force
 from egressproxy.net.tls_key_log import log_keys_of
 
 __all__ = [
@@ -101,15 +102,16 @@ def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.
         raise ValueError(f"minVersion {spec.min_version!r}: has to be one of {', '.join(_VERSIONS)}")
     return _client_context(
         spec.ca_pem, spec.crl_pem, spec.client_certificate, spec.client_key, spec.min_version,
-        spec.insecure_skip_verify, bool(spec.names), alpn,
+        spec.insecure_skip_verify, bool(spec.names), alpn, "" if spec.ca_pem else in_force(),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=_MAX_CONTEXTS)
 def _client_context(
     ca_pem: str, crl_pem: str, certificate: str, key: SecretBytes | None, min_version: str, skip_verify: bool,
-    checks_names_itself: bool, alpn: tuple[str, ...],
+    checks_names_itself: bool, alpn: tuple[str, ...], _roots: str,
 ) -> ssl.SSLContext:  # fmt: skip
+    """`_roots`: those of the system that are read, for a context of their own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _harden(context, _VERSIONS[min_version], alpn)
     if skip_verify:

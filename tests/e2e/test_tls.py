@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
 import time
@@ -18,6 +20,7 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
+from tests.support.waiting import wait_until
 
 HOST = "origin.test"
 FRONT = "front.test"
@@ -364,3 +367,35 @@ def test_a_certificate_that_came_by_a_reload_is_told_at_its_own_end(dns: NameSer
         gateway.replace(objects(5))
         gateway.wait_for_diagnostics("configuration 2 is in service")
         gateway.wait_for_diagnostics("the certificate of Secret agents/front has expired on ")
+
+
+@pytest.mark.parametrize("is_told", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_where_the_systems_authorities_change_connections_of_lost_trust_are_not_used_again(
+    tmp_path: Path, is_told: bool
+):
+    pki, other, port, roots = Pki(), Pki(), free_port(), tmp_path / "roots.pem"
+    roots.write_text(pki.ca_pem)
+    with NameServer({"*": ["127.0.0.1"]}) as dns, Origin(context=pki.server_context("origin.test")) as origin:
+        objects = [
+            m.gateway(m.http_listener(port)),
+            m.policy(dns=dns.address, cidrs=ALLOW_LOOPBACK),
+            m.backend("o", "origin.test", origin.port, tls=True),
+            m.http_route("r", m.prefix_rule("/", "o")),
+        ]
+        environment = {"SSL_CERT_FILE": str(roots), "SSL_CERT_DIR": str(tmp_path / "none")}
+        arguments = ["--workers", "2"]
+        with GatewayProcess(tmp_path / "gw", objects, environment=environment, arguments=arguments) as gateway:
+
+            def status() -> int:
+                with client(port) as sock:
+                    return ask(sock, get("origin.test", port, absolute=False))[0]
+
+            assert {status() for _ in range(8)} == {200}
+            roots.write_text(other.ca_pem)
+            if is_told:
+                os.kill(gateway.pid, signal.SIGHUP)
+            wait_until(lambda: {status() for _ in range(8)} == {502})
+            assert "signed by a CA of the system" in gateway.wait_for_record(status=502)["detail"]
+            roots.write_text(pki.ca_pem + other.ca_pem)
+            os.kill(gateway.pid, signal.SIGHUP)
+            wait_until(lambda: {status() for _ in range(8)} == {200})

@@ -103,7 +103,7 @@ def compile_config(
     keep_times(statuses, previous.statuses if previous is not None else {}, now)
     number = previous.spec.generation + 1 if previous is not None else 1
     return Compiled(
-        spec=ConfigIR(listeners, number),
+        spec=ConfigIR(listeners, number, defaults.system_roots),
         statuses=statuses,
         generations=generations,
         warnings=tuple(run.warnings),

@@ -179,7 +179,7 @@ class Defaults:
     all. `why_unusable` returns why this machine cannot bind an IP address, "" if it can. `can_take_any_certificate`
     returns whether a TLS server can accept clients whose certificate is not valid (GEP-91 AllowInsecureFallback).
     `denials` returns for a policy the function that says why a backend is denied under it, whatever clients ask for;
-    the default denies nothing.
+    the default denies nothing. `system_roots` is the mark of the system's CA certificates.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -187,6 +187,7 @@ class Defaults:
     why_unusable: Callable[[str], str] = lambda _address: ""
     can_take_any_certificate: Callable[[], bool] = lambda: False
     denials: Callable[[PolicyIR], RefusesBackends] = lambda _policy: lambda _backend: None
+    system_roots: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,20 +40,30 @@ _SWAPPED = "..data"
 _Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
 
-def changes(sources: Sequence[ConfigSource], stop: asyncio.Event) -> AsyncIterator[None]:
+def changes(
+    sources: Sequence[ConfigSource], stop: asyncio.Event, also: Callable[[], object] = lambda: None
+) -> AsyncIterator[None]:
     """Yield once for every settled change of these files and folders, counted from this call, until `stop` is set.
 
     A single file is watched through its folder, since replacing it by rename gives it a new inode. Files and folders
     that are not there are waited for. Changes during the consumer's work are yielded after it. Of Secrets in raw files
-    every file counts.
+    every file counts. `also` is called, in any thread, for what else may change.
     """
     paths = tuple(source for source in sources if isinstance(source, Path))
     secrets = tuple(source for source in sources if isinstance(source, SecretSource))
-    return _changes(paths, secrets, stop, _fingerprint(paths, secrets))
+
+    def look() -> object:
+        return _fingerprint(paths, secrets), also()
+
+    return _changes(paths, secrets, stop, look, look())
 
 
 async def _changes(
-    paths: Sequence[Path], secrets: Sequence[SecretSource], stop: asyncio.Event, last: _Fingerprint
+    paths: Sequence[Path],
+    secrets: Sequence[SecretSource],
+    stop: asyncio.Event,
+    look: Callable[[], object],
+    last: object,
 ) -> AsyncGenerator[None, None]:
     is_held = False
     while not stop.is_set():
@@ -61,7 +71,7 @@ async def _changes(
         folders = _inodes(paths, raw)
         async with aclosing(_looks(paths, raw, folders, stop)) as looks:
             async for touched in looks:
-                now = await asyncio.to_thread(_fingerprint, paths, secrets)
+                now = await asyncio.to_thread(look)
                 # A look in the moment of a rename finds it before its event does, which is no second change.
                 is_held = now != last and not touched and not is_held
                 if (touched or now != last) and not is_held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from egressproxy.errors import Reason
@@ -23,6 +23,7 @@ from egressproxy.upstream.resolver import Resolver
 
 __all__ = ["Network", "NetworkReports"]
 
+_ENCRYPTED = ("tls://", "https://")
 #: Copies for mirrors at once in one process, and bytes of their bodies that wait.
 MAX_COPIES = 1024
 #: Health checks at once in one process.
@@ -90,14 +91,23 @@ class Network:
 
     def resolver(self, spec: ConnectionIR) -> Resolver:
         """The resolver for this backend's DNS spec. Backends with equal specs share it and its cache."""
-        found = self._resolvers.get(spec.dns)
+        key = resolver_key(spec)
+        found = self._resolvers.get(key)
         if found is None:
-            found = self._resolvers[spec.dns] = Resolver(
+            found = self._resolvers[key] = Resolver(
                 spec.dns, self.reports.dns_outcome, on_query=self.reports.dns_query, tables=self._tables
             )
         return found
 
-    def keep_resolvers(self, specs: set[object]) -> None:
-        """Forget the resolvers whose spec is no longer in use. What still asks by one of them is answered."""
-        for spec in [s for s in self._resolvers if s not in specs]:
-            self._resolvers.pop(spec).retire()
+    def keep_resolvers(self, specs: Iterable[ConnectionIR]) -> None:
+        """Forget the resolvers that none of these use. What still asks by one of them is answered."""
+        used = set(map(resolver_key, specs))
+        for key in [each for each in self._resolvers if each not in used]:
+            self._resolvers.pop(key).retire()
+
+
+def resolver_key(spec: ConnectionIR) -> object:
+    """What decides whether two backends share a resolver: where the system vouches for its servers, its CAs, too."""
+    dns = spec.dns
+    is_encrypted = dns.transport in ("tls", "https") or any(each.startswith(_ENCRYPTED) for each in dns.servers)
+    return dns, spec.system_roots if is_encrypted and not dns.ca_pem else ""

@@ -19,6 +19,7 @@ from egressproxy.filters.packages import installed
 from egressproxy.filters.validation import schema
 from egressproxy.model.secret_source import ConfigSource
 from egressproxy.net.any_certificate import can_take_any_certificate
+from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 
@@ -64,6 +65,7 @@ def compiled(
         can_take_any_certificate=can_take_any_certificate,
         denials=denials,
         why_unusable=why_unusable,
+        system_roots=mark(),
     )
     return compile_config(resources, Catalog(), defaults, previous)
 

@@ -351,3 +351,12 @@ async def test_a_folder_whose_name_is_no_text_does_not_end_the_watch(tmp_path: P
         act()
         await asyncio.wait_for(seen, WAIT_S)
     stop.set()
+
+
+async def test_what_else_changes_is_seen_by_the_regular_look(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: 1")
+    stop, others = asyncio.Event(), ["first"]
+    found = changes((tmp_path,), stop, lambda: tuple(others))
+    others.append("second")
+    await asyncio.wait_for(anext(found), WAIT_S)
+    stop.set()

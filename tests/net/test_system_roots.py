@@ -1,0 +1,76 @@
+"""The system's CA certificates: when they count as others, and that contexts are made anew then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from egressproxy.ir.backend import BackendTlsIR
+from egressproxy.net import system_roots
+from egressproxy.net.system_roots import LOOK_S, in_force, mark, put_in_force, watched
+from egressproxy.net.tls_contexts import client_context
+from tests.support.pki import Pki
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file, folder = tmp_path / "roots.pem", tmp_path / "certs"
+    folder.mkdir()
+    file.write_text(Pki().ca_pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    monkeypatch.setenv("SSL_CERT_DIR", str(folder))
+    monkeypatch.setattr(system_roots, "_in_force", "")
+    return file
+
+
+def test_another_file_in_place_or_by_rename_is_another_mark(bundle: Path):
+    first = mark()
+    assert mark() == first != ""
+    bundle.write_text(Pki().ca_pem + "\n")
+    second = mark()
+    (bundle.parent / "new").write_text(bundle.read_text())
+    (bundle.parent / "new").replace(bundle)
+    assert len({first, second, mark()}) == 3
+
+
+def test_in_the_folder_the_names_count_that_openssl_looks_for(bundle: Path):
+    folder, first = bundle.parent / "certs", mark()
+    (folder / "root.pem").write_text(Pki().ca_pem)
+    assert mark() == first
+    (folder / "0123abcd.0").symlink_to("root.pem")
+    second = mark()
+    assert second != first
+    (folder / "root.pem").write_text(Pki().ca_pem + "\n\n")
+    assert mark() not in (first, second)
+
+
+def test_without_any_there_is_no_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "no-folder"))
+    assert mark() == ""
+
+
+def test_a_watch_looks_now_and_then(bundle: Path):
+    now = 100.0
+    look = watched(lambda: now)
+    first = look()
+    os.unlink(bundle)
+    assert look() == first
+    now += LOOK_S
+    assert look() == ""
+
+
+def test_contexts_that_trust_the_system_are_made_anew_with_other_roots_and_no_others(bundle: Path):
+    own = BackendTlsIR(ca_pem=Pki().ca_pem)
+    before, before_own = client_context(BackendTlsIR()), client_context(own)
+    (known,) = before.get_ca_certs()
+    assert client_context(BackendTlsIR()) is before
+    bundle.write_text(Pki().ca_pem)
+    put_in_force(mark())
+    assert in_force() == mark()
+    after = client_context(BackendTlsIR())
+    assert after is not before
+    assert after.get_ca_certs() != [known]
+    assert client_context(own) is before_own
