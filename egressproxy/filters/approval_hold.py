@@ -23,8 +23,17 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.content.entities import KEYS
 from egressproxy.filters.content.redactor import Redactor
 from egressproxy.filters.held_request import UNREADABLE, called_tools, shown_content, shown_request
-from egressproxy.filters.settings import CalledBackendRef, Checked, FieldName, FilterConfig, Within
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.filters.settings import (
+    CalledBackendRef,
+    CallPath,
+    FieldName,
+    FilterConfig,
+    HostnamePattern,
+    Within,
+    duration_of_at_most,
+    seconds,
+)
+from egressproxy.ir.policy import ExtensionIR, FieldFault
 from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
 from egressproxy.model.hold_decision import HoldDecision
 from egressproxy.model.shares import identity_of
@@ -34,44 +43,19 @@ __all__ = ["APPROVAL_HOLD", "ApprovalHold", "ApprovalHoldConfig", "holds"]
 #: How long the webhook may take, and how many calls of it may be under way.
 WEBHOOK_S: Final = 10.0
 MAX_CALLS: Final = 16
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600}
-
-
-def _duration(text: str) -> str:
-    if not text[:-1].isascii() or not text[:-1].isdigit() or text[-1:] not in _UNITS or not 0 < _seconds(text) <= 86400:
-        raise ValueError(f"{text!r} is no duration of at most a day: write it as 90s, 10m or 1h")
-    return text
-
-
-def _seconds(text: str) -> float:
-    return float(int(text[:-1]) * _UNITS[text[-1]])
-
-
-def _pattern(text: str) -> str:
-    name = text.removeprefix("*.").lower()
-    labels = name.split(".")
-    if not all(each and each.isascii() and each.replace("-", "").replace("_", "").isalnum() for each in labels):
-        raise ValueError(f"{text!r} is no hostname: write api.example.com or *.example.com")
-    return text.lower()
-
-
-def _path(text: str) -> str:
-    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text or "#" in text:
-        raise ValueError(f"{text!r} is not a path: write it as /holds")
-    return text
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalHoldConfig(FilterConfig):
     """What waits; what is not written holds for everything at this place."""
 
-    hostnames: Annotated[tuple[Annotated[str, Checked(_pattern)], ...], Within(max_length=1024)] = ()
+    hostnames: Annotated[tuple[HostnamePattern, ...], Within(max_length=1024)] = ()
     """Destinations, exact or `*.suffix`. By default all of this place."""
     methods: Annotated[tuple[FieldName, ...], Within(max_length=64)] = ()
     """Methods of HTTP. By default all; tunnels wait whatever this says."""
     tools: Annotated[tuple[Annotated[str, Within(min_length=1, max_length=256)], ...], Within(max_length=1024)] = ()
     """Tools of MCP: only requests that call one of them wait, and those that cannot be read."""
-    timeout: Annotated[str, Checked(_duration)] = "5m"
+    timeout: Annotated[str, duration_of_at_most(86_400.0, "a day")] = "5m"
     """How long a request waits. Then it is denied."""
     max_waiting: Annotated[int, Within(ge=1, le=10_000)] = 100
     """Requests that may wait at one time, in each worker; further ones get 429."""
@@ -83,8 +67,12 @@ class ApprovalHoldConfig(FilterConfig):
     """What people and the webhook see of query and body: their beginning without secrets, or digests alone."""
     webhook: CalledBackendRef | None = None
     """Who is told of each request that waits, with a POST of JSON."""
-    webhook_path: Annotated[str, Checked(_path), Within(max_length=2048)] = "/"
+    webhook_path: CallPath = "/"
     """Where it is told."""
+
+    def __post_init__(self) -> None:
+        if not seconds(self.timeout):
+            raise FieldFault("nobody can approve in no time: write 90s, 10m or 1h", "timeout")
 
 
 #: What ends a hold when nobody decides.
@@ -116,10 +104,11 @@ class ApprovalHold(Filter):
     def __init__(self, context: FilterContext) -> None:
         config: ApprovalHoldConfig = context.config
         self._name, self._source = context.name, context.source
-        self._hostnames = config.hostnames
+        self._hosts = frozenset(each for each in config.hostnames if not each.startswith("*."))
+        self._suffixes = tuple(each[1:] for each in config.hostnames if each.startswith("*."))
         self._methods = frozenset(each.upper().encode() for each in config.methods)
         self._tools = frozenset(config.tools)
-        self._timeout_s = _seconds(config.timeout)
+        self._timeout_s = seconds(config.timeout)
         self._most, self._most_of_client = config.max_waiting, config.max_waiting_per_client
         self.max_buffer_bytes = config.max_body_bytes
         self._call = context.calls.get(config.webhook.label) if config.webhook is not None else None
@@ -162,10 +151,10 @@ class ApprovalHold(Filter):
     def _is_meant(self, x: Exchange) -> bool:
         if self._methods and x.method.upper() not in self._methods and not x.is_tunnel:  # Django reads `post` as POST
             return False
-        if not self._hostnames:
+        if not self._hosts and not self._suffixes:
             return True
         host = x.authority.host if x.authority is not None else ""
-        return any(host.endswith(each[1:]) if each.startswith("*.") else host == each for each in self._hostnames)
+        return host in self._hosts or host.endswith(self._suffixes)
 
     def _called(self, data: bytes) -> str:
         """The first tool of ours that these messages of JSON-RPC call; "" for none; "?" where they cannot be read."""

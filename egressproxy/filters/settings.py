@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 __all__ = [
+    "CallPath",
     "CalledBackendRef",
     "CalledGrpcBackendRef",
     "Checked",
@@ -28,9 +29,12 @@ __all__ = [
     "FilterConfig",
     "Hostname",
     "HostnameOrNone",
+    "HostnamePattern",
     "SecretRef",
     "Within",
+    "duration_of_at_most",
     "matching",
+    "seconds",
     "spelling",
 ]
 
@@ -165,9 +169,53 @@ def _hostname(text: str) -> str:
         raise ValueError(f"{text!r}: {error}") from None
 
 
+def _hostname_pattern(text: str) -> str:
+    wildcard = "*." if text.startswith("*.") else ""
+    try:
+        name, address = parse_host(text.removeprefix(wildcard).encode())
+    except AuthorityError as error:
+        raise ValueError(f"{text!r}: {error}; write api.example.com or *.example.com") from None
+    if wildcard and address is not None:
+        raise ValueError(f"{text!r}: addresses have no wildcard")
+    return wildcard + name
+
+
+def _call_path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text or "#" in text:
+        raise ValueError(f"{text!r} is not a path: write it as /check")
+    return text
+
+
+def seconds(text: str) -> float:
+    """The seconds of a checked duration; 0.0 for ""."""
+    return sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+
+
+def duration_of_at_most(longest_s: float, words: str) -> Checked:
+    """A check of durations; `words` say the longest one."""
+
+    def check(text: str) -> str:
+        if not _DURATION.fullmatch(text):
+            raise ValueError(f"{text!r} is not a duration: write it as 500ms, 5s, 1m or 1h30m")
+        if seconds(text) > longest_s:
+            raise ValueError(f"{text!r} is more than {words}")
+        return text
+
+    return Checked(check)
+
+
+#: GEP-2257, as every duration of a manifest.
+_DURATION = re.compile(r"(?:[0-9]{1,5}(?:h|ms|m|s)){1,4}")
+_PART = re.compile(r"([0-9]+)(h|ms|m|s)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
 _VALUE_FAULT = "the value contains a byte that a field value cannot have, or begins or ends with blanks"
 
 FieldName = Annotated[str, matching(TOKEN, "{!r} is not a field name")]
 FieldValue = Annotated[str, matching(VALUE, _VALUE_FAULT)]
 Hostname = Annotated[str, Checked(_hostname)]
+#: A hostname, or `*.` and the end of one.
+HostnamePattern = Annotated[str, Checked(_hostname_pattern)]
+#: The path and query of a call that the filter makes.
+CallPath = Annotated[str, Checked(_call_path), Within(max_length=2048)]
 HostnameOrNone = Annotated[str, Checked(lambda text: _hostname(text) if text else "")]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.config.reading.problems import ConfigError
 from egressproxy.errors import Denied, LimitExceeded
 from egressproxy.filters.approval_hold import ApprovalHold, ApprovalHoldConfig, holds
 from egressproxy.filters.base import FilterContext
@@ -19,6 +20,7 @@ from egressproxy.model.hold_decision import HoldDecision
 from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import identity_of
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from tests.config.compile.kit import FORWARD, compiled, policy
 from tests.gateway.conftest import Start, converse
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, connect, forward
@@ -266,3 +268,20 @@ def test_a_service_account_has_one_share_and_sees_its_own_by_whatever_it_was_sho
         await waiting
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ({"hostnames": ["https://a.example"]}, "malformed host name"),
+        ({"hostnames": ["*.10.0.0.1"]}, "addresses have no wildcard"),
+        ({"timeout": "25h"}, "more than a day"),
+        ({"timeout": "0s"}, "nobody can approve in no time"),
+        ({"timeout": "5"}, "is not a duration"),
+        ({"webhookPath": "holds"}, "is not a path"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(written: dict[str, Any], why: str):
+    extension = json.dumps({"name": "hold", "type": TYPE, "config": written})
+    with pytest.raises(ConfigError, match=why):
+        compiled(FORWARD, policy(f"extensions: [{extension}]"))

@@ -14,7 +14,8 @@ from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.filters.calls import CallFailed, FilterCall, MessageStream
-from egressproxy.gateway.processors.settings import ExternalProcessorConfig, seconds
+from egressproxy.filters.settings import seconds
+from egressproxy.gateway.processors.settings import ExternalProcessorConfig
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.ext_proc.messages import (
     PROCESS,

@@ -11,7 +11,15 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from egressproxy.filters.settings import CalledGrpcBackendRef, Checked, FieldName, FieldValue, FilterConfig, Within
+from egressproxy.filters.settings import (
+    CalledGrpcBackendRef,
+    Checked,
+    FieldName,
+    FieldValue,
+    FilterConfig,
+    Within,
+    duration_of_at_most,
+)
 from egressproxy.gateway.processors.attributes import REQUEST_ATTRIBUTES, RESPONSE_ATTRIBUTES
 from egressproxy.ir.policy import FieldFault
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, ProcessingMode
@@ -25,28 +33,7 @@ __all__ = [
     "MetadataOptions",
     "ModeConfig",
     "MutationRules",
-    "seconds",
 ]
-
-#: GEP-2257, as every duration of a manifest.
-_DURATION: Final = re.compile(r"(?:[0-9]{1,5}(?:h|ms|m|s)){1,4}")
-_PART: Final = re.compile(r"([0-9]+)(h|ms|m|s)")
-_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-#: ext_proc.proto: message_timeout and max_message_timeout are at most an hour.
-_LONGEST_S: Final = 3600.0
-
-
-def seconds(text: str) -> float:
-    """The seconds of a checked duration; 0.0 for ""."""
-    return sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
-
-
-def _duration(text: str) -> str:
-    if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is not a duration: write it as 500ms, 5s, 1m or 1h30m")
-    if seconds(text) > _LONGEST_S:
-        raise ValueError(f"{text!r} is more than an hour")
-    return text
 
 
 def _expression(text: str) -> str:
@@ -71,7 +58,8 @@ def _attribute(name: str, known: frozenset[str]) -> str:
     return name
 
 
-DurationText = Annotated[str, Checked(_duration)]
+#: ext_proc.proto: message_timeout and max_message_timeout are at most an hour.
+DurationText = Annotated[str, duration_of_at_most(3600.0, "an hour")]
 Expression = Annotated[str, Within(max_length=1024), Checked(_expression)]
 Namespaces = Annotated[tuple[Annotated[str, Within(min_length=1, max_length=253)], ...], Within(max_length=64)]
 

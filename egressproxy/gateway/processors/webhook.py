@@ -20,12 +20,13 @@ from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected, UnusableReference
 from egressproxy.filters.settings import (
     CalledBackendRef,
-    Checked,
+    CallPath,
     FieldName,
     FieldValue,
     FilterConfig,
     SecretRef,
     Within,
+    seconds,
 )
 from egressproxy.gateway.processors.heads import shown
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
@@ -35,7 +36,6 @@ from egressproxy.gateway.processors.settings import (
     DurationText,
     ForwardRules,
     MutationRules,
-    seconds,
 )
 from egressproxy.gateway.processors.webhook_messages import InvalidAnswer, WebhookAnswer, read_answer, webhook_message
 from egressproxy.ir.policy import FieldFault
@@ -56,12 +56,6 @@ class SecretMissing(Exception):
 
 class StatusOfWebhook(Exception):
     """The webhook answered with a status that says nothing of the exchange."""
-
-
-def _path(text: str) -> str:
-    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text or "#" in text:
-        raise ValueError(f"{text!r} is not a path: write it as /check")
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +79,7 @@ class WebhookConfig(FilterConfig):
 
     backend_refs: Annotated[tuple[CalledBackendRef, ...], Within(min_length=1, max_length=16)]
     """Who is asked. With several each call goes to the next one."""
-    path: Annotated[str, Checked(_path), Within(max_length=2048)] = "/"
+    path: CallPath = "/"
     """Where it is asked, with a POST."""
     send: Annotated[tuple[Sent, ...], Within(min_length=1, max_length=4)] = ("request-headers",)
     """The phases that are sent, one call for each. A message without a body is sent with its head."""

@@ -131,7 +131,7 @@ addresses: {allow: [{cidrs: [10.0.0.0/8]}], deny: [{cidrs: [11.0.0.0/8]}]}
 dns: {servers: [10.0.0.1]}
 traffic: {timeouts: {connect: 1s}}
 extensions: [{name: h, type: 'egressproxy.io/HeaderPolicy:v1', phase: request-headers}]
-limits: {requests: [{per: Identity, limit: 1}]}
+limits: {requests: [{per: Identity, limit: 1}], maxKeys: 100}
 """
     ((names, made),) = variants(FORWARD, PLAIN, ROUTE, of_team(sections)).items()
     everybodys = listener(compiled(FORWARD, PLAIN, ROUTE, policy(sections, policy_name="team")))
