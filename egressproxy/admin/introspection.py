@@ -31,13 +31,17 @@ MAX_AT_ONCE: Final = 4
 #: A header that a web page cannot send to another site without being allowed to.
 MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
+#: What is shown of a request that waits to those alone who may decide.
+CONTENT: Final = ("query", "calls", "body", "isCut")
 _SUMMED: Final = ("entries", "bytes", "hits", "purged")
 
 
 class Questions:
     """Asks the data plane. Nothing is sent to a backend, and nothing of a Secret but its name is in an answer."""
 
-    def __init__(self, state: AdminState, access: WriteAccess) -> None:
+    def __init__(self, state: AdminState, access: WriteAccess, address: IPv4Address | IPv6Address) -> None:
+        """`address` is where it is asked."""
+        self._address = address
         self._state = state
         self._access = access
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
@@ -79,9 +83,9 @@ class Questions:
             body = await asyncio.to_thread(_latest, await self._state.decisions())
         return web.Response(text=body, content_type=JSON)
 
-    async def reload(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
+    async def reload(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /reload: for this machine alone, and for no web page."""
-        if not (address.is_loopback and is_local(request)):
+        if not (self._address.is_loopback and is_local(request)):
             raise ApiError(403, "Forbidden", "a reload is asked for on loopback: --admin 127.0.0.1:15000")
         if came_by_proxy(request):
             raise ApiError(403, "Forbidden", "a reload is not asked for by way of a proxy")
@@ -92,18 +96,18 @@ class Questions:
             raise ApiError(409, "Conflict", why)
         return web.Response(text=json.dumps({"reloaded": True}), content_type=JSON)
 
-    async def purge(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
+    async def purge(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /cache/purge: for those who may write, and for no web page."""
-        await self._check_writer(request, address, "a purge")
+        await self._check_writer(request, "a purge")
         try:
             purge = CachePurge.of(request.query.items())
         except ValueError as error:
             raise bad_request(str(error)) from None
         return await self._told(purge)
 
-    async def decide(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
+    async def decide(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /holds: for those who may write, and for no web page."""
-        await self._check_writer(request, address, "an approval")
+        await self._check_writer(request, "an approval")
         try:
             decision = HoldDecision.of(request.query.items())
         except ValueError as error:
@@ -113,8 +117,22 @@ class Questions:
             raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
         return web.Response(text=json.dumps(found), content_type=JSON)
 
-    async def _holds(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(text=json.dumps(await self._held(None)), content_type=JSON)
+    async def _holds(self, request: web.BaseRequest) -> web.StreamResponse:
+        found = await self._held(None)
+        if not await self._may_decide(request):  # who reads what is in requests could send them
+            for hold in found["holds"]:
+                for name in CONTENT:
+                    hold.pop(name, None)
+        return web.Response(text=json.dumps(found), content_type=JSON)
+
+    async def _may_decide(self, request: web.BaseRequest) -> bool:
+        if not (self._address.is_loopback or self._access.needs_token):
+            return False
+        try:
+            await self._access.check(request)
+        except ApiError:
+            return False
+        return True
 
     async def _held(self, decision: HoldDecision | None) -> dict[str, Any]:
         try:
@@ -124,9 +142,9 @@ class Questions:
         waiting = sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["leftSeconds"])
         return {"holds": waiting, "decided": sum(each["decided"] for each in answers)}
 
-    async def kill(self, request: web.BaseRequest, address: IPv4Address | IPv6Address) -> web.StreamResponse:
+    async def kill(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /kill-switch: for those who may write, and for no web page."""
-        await self._check_writer(request, address, "the kill switch")
+        await self._check_writer(request, "the kill switch")
         try:
             change = KillChange.of(request.query.items())
             return await self._killed_behind(change)
@@ -146,9 +164,9 @@ class Questions:
         except OSError as error:
             raise ApiError(500, "InternalError", str(error)) from None
 
-    async def _check_writer(self, request: web.BaseRequest, address: IPv4Address | IPv6Address, what: str) -> None:
+    async def _check_writer(self, request: web.BaseRequest, what: str) -> None:
         """Raises ApiError (401, 403) for a client that may not ask for this, as `WriteAccess.check`."""
-        if not (address.is_loopback or self._access.needs_token):
+        if not (self._address.is_loopback or self._access.needs_token):
             raise ApiError(403, "Forbidden", f"{what} is asked for on loopback, or with --api-token-file")
         await self._access.check(request)
         if MARK not in request.headers:  # a page of any site can send a plain POST

@@ -119,7 +119,7 @@ class AdminServer:
         self._scrape = asyncio.Lock()
         full = surface is Surface.FULL
         self._api = api(self) if full and api is not None else None
-        self._questions = Questions(state, access or WriteAccess(None))
+        self._questions = Questions(state, access or WriteAccess(None), self._address)
         self._exact: dict[str, _Handler] = {
             "/healthz": self._health,
             "/livez": self._health,
@@ -214,13 +214,13 @@ class AdminServer:
             # A page cannot read the answer, but some questions do something (an explanation asks name servers).
             return refusal(ApiError(403, "Forbidden", "a page of another site may not ask"))
         if request.method == "POST" and request.path == "/reload" and self._surface is Surface.FULL:
-            return await self._questions.reload(request, self._address)
+            return await self._questions.reload(request)
         if request.method == "POST" and request.path == "/cache/purge" and self._surface is Surface.FULL:
-            return await self._questions.purge(request, self._address)
+            return await self._questions.purge(request)
         if request.method == "POST" and request.path == "/holds" and self._surface is Surface.FULL:
-            return await self._questions.decide(request, self._address)
+            return await self._questions.decide(request)
         if request.method == "POST" and request.path == "/kill-switch" and self._surface is Surface.FULL:
-            return await self._questions.kill(request, self._address)
+            return await self._questions.kill(request)
         if self._api is not None and (found := await self._api.answer(request)) is not None:
             return found
         path = request.path

@@ -30,10 +30,12 @@ def command() -> None:
 
 
 @command.command("list", short_help="Show what waits.")
+@api_token_option
 @output_option
 @admin_option("The admin address of the process.")
-def list_holds(output: str, admin: tuple[str, int] | None) -> None:
-    """Print each request that waits: its id, who asks for what, and how long it has.
+def list_holds(token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+    """Print each request that waits: its id, who asks for what, and how long it has. Who may not decide sees no query
+    and no body.
 
     \b
     Examples:
@@ -42,7 +44,7 @@ def list_holds(output: str, admin: tuple[str, int] | None) -> None:
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    found = ask(admin or ADMIN, "/holds")
+    found = ask(admin or ADMIN, "/holds", token=token_of(token))
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return
@@ -68,7 +70,7 @@ def _content(hold: dict[str, Any]) -> Iterator[str]:
     """What is shown of the body: the calls of tools, or how it begins."""
     for call in hold.get("calls", ()):
         yield f"calls {call['tool']} {call['arguments']}"
-    if hold.get("body") and not hold["calls"]:
+    if hold.get("body") and (not hold["calls"] or hold["body"].startswith("[")):  # of several messages all are shown
         yield f"body {hold['body']}"
     if hold.get("isCut"):
         yield "… and more, which is not shown: the digests are of all of it"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from egressproxy.admin.introspection import MAX_AT_ONCE
 from egressproxy.admin.server import AdminServer, Surface
+from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
@@ -31,6 +33,7 @@ class State(PlainState):
         self.refusal = ""
         self.purges: list[CachePurge | None] = []
         self.silent = ""
+        self.shown: dict[str, object] = {}
         self.decided: list[HoldDecision | None] = []
         self.changes: list[KillChange | None] = []
 
@@ -39,7 +42,7 @@ class State(PlainState):
         known = decision is not None and decision.id == "5e1f"
         return [
             b'{"holds": [], "decided": 0}',
-            json.dumps({"holds": [{"leftSeconds": 2.0}], "decided": int(known)}).encode(),
+            json.dumps({"holds": [{"leftSeconds": 2.0, **self.shown}], "decided": int(known)}).encode(),
         ]
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
@@ -194,6 +197,28 @@ async def test_holds_are_shown_and_decided(admin: AdminServer, state: State):
     assert (await ask(admin, "/holds?deny=other", "POST", extra=MARK)).status == 404
     assert (await ask(admin, "/holds", "POST", extra=MARK)).status == 400
     assert state.decided[:2] == [None, HoldDecision("5e1f", approves=True, by="alice")]
+
+
+async def test_what_is_in_a_request_is_shown_to_those_who_may_decide(
+    admin: AdminServer, state: State, tmp_path: Path
+):  # fmt: skip
+    content = {"query": "a=1", "calls": [], "body": "b", "isCut": False}
+    state.shown = {"path": "/pay", **content}
+    assert (await ask(admin, "/holds")).json()["holds"][0]["body"] == "b"
+    for extra in ("Origin: http://evil.example\r\n", "Via: 1.1 front\r\n"):
+        assert (await ask(admin, "/holds", extra=extra)).json()["holds"] == [{"leftSeconds": 2.0, "path": "/pay"}]
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef0123456789abcdef")
+    file.chmod(0o600)
+    for access in (None, WriteAccess(file)):
+        network = AdminServer(state, "0.0.0.0", 0, access=access)
+        await network.start()
+        network.host = "127.0.0.1"
+        told = (await ask(network, "/holds")).json()["holds"]
+        assert told == [{"leftSeconds": 2.0, "path": "/pay"}]
+        told = (await ask(network, "/holds", extra=f"Authorization: Bearer {file.read_text()}\r\n")).json()["holds"]
+        assert ("body" in told[0]) is (access is not None)
+        await network.stop()
 
 
 async def test_identities_are_killed_and_restored(admin: AdminServer, state: State):
