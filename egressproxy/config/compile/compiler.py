@@ -8,7 +8,7 @@ before anything is given out; everything else that is wrong is a condition in st
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -45,6 +45,7 @@ from egressproxy.config.compile.policies.denials import DeniedBackends
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
+from egressproxy.config.compile.policies.subject_notes import SubjectNotes
 from egressproxy.config.compile.policies.subjects import NOBODY, claims_of, client_sets, closed_to_clients, subject_ir
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
@@ -148,6 +149,8 @@ class _Run:
         self._plans: list[GatewayPlan] = []
         self._served: dict[ListenerPlan, ServedRoutes] = {}
         self._statuses: dict[Key, Status] = {}
+        self._route_statuses: dict[Key, ReferenceConditions] = {}
+        self._subject_notes = SubjectNotes()
 
     def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status. Raises ConfigError."""
@@ -204,6 +207,8 @@ class _Run:
     def statuses(self) -> dict[Key, Status]:
         """Every object's status, without times."""
         statuses = self._statuses
+        self._subject_notes.write(self._policies.objects)
+        statuses.update((key, status.to_status()) for key, status in self._route_statuses.items())
         statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence()))
         statuses.update(self.filter_types.statuses(self._generations, self._extensions.faults))
         for plan in self._plans:
@@ -330,23 +335,36 @@ class _Run:
                 served.claim_hostnames(route, attachment, conditions)
             met: dict[tuple[Key, str], None] = {}
             with self._policies.for_clients(NOBODY, met):
-                backends, mirrored = served.add(route, attachment, validation, self._routes)
+                backends, mirrored = served.add(route, attachment, validation, conditions, self._routes)
             served.added[-1].met = met
             served.met |= met
-            for error in validation.unreported(backends):
-                is_elsewhere = any(each.is_elsewhere and each.error == error for each in backends)
-                code = 403 if is_elsewhere else 500
-                conditions.add_note("Accepted", f"Listener {listener.name} answers {code} for some requests: {error}.")
             for error in validation.idle_endpoints(backends):
                 conditions.add_note("Accepted", f"Listener {listener.name} does not use an endpoint of {error}.")
-            for error in validation.unreported(mirrored):
-                conditions.add_note("Accepted", f"Listener {listener.name} mirrors less than is written: {error}.")
             if not hostnames and self._permits_nothing(backends, listener):
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
-            are_streams = not isinstance(route, HttpRoute | GrpcRoute)
-            for sentence in self._denials.sentences(listener.name, backends, mirrored, are_streams=are_streams):
-                conditions.report(_DENIED, "DestinationDenied", sentence)
-        self._statuses[route.key] = status.to_status()
+            for kind, reason, sentence in self._sentences(route, listener, validation, backends, mirrored):
+                self._subject_notes.of_everybody(conditions, (sentence,))
+                conditions.report(kind, reason, sentence)
+        self._route_statuses[route.key] = status
+
+    def _sentences(
+        self,
+        route: AnyRoute,
+        listener: ListenerPlan,
+        validation: RouteValidation,
+        backends: Sequence[WeightedBackend],
+        mirrored: Sequence[WeightedBackend],
+    ) -> Iterator[tuple[str, str, str]]:
+        """What policies close of a route on a listener: for conditions, with type and reason."""
+        for error in validation.unreported(backends):
+            is_elsewhere = any(each.is_elsewhere and each.error == error for each in backends)
+            code = 403 if is_elsewhere else 500
+            yield "Accepted", "Accepted", f"Listener {listener.name} answers {code} for some requests: {error}."
+        for error in validation.unreported(mirrored):
+            yield "Accepted", "Accepted", f"Listener {listener.name} mirrors less than is written: {error}."
+        are_streams = not isinstance(route, HttpRoute | GrpcRoute)
+        for sentence in self._denials.sentences(listener.name, backends, mirrored, are_streams=are_streams):
+            yield _DENIED, "DestinationDenied", sentence
 
     def _set_mesh_conditions(self, route: AnyRoute, of_mesh: Sequence[int], status: ReferenceConditions) -> None:
         """A route that no Gateway of ours serves, and that names Services as its parents: status says so for each."""
@@ -354,7 +372,7 @@ class _Run:
             conditions = status.add(route.spec.parent_refs[index])
             conditions.set("Accepted", False, "UnsupportedValue", f"{_MESH}: {_NAME_A_PARENT} if it is meant for us")
         if of_mesh:
-            self._statuses[route.key] = status.to_status()
+            self._route_statuses[route.key] = status
 
     def _permits_nothing(self, backends: Sequence[WeightedBackend], listener: ListenerPlan) -> bool:
         """Whether a route that names no host leads to a Dynamic backend, and no policy allows a host to anybody."""
@@ -368,15 +386,24 @@ class _Run:
         with self._policies.for_clients(NOBODY, served.met):
             self._layers_of(plan)
             made = self._listener_of(gateway, plan, served)
-        default = made.default_backend
-        if default is not None:
-            if default.backend is None:
-                code = 403 if default.is_elsewhere else 500
-                note = f"Destinations that no route matches are answered with {code}: {default.error}."
-                plan.conditions.add_note("Accepted", note)
-            for sentence in self._denials.sentences(plan.name, (default,), ()):
-                plan.conditions.report(_DENIED, "DestinationDenied", sentence)
+        for kind, reason, sentence in self._default_sentences(plan, made.default_backend):
+            self._subject_notes.of_everybody(plan.conditions, (sentence,))
+            plan.conditions.report(kind, reason, sentence)
         return self._with_variants(made, gateway, plan, served) if served.met else made
+
+    def _default_sentences(self, plan: ListenerPlan, default: WeightedBackend | None) -> Iterator[tuple[str, str, str]]:
+        """As `_sentences`, of what no route matches."""
+        if default is None:
+            return
+        if default.backend is None:
+            code = 403 if default.is_elsewhere else 500
+            yield (
+                "Accepted",
+                "Accepted",
+                f"Destinations that no route matches are answered with {code}: {default.error}.",
+            )
+        for sentence in self._denials.sentences(plan.name, (default,), ()):
+            yield _DENIED, "DestinationDenied", sentence
 
     def _with_variants(
         self, made: ListenerIR, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes
@@ -407,12 +434,19 @@ class _Run:
     def _variant(
         self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes, holding: frozenset[Key]
     ) -> ListenerIR:
+        notes = self._subject_notes
         with self._policies.for_clients(holding, served.met):
             own = ServedRoutes(self._layers_of(plan))
             for added in served.added:
-                is_other = own.layers != served.layers or self._policies.is_touched(added.met, holding)
-                own.add_variant(added, self._routes, is_other=is_other)
+                if own.layers == served.layers and not self._policies.is_touched(added.met, holding):
+                    own.add_same(added)
+                    continue
+                backends, mirrored = own.add_variant(added, self._routes)
+                for said in self._sentences(added.route, plan, added.validation, backends, mirrored):
+                    notes.add(added.conditions, *said, holding)
             made = self._listener_of(gateway, plan, own)
+        for said in self._default_sentences(plan, made.default_backend):
+            notes.add(plan.conditions, *said, holding)
         if made.policy.identity is not None:  # who the client is was asked before
             made = replace(made, policy=replace(made.policy, identity=None), key_urls=())
         return made

@@ -28,13 +28,14 @@ _EXCLUDES = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}
 @dataclass(slots=True)
 class AddedRoute:
     """A route as one listener serves it. `met` are the places that it has asked for policies, and that have such with
-    subjects.
+    subjects. `conditions` are those of its parent there.
     """
 
     route: AnyRoute
     attachment: Attachment
     validation: RouteValidation
     made: HttpRouteIR | StreamRouteIR
+    conditions: Conditions
     met: dict[tuple[Key, str], None] = field(default_factory=dict)
 
 
@@ -75,26 +76,34 @@ class ServedRoutes:
         claims.claim(attachment.hostnames, route.full_name)
 
     def add(
-        self, route: AnyRoute, attachment: Attachment, validation: RouteValidation, compiler: RouteCompiler
+        self,
+        route: AnyRoute,
+        attachment: Attachment,
+        validation: RouteValidation,
+        conditions: Conditions,
+        compiler: RouteCompiler,
     ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
         """Compile a route for this listener; returns the backends of all its rules, and those of its mirrors."""
         if isinstance(route, HttpRoute | GrpcRoute):
             http = compiler.http_route(route, attachment, self.layers, validation)
-            self._serve(AddedRoute(route, attachment, validation, http))
+            self._serve(AddedRoute(route, attachment, validation, http, conditions))
             backends = [backend for rule in http.rules for backend in rule.backends]
             asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         stream = compiler.stream_route(route, attachment, self.layers)
-        self._serve(AddedRoute(route, attachment, validation, stream))
+        self._serve(AddedRoute(route, attachment, validation, stream, conditions))
         return list(stream.backends), []
 
-    def add_variant(self, added: AddedRoute, compiler: RouteCompiler, *, is_other: bool) -> None:
-        """Serve a route that another listener serves, which this one is a variant of: the same, if it is not other."""
-        if is_other:
-            self.add(added.route, added.attachment, added.validation, compiler)
-        else:
-            self._serve(added)
+    def add_variant(
+        self, added: AddedRoute, compiler: RouteCompiler
+    ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
+        """As `add`, for a route that another listener serves, which this one is a variant of."""
+        return self.add(added.route, added.attachment, added.validation, added.conditions, compiler)
+
+    def add_same(self, added: AddedRoute) -> None:
+        """Serve a route as that listener does."""
+        self._serve(added)
 
     def _serve(self, added: AddedRoute) -> None:
         self.added.append(added)

@@ -258,6 +258,44 @@ def test_status_says_what_its_clients_are_answered_with_an_error():
     assert "for its subjects" not in of_policy(made, "Accepted", "default/team")[2], "it is so for everybody"
 
 
+def test_status_of_a_route_says_what_is_so_for_some_clients_alone_and_for_whom():
+    eu = of_team("regions: {allowed: [eu]}")
+    made = compiled(FORWARD, PLAIN, ROUTE, eu)
+    (parent,) = made.statuses["gateway.networking.k8s.io", "HTTPRoute", "default", "route"]["parents"]
+    (said,) = [each["message"] for each in parent["conditions"] if each["type"] == "Accepted"]
+    assert (
+        "For the subjects of EgressPolicy default/team (namespace a): Listener forward answers 403 for some requests: "
+        "backend default/plain says no region" in said
+    )
+    (of_listener,) = [
+        each["message"]
+        for each in made.statuses["gateway.networking.k8s.io", "Gateway", "default", "gw"]["listeners"][0]["conditions"]
+        if each["type"] == "Accepted"
+    ]
+    assert "(namespace a): Destinations that no route matches are answered with 403" in of_listener
+    everybody = compiled(FORWARD, PLAIN, ROUTE, policy("regions: {allowed: [eu]}"), eu)
+    (parent,) = everybody.statuses["gateway.networking.k8s.io", "HTTPRoute", "default", "route"]["parents"]
+    assert not [each for each in parent["conditions"] if "subjects" in each["message"]]
+
+
+def test_a_destination_that_is_denied_to_some_clients_is_told_by_the_route_that_leads_there():
+    deny = of_team("destinations: {deny: [{hostnames: [a.example]}]}")
+    made = compiled(FORWARD, PLAIN, ROUTE, deny)
+    (parent,) = made.statuses["gateway.networking.k8s.io", "HTTPRoute", "default", "route"]["parents"]
+    found = [each for each in parent["conditions"] if each["type"] == "egressproxy.io/Denied"]
+    assert [each["reason"] for each in found] == ["DestinationDenied"], parent
+    assert found[0]["message"].startswith("For the subjects of EgressPolicy default/team (namespace a): ")
+
+
+def test_of_many_clients_some_are_named():
+    many = [of_team("regions: {allowed: [eu]}", f"t{n}", f"t{n}") for n in range(9)]
+    made = compiled(FORWARD, PLAIN, ROUTE, *many)
+    (parent,) = made.statuses["gateway.networking.k8s.io", "HTTPRoute", "default", "route"]["parents"]
+    (said,) = [each["message"] for each in parent["conditions"] if each["type"] == "Accepted"]
+    assert "EgressPolicy default/t0 (namespace t0); for the subjects of" in said
+    assert "and for those of 6 other policies: Listener forward answers 403" in said
+
+
 def test_a_limit_is_one_for_all_variants_where_it_is_written_for_everybody():
     common = policy("limits: {requests: [{per: Gateway, limit: 5}]}")
     made = listener(compiled(FORWARD, common, of_team("mode: Open")))
