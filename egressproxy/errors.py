@@ -198,8 +198,8 @@ class BadRequest(GatewayError):
     source = FaultSource.DOWNSTREAM
     default_status = 400
 
-    def __init__(self, reason: Reason, message: str, *, status: int = 0, close: bool = True) -> None:
-        super().__init__(reason, message, status=status, close=close)
+    def __init__(self, reason: Reason, message: str, *, status: int = 0, detail: str = "", close: bool = True) -> None:
+        super().__init__(reason, message, status=status, detail=detail, close=close)
 
 
 class Denied(GatewayError):

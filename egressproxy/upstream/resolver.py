@@ -33,7 +33,7 @@ from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.shares import Shares
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.upstream.dns_cache import RESULTS, DnsCache, KnownName, NameFailure
-from egressproxy.upstream.dns_query import DnsAnswer, DnsClient, DnsFailure, OnQuery, give_up
+from egressproxy.upstream.dns_client import DnsAnswer, DnsClient, DnsFailure, OnQuery, give_up
 from egressproxy.upstream.dns_server import Server, parse_server
 from egressproxy.upstream.lookups import Lookups
 from egressproxy.upstream.name_budget import KeyedTables, NameBudget

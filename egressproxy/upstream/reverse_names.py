@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from egressproxy.errors import Reason
 from egressproxy.ir.policy import DnsIR
 from egressproxy.model.authority import IPAddress
-from egressproxy.upstream.dns_query import DnsAnswer, DnsFailure
+from egressproxy.upstream.dns_client import DnsAnswer, DnsFailure
 from egressproxy.upstream.lookups import Lookups
 from egressproxy.upstream.turns import Lookup
 

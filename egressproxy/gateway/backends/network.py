@@ -15,7 +15,7 @@ from egressproxy.model.shares import Shares, most_of
 from egressproxy.net.descriptors import descriptors
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer
-from egressproxy.upstream.dns_query import OnQuery
+from egressproxy.upstream.dns_client import OnQuery
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, Why
 from egressproxy.upstream.name_budget import KeyedTables
 from egressproxy.upstream.own_sockets import NO_SOCKETS
@@ -41,7 +41,7 @@ class NetworkReports:
 
     Attributes:
         dns_outcome: how the look-up of a name ended.
-        dns_query: the label of a DNS server, how a query to it ended, and seconds (`upstream.dns_query.OnQuery`).
+        dns_query: the label of a DNS server, how a query to it ended, and seconds (`upstream.dns_client.OnQuery`).
         reverse_check: what the names of an address said: "agrees", "differs" or "failed".
         endpoint: an endpoint that has left service or returned, and why.
         parent: a parent, why it is put aside (None: it can be connected to again), and a sentence.

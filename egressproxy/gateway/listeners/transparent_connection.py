@@ -37,6 +37,8 @@ __all__ = ["TransparentConnection"]
 
 #: After this time, in seconds, a client that has said nothing is taken for one that waits for its server.
 SILENCE_S: Final = 1.0
+#: Clients are told nothing: this is for the log.
+_HOW_TO_REDIRECT: Final = "redirect with nftables in the network namespace of the gateway (docs/ways-in.md)"
 
 
 class TransparentConnection(CountedClient):
@@ -62,7 +64,8 @@ class TransparentConnection(CountedClient):
         try:
             self.destination = destination_of(self.transport)
         except NotRedirected as error:
-            self._refuse(BadRequest(Reason.NOT_REDIRECTED, f"nothing was redirected here: {error.strerror}"))
+            detail = f"{error.strerror}: {_HOW_TO_REDIRECT}"
+            self._refuse(BadRequest(Reason.NOT_REDIRECTED, "nothing was redirected here", detail=detail))
         except Denied as denied:
             self._refuse(denied)
         else:

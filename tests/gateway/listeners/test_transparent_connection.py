@@ -300,6 +300,7 @@ def test_a_connection_that_was_not_redirected_is_closed(converse_on: Start):
     talk = converse_on(transparent())
     talk.client.is_closed()
     assert talk.record()["reason"] == "not_redirected"
+    assert "redirect with nftables" in talk.record()["detail"]
 
 
 @pytest.mark.parametrize(

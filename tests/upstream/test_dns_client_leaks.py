@@ -12,7 +12,7 @@ import dns.rdatatype
 import pytest
 
 from egressproxy.net.loop import new_loop
-from egressproxy.upstream.dns_query import DnsClient
+from egressproxy.upstream.dns_client import DnsClient
 from egressproxy.upstream.dns_server import Server
 
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_query import MAX_FORGED, DnsAnswer, DnsClient, DnsFailure
+from egressproxy.upstream.dns_client import MAX_FORGED, DnsAnswer, DnsClient, DnsFailure
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
 from egressproxy.upstream.dns_server import Server, parse_server
 from tests.support.dns import DnsServer, Rule
