@@ -92,9 +92,10 @@ def _form(checked: Mapping[str, Any] | None) -> str:
     verdict = allowed if checked["allowed"] else f"denied ({checked['reason']})"
     said = " ".join(filter(None, (checked.get("message", ""), checked.get("remedy", ""), checked.get("waits", ""))))
     kind = "wait" if "waits" in checked else "good" if checked["allowed"] else "bad"
+    told = f" — {escape(said)}" if said else ""
     return (
         f'{form}<p id="verdict" role="status"><code>{url}</code>: <strong class="{kind}">{escape(verdict)}</strong>'
-        f" {escape(said)}</p>"
+        f"{told}</p>"
     )
 
 

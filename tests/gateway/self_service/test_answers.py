@@ -55,8 +55,8 @@ def test_a_client_reads_what_it_may_reach_and_what_is_left(converse: Start):
     assert told["identity"]["name"] == "system:serviceaccount:agents:worker"
     assert told["allow"] == [[{"hostnames": ["a.example"]}]]
     assert (told["deny"], told["hostnames"], told["isComplete"]) == ([], [], True)
-    assert [(each["limit"], each["left"]) for each in told["limits"]] == [(5, 4)]
-    assert access(talk.client)["limits"][0]["left"] == 4  # asking costs nothing
+    assert [(each["limit"], each["left"]) for each in told["limits"]] == [(5, pytest.approx(4, abs=0.5))]  # time passes
+    assert access(talk.client)["limits"][0]["left"] == pytest.approx(4, abs=0.5)  # asking costs nothing
     other = talk.connect(address="10.0.0.8")
     assert access(other)["limits"][0]["left"] == 5
     talk.no_dial()
