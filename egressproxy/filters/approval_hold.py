@@ -35,6 +35,7 @@ from egressproxy.filters.settings import (
 )
 from egressproxy.ir.policy import ExtensionIR, FieldFault
 from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
+from egressproxy.model.fields import every_spelling
 from egressproxy.model.hold_decision import HoldDecision
 from egressproxy.model.shares import identity_of
 
@@ -43,6 +44,8 @@ __all__ = ["APPROVAL_HOLD", "ApprovalHold", "ApprovalHoldConfig", "holds"]
 #: How long the webhook may take, and how many calls of it may be under way.
 WEBHOOK_S: Final = 10.0
 MAX_CALLS: Final = 16
+#: Fields with a method that some servers take in place of that of the request.
+_OVERRIDES: Final = every_spelling(("X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ class ApprovalHold(Filter):
         return data
 
     def _is_meant(self, x: Exchange) -> bool:
-        if self._methods and x.method.upper() not in self._methods and not x.is_tunnel:  # Django reads `post` as POST
+        if self._methods and not x.is_tunnel and self._methods.isdisjoint(_methods_of(x)):
             return False
         if not self._hosts and not self._suffixes:
             return True
@@ -296,6 +299,12 @@ class ApprovalHold(Filter):
             self._decide(key, _OUT_OF_SERVICE)
         for task in self._calls:
             task.cancel()
+
+
+def _methods_of(x: Exchange) -> set[bytes]:
+    """What servers may take for the method of this request, in capitals: Django reads `post` as POST."""
+    said = [line.partition(b":")[2] for line in _OVERRIDES.findall(x.request.fields.block)]
+    return {each.strip().upper() for each in (x.method, *said)}
 
 
 def holds(

@@ -179,6 +179,14 @@ def test_a_method_is_meant_in_every_spelling(converse: Start, method: bytes):
     talk.no_dial()
 
 
+@pytest.mark.parametrize("field", [b"X-HTTP-Method-Override", b"x-http-method", b"X_HTTP_Method_Override"])
+def test_a_method_that_a_field_says_is_meant_as_well(converse: Start, field: bytes):
+    talk = held(converse, methods=["DELETE"])
+    talk.client >> POST.replace(b"Content-Length", field + b": delete\r\nContent-Length")
+    assert len(waiting(talk)) == 1
+    talk.no_dial()
+
+
 def test_a_reload_that_takes_the_filter_away_denies(converse: Start):
     talk = held(converse)
     talk.client >> GET
