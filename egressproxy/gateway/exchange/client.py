@@ -23,7 +23,7 @@ from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock
 from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
-from egressproxy.gateway.identity.authenticator import Verdict
+from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener

@@ -17,7 +17,8 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection, has
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
-from egressproxy.gateway.identity.authenticator import Verdict, copy_identity
+from egressproxy.gateway.identity.authenticator import copy_identity
+from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
 from egressproxy.model.fields import Fields

@@ -10,67 +10,25 @@ Sources: RFC 9110 sections 11.6.2 and 11.7.2 (whose credential is in which field
 
 from __future__ import annotations
 
-import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
-from hashlib import blake2b
-from math import inf
+from collections.abc import Coroutine
 from time import time
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.gateway.identity.challenges import Challenges
-from egressproxy.gateway.identity.checks import Checks
-from egressproxy.gateway.identity.key_source import REFRESH_S, KeySource
+from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Verdict
 from egressproxy.identity.addresses import AddressTable
-from egressproxy.identity.credentials import (
-    Credential,
-    CredentialRefused,
-    UnknownKey,
-    read_credentials,
-    token_credential,
-)
+from egressproxy.identity.credentials import Credential, CredentialRefused, read_credentials, token_credential
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import every_spelling, finder
 from egressproxy.model.message import NOTHING_SAID, RequestHead
-from egressproxy.model.shares import client_of
 
-__all__ = ["AuthenticatedClient", "Authenticator", "Identified", "Verdict", "copy_identity"]
+__all__ = ["AuthenticatedClient", "Authenticator", "Identified", "copy_identity"]
 
-T = TypeVar("T")
-
-#: Credentials of which is remembered whose they are; and wrong passwords, which cost as much as right ones.
-MAX_KNOWN: Final = 4096
-MAX_WRONG: Final = 8192
-#: For how long a password that was right is believed without another check, and a wrong one refused, in seconds.
-PASSWORD_S: Final = 300.0
-WRONG_S: Final = 10.0
 #: In front of what the field of tokens shows, so that it counts as another credential than the same bytes in
 #: Authorization. No value of a field has this byte.
 _OF_FIELD: Final = b"\0"
-
-
-class Verdict:
-    """Who a client is, and what that was concluded from: `raw`, under the rules and keys of an `epoch`, until
-    `until` (seconds since 1970). Who shows it in a request behind `fresh_until` has it checked again; in a tunnel
-    `until` holds.
-    """
-
-    __slots__ = ("epoch", "fresh_until", "identity", "raw", "until")
-
-    def __init__(
-        self, epoch: object, raw: bytes, identity: CallerIdentity, until: float, fresh_until: float = inf
-    ) -> None:
-        self.epoch = epoch
-        self.raw = raw
-        self.identity = identity
-        self.until = until
-        self.fresh_until = min(until, fresh_until)
-
-    def __repr__(self) -> str:
-        return f"Verdict({self.identity.name})"
 
 
 class Identified(Protocol):
@@ -106,48 +64,19 @@ class AuthenticatedClient(Identified, Protocol):
         """Keep it for the next request."""
 
 
-#: Checks a credential, in a thread: whose it is, and until when it holds (seconds since 1970). Takes the time
-#: of now; raises CredentialRefused.
-Verify = Callable[[Credential, float], tuple[CallerIdentity, float]]
-Found = tuple[CallerIdentity, float] | CredentialRefused
-
-
 class Authenticator:
     """One for each listener, or several of equal rules."""
 
     __slots__ = (
-        "_addresses",
-        "_authorization",
-        "_challenges",
-        "_checks",
-        "_epoch",
-        "_key",
-        "_known",
-        "_reads_proxy_authorization",
-        "_sources",
-        "_token_field",
-        "_verify",
-        "_wrong",
-        "spec",
-    )
+        "_addresses", "_authorization", "_challenges", "_credentials", "_epoch", "_reads_proxy_authorization",
+        "_token_field", "spec",
+    )  # fmt: skip
 
-    def __init__(
-        self,
-        spec: IdentityIR,
-        checks: Checks,
-        verify: Verify | None,
-        *,
-        is_forward: bool,
-        sources: Mapping[str, Callable[[Callable[[], None]], KeySource]] | None = None,
-    ) -> None:
-        """`verify` None: no credentials are taken. `sources` makes those of keys that are fetched, by issuer, of what
-        is to be called when a key holds no more.
-        """
+    def __init__(self, spec: IdentityIR, credentials: CheckedCredentials, *, is_forward: bool) -> None:
         self.spec = spec
-        self._sources = {issuer: make(self._forget_verdicts) for issuer, make in (sources or {}).items()}
-        self._checks = checks
-        self._verify = verify
+        self._credentials = credentials
         self._addresses = AddressTable(spec.addresses) if spec.addresses else None
+        self._epoch = object()  # of what is concluded from addresses
         takes_tokens, takes_passwords = bool(spec.issuers), bool(spec.users)
         self._challenges = Challenges(
             is_forward=is_forward,
@@ -159,11 +88,6 @@ class Authenticator:
         self._reads_proxy_authorization = is_forward and usual
         self._authorization = _Field("authorization") if usual and not is_forward else None
         self._token_field = _Field(spec.token_field) if takes_tokens and spec.token_field else None
-        self._epoch = object()
-        self._key = secrets.token_bytes(32)
-        self._known: OrderedDict[bytes, Verdict] = OrderedDict()  # by a keyed hash of what was shown
-        #: Of wrong passwords what is told, what is logged, and until when. No errors: they lead to what was shown.
-        self._wrong: OrderedDict[bytes, tuple[str, str, float]] = OrderedDict()
 
     def admit(self, x: Exchange, client: AuthenticatedClient, head: RequestHead) -> Coroutine[Any, Any, None] | None:
         """Write into `x` who its client is. Await what is returned, if anything: then a credential is being checked.
@@ -185,9 +109,7 @@ class Authenticator:
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
             self._admit_inside(client, verdict)
-        elif (
-            verdict is not None and verdict.epoch is self._epoch and verdict.raw == raw and time() < verdict.fresh_until
-        ):
+        elif verdict is not None and self._holds(verdict) and verdict.raw == raw and time() < verdict.fresh_until:
             self._tell(x, verdict.identity)
             if not raw:
                 self._demand(x)
@@ -207,7 +129,7 @@ class Authenticator:
 
     def _admit_inside(self, client: AuthenticatedClient, verdict: Verdict | None) -> None:
         """Of a request in a tunnel the client is that of the CONNECT, under the rules of that moment."""
-        if verdict is None or verdict.epoch is not self._epoch:
+        if verdict is None or not self._holds(verdict):
             message = "who may ask here has changed since the tunnel was opened: open another"
         elif time() >= verdict.until:
             message = "what was shown for this tunnel has expired: open another"
@@ -215,12 +137,17 @@ class Authenticator:
             return
         raise Denied(Reason.CREDENTIALS_REFUSED, message, close=True)
 
+    def _holds(self, verdict: Verdict) -> bool:
+        """Whether the rules are those of the verdict; of credentials also the keys."""
+        return verdict.epoch is self._epoch or verdict.epoch is self._credentials.epoch
+
     def _admit_connection(self, x: Exchange, client: AuthenticatedClient) -> None:
         """Nothing is shown with the request."""
         identity = self._of_connection(x.client, client.identity, client.identity_until)
         self._tell(x, identity)
         self._demand(x)
-        client.remember(Verdict(self._epoch, b"", identity, client.identity_until))
+        epoch = self._epoch if client.identity.source == "-" else self._credentials.epoch
+        client.remember(Verdict(epoch, b"", identity, client.identity_until))
 
     def _of_connection(self, peer: str, identity: CallerIdentity, until: float) -> CallerIdentity:
         """Who the certificate says that the client is, else its address. Raises Denied."""
@@ -234,16 +161,15 @@ class Authenticator:
         self, x: Exchange, client: AuthenticatedClient, raw: bytes
     ) -> Coroutine[Any, Any, None] | None:
         """A credential is shown that this connection has not shown just now."""
-        digest = blake2b(raw, digest_size=32, key=self._key).digest()
-        now = time()
-        known = self._known.get(digest)
-        if known is not None and known.epoch is self._epoch and now < known.fresh_until:
-            self._known.move_to_end(digest)
+        credentials, now = self._credentials, time()
+        digest = credentials.digest(raw)
+        known = credentials.known(digest, now)
+        if known is not None:
             self._accept(x, client, raw, known)
             return None
-        wrong = self._wrong.get(digest)
-        if wrong is not None and now < wrong[2]:
-            raise self._challenges.refused(*wrong[:2])
+        wrong = credentials.wrong(digest, now)
+        if wrong is not None:
+            raise self._challenges.refused(*wrong)
         try:
             if raw.startswith(_OF_FIELD):
                 credential = token_credential(raw[len(_OF_FIELD) :])
@@ -252,50 +178,15 @@ class Authenticator:
                 credential = read_credentials(raw, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
         except CredentialRefused as refused:
             raise self._challenges.refused(refused.message, refused.detail) from None
-        if credential.user is not None:
-            self._checks.refuse_guesses(client_of(x))
         return self._check(x, client, raw, credential, digest)
 
     async def _check(
         self, x: Exchange, client: AuthenticatedClient, raw: bytes, credential: Credential, digest: bytes
     ) -> None:
-        found, epoch = await self._verified(x, credential, digest)
+        found = await self._credentials.check(x, credential, digest)
         if isinstance(found, CredentialRefused):
-            if credential.user is not None:
-                if digest not in self._wrong:  # who shows the same again does not guess
-                    self._checks.note_wrong(client_of(x))
-                _keep(self._wrong, digest, (found.message, found.detail, time() + WRONG_S), MAX_WRONG)
             raise self._challenges.refused(found.message, found.detail)
-        identity, until = found
-        fresh_s = PASSWORD_S if credential.user is not None else REFRESH_S if self._sources else inf
-        verdict = Verdict(epoch, b"", identity, until, time() + fresh_s)
-        _keep(self._known, digest, verdict, MAX_KNOWN)
-        self._accept(x, client, raw, verdict)
-
-    async def _verified(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, object]:
-        """Whose it is, and until when it may be believed, or why it is refused; and under which rules and keys."""
-        assert self._verify is not None
-        epoch, fetches = self._epoch, {}
-        for issuer, source in self._sources.items():
-            source.touch()
-            fetches[issuer] = source.fetches
-        found = await self._checks.run(client_of(x), digest, partial(_outcome, self._verify, credential, time()))
-        if not isinstance(found, UnknownKey) or found.issuer not in fetches:
-            return found, epoch
-        if await self._sources[found.issuer].renewed(fetches[found.issuer]):
-            epoch = self._epoch
-            check = partial(_outcome, self._verify, credential, time())
-            found = await self._checks.run(client_of(x), digest, check)
-        return found, epoch
-
-    def _forget_verdicts(self) -> None:
-        """A key holds no more: whatever was concluded from it does not, either, nor what is being concluded: the same
-        credential has another hash from now on, so that nobody waits for a check that has begun.
-        """
-        self._epoch = object()
-        self._key = secrets.token_bytes(32)
-        self._known.clear()
-        self._wrong.clear()
+        self._accept(x, client, raw, found)
 
     def _accept(self, x: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:
         if client.identity.source != "-" and time() >= client.identity_until:
@@ -330,7 +221,7 @@ class Authenticator:
             raise self._challenges.missing()
 
     def __repr__(self) -> str:
-        return f"Authenticator({len(self._known)} known credentials)"
+        return f"Authenticator({self._credentials})"
 
 
 class _Field:
@@ -344,17 +235,6 @@ class _Field:
         self.every_spelling = every_spelling((name,))
 
 
-def _outcome(verify: Verify, credential: Credential, now: float) -> Found:
-    """What `verify` returns, or the error that it raises, without the frames that lead to it: they would lead to who
-    waits for it, and keep each other.
-    """
-    try:
-        return verify(credential, now)
-    except CredentialRefused as refused:
-        refused.__traceback__ = refused.__context__ = refused.__cause__ = None
-        return refused
-
-
 def _is_known(identity: CallerIdentity) -> bool:
     return identity.name != "-" or identity.namespace != "-"
 
@@ -362,10 +242,3 @@ def _is_known(identity: CallerIdentity) -> bool:
 def _expired() -> Denied:
     message = "the client certificate of this connection has expired"
     return Denied(Reason.CLIENT_CERTIFICATE, message, close=True)
-
-
-def _keep(kept: OrderedDict[bytes, T], key: bytes, value: T, most: int) -> None:
-    """Keep a value, in place of the one that was used least of late where there are too many."""
-    kept[key] = value
-    if len(kept) > most:
-        kept.popitem(last=False)

@@ -1,14 +1,18 @@
-"""Authenticators: those of one snapshot. One whose rules are equal in the next is kept, with what it remembers."""
+"""Authenticators: those of one snapshot. One whose rules are equal in the next is kept; what is known of credentials is
+kept also where addresses alone are others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 from egressproxy.filters.calls import FilterCall
 from egressproxy.gateway.identity.authenticator import Authenticator
+from egressproxy.gateway.identity.checked_credentials import CheckedCredentials
 from egressproxy.gateway.identity.checks import Checks
 from egressproxy.gateway.identity.key_source import KeySource
 from egressproxy.identity.credentials import Credential
@@ -29,12 +33,14 @@ __all__ = ["Authenticators"]
 class Authenticators:
     """By their rules. `known` are those in service."""
 
-    __slots__ = ("_known", "_made", "checks")
+    __slots__ = ("_checked", "_known", "_known_checked", "_made", "checks")
 
     def __init__(self, known: Authenticators | None = None) -> None:
         self.checks: Checks = known.checks if known is not None else Checks()
         self._known = known._made if known is not None else {}
+        self._known_checked = known._checked if known is not None else {}
         self._made: dict[_Key, Authenticator] = {}
+        self._checked: dict[_Key, CheckedCredentials] = {}  # by rules without addresses
 
     def of(
         self,
@@ -49,22 +55,24 @@ class Authenticators:
         """
         if spec is None:
             return None
-        key = spec, urls, is_forward
         calls = [call("identity", url.callee) for url in urls]  # what is not asked for is retired
-        found = self._made.get(key) or self._known.get(key)
-        if found is None:
+        key = replace(spec, addresses=()), urls, is_forward
+        checked = self._checked.get(key) or self._known_checked.get(key)
+        if checked is None:
             verifier = _Verifier(spec)
             if spec.takes_credentials:
                 yield verifier.prepare  # keys are read, and what reads them is imported
             sources = {url.issuer: partial(verifier.source, url, each) for url, each in zip(urls, calls, strict=True)}
-            verify = verifier.verify if spec.takes_credentials else None
-            found = Authenticator(spec, self.checks, verify, is_forward=is_forward, sources=sources)
+            checked = CheckedCredentials(self.checks, verifier.verify if spec.takes_credentials else None, sources)
+        self._checked[key] = checked
+        key = spec, urls, is_forward
+        found = self._made.get(key) or self._known.get(key) or Authenticator(spec, checked, is_forward=is_forward)
         self._made[key] = found
         return found
 
     def forget_known(self) -> None:
         """Those in service before are no longer looked for."""
-        self._known = {}
+        self._known, self._known_checked = {}, {}
 
     def __repr__(self) -> str:
         return f"Authenticators({len(self._made)})"

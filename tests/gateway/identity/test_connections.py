@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from egressproxy.gateway.identity import authenticator
+from egressproxy.gateway.identity import authenticator, authenticators
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, identity, is_refused, is_served, tokens
-from tests.gateway.kit import GET, OK, SHARED, TlsClient, certificate, forward, https
+from tests.gateway.kit import ESTABLISHED, GET, OK, SHARED, TlsClient, certificate, connect, forward, https
 from tests.gateway.listeners.test_bound_port import demanding, terminate
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload, served, who
 from tests.gateway.listeners.test_stream_connection import terminating
@@ -46,6 +46,43 @@ def test_where_a_client_has_to_be_known_its_address_may_do(converse: Start):
     assert is_served(talk, GET, is_new=False)["namespace"] == "wide"
     is_refused(talk, bearer(CLUSTER.token(aud="other")))
     talk.client = talk.connect(address="192.0.2.1")
+    is_refused(talk, GET)
+
+
+OTHERS = {"clients": [{"cidrs": ["10.0.0.0/8"], "namespace": "others", "serviceAccount": "any"}]}
+INSIDE = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
+
+
+def test_a_reload_that_gives_addresses_to_others_says_nothing_of_credentials(
+    converse: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """Pods come and go all the time: nobody has to show a token again for that, nor to open a tunnel."""
+    token, checked = CLUSTER.token(), list[Any]()
+    verify = authenticators._Verifier.verify
+    monkeypatch.setattr(authenticators._Verifier, "verify", lambda *shown: checked.append(shown) or verify(*shown))
+    talk = converse(tokens(address=ADDRESSES))
+    talk.client >> bearer(token, connect("a.example:80"))
+    talk.client << ESTABLISHED
+    talk.reload(tokens(address=OTHERS))
+    assert is_served(talk, INSIDE)["namespace"] == "team"
+    talk.client = talk.connect()
+    assert is_served(talk, bearer(token), is_new=False)["namespace"] == "team"
+    assert len(checked) == 1
+
+
+def test_a_reload_that_gives_an_address_to_another_holds_for_its_next_request(converse: Start):
+    talk = converse(tokens(address=ADDRESSES))
+    tunnel = talk.connect()
+    tunnel >> connect("a.example:80")
+    tunnel << ESTABLISHED
+    assert is_served(talk, GET)["namespace"] == "wide"
+    talk.reload(tokens(address=OTHERS))
+    assert is_served(talk, GET, is_new=False)["namespace"] == "others"
+    talk.client = tunnel
+    is_refused(talk, INSIDE, 403)
+    talk.client = talk.connect()
+    is_served(talk, GET, is_new=False)
+    talk.reload(tokens())
     is_refused(talk, GET)
 
 
@@ -89,6 +126,16 @@ def test_a_certificate_makes_known_and_what_is_shown_goes_before_it(asks: Any):
     tls >> bearer(CLUSTER.token(aud="another"))
     talk.record(3)
     assert tls.reads().startswith(b"HTTP/1.1 407 the token is for another audience\r\n")
+
+
+def test_a_reload_that_gives_addresses_to_others_says_nothing_of_certificates(asks: Any):
+    objects = proxy(**TRUSTED, address=ADDRESSES)
+    talk, tls = asks(objects, Workload(ROBOT))
+    tls >> connect("a.example:80")
+    assert tls.reads() == ESTABLISHED
+    objects[1]["spec"]["identity"]["address"] = OTHERS
+    talk.reload(objects)
+    assert who(served(talk, tls, INSIDE)) == ("team", "robot")
 
 
 def test_a_certificate_that_expires_ends_its_connection(asks: Any, monkeypatch: pytest.MonkeyPatch):

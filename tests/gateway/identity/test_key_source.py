@@ -13,10 +13,10 @@ import pytest
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.calls import CallAnswer, CallFailed
-from egressproxy.gateway.identity import authenticator as module
-from egressproxy.gateway.identity import key_source
-from egressproxy.gateway.identity.authenticator import Authenticator, Verdict
+from egressproxy.gateway.identity import authenticator, checked_credentials, key_source
+from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
+from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.identity.key_uris import read_key_uri
 from egressproxy.ir.gateway import KeyUrlIR
 from egressproxy.ir.identity import IdentityIR, TokenIssuerIR
@@ -56,9 +56,10 @@ class Clock:
     """Of both modules, and moved by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.s, real, wall = 0.0, key_source.monotonic, module.time
+        self.s, real, wall = 0.0, key_source.monotonic, authenticator.time
         monkeypatch.setattr(key_source, "monotonic", lambda: real() + self.s)
-        monkeypatch.setattr(module, "time", lambda: wall() + self.s)
+        for module in (authenticator, checked_credentials):
+            monkeypatch.setattr(module, "time", lambda: wall() + self.s)
 
 
 class Lab:
@@ -155,7 +156,7 @@ async def test_a_check_that_began_before_a_key_was_withdrawn_says_nothing_behind
 ):
     """Who shows the same token meanwhile does not wait for that check: its outcome would hold for minutes."""
     await lab.admits(lab.issuer.token(jti="first"))
-    verify, begun, goes_on = lab.authenticator._verify, threading.Event(), threading.Event()
+    verify, begun, goes_on = lab.authenticator._credentials._verify, threading.Event(), threading.Event()
     assert verify is not None
 
     def slow(shown: Any, now: float) -> Any:
@@ -165,10 +166,10 @@ async def test_a_check_that_began_before_a_key_was_withdrawn_says_nothing_behind
         return found
 
     old = lab.issuer.token()
-    monkeypatch.setattr(lab.authenticator, "_verify", slow)
+    monkeypatch.setattr(lab.authenticator._credentials, "_verify", slow)
     before = asyncio.create_task(lab.admits(old))
     assert await asyncio.to_thread(begun.wait, 30)
-    monkeypatch.setattr(lab.authenticator, "_verify", verify)
+    monkeypatch.setattr(lab.authenticator._credentials, "_verify", verify)
     lab.issuer.add("two")
     del lab.issuer.keys["one"]
     lab.clock.s += key_source.REFRESH_S + 1

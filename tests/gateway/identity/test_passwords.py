@@ -12,8 +12,8 @@ import argon2
 import bcrypt
 import pytest
 
-from egressproxy.gateway.identity import authenticator, authenticators, checks
-from egressproxy.gateway.identity.authenticator import WRONG_S
+from egressproxy.gateway.identity import authenticator, authenticators, checked_credentials, checks
+from egressproxy.gateway.identity.checked_credentials import WRONG_S
 from egressproxy.gateway.identity.checks import GUESSES_S, MAX_GUESSES, MAX_OF_CLIENT, THREADS
 from egressproxy.identity import passwords
 from egressproxy.identity.credentials import CredentialRefused
@@ -178,7 +178,8 @@ def test_a_client_with_one_wrong_password_does_not_guess(converse: Start, monkey
     """A job that was set up wrong asks again and again, and others share its address."""
     talk = converse(users())
     ahead_s = 0.0
-    monkeypatch.setattr(authenticator, "time", lambda: time.time() + ahead_s)
+    for module in (authenticator, checked_credentials):
+        monkeypatch.setattr(module, "time", lambda: time.time() + ahead_s)
     for _ in range(MAX_GUESSES + 2):
         ahead_s += WRONG_S
         is_refused(talk, basic("alice", "wrong"))
@@ -249,9 +250,10 @@ def test_nothing_that_is_kept_leads_to_a_password(converse: Start):
     is_served(talk, basic("ci", "secret"))
     knows = next(iter(talk.snapshot.ports.values())).first.authenticator
     assert knows is not None
-    assert knows._wrong
-    assert knows._known
-    for kept in (*knows._wrong.values(), *knows._known.values()):
+    checked = knows._credentials
+    assert checked._wrong
+    assert checked._known
+    for kept in (*checked._wrong.values(), *checked._known.values()):
         assert not any(isinstance(each, BaseException) for each in gc.get_referents(kept))
         assert b"4711" not in repr(gc.get_referents(kept)).encode()
         assert b"secret" not in repr(gc.get_referents(kept)).encode()
@@ -274,4 +276,4 @@ def test_a_user_of_another_secret_is_another_client_whatever_the_name(converse: 
     talk = converse([*made, m.secret("others", {"ci": BCRYPT})])
     assert is_served(talk, basic("ci", "secret"))["identity"] == "agents/users#ci"
     talk.client = talk.connect(1)
-    assert is_served(talk, basic("ci", "secret"), is_new=False)["identity"] == "agents/others#ci"
+    assert is_served(talk, basic("ci", "secret"))["identity"] == "agents/others#ci"
