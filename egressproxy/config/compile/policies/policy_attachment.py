@@ -24,10 +24,11 @@ from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Key, Status, age_of
 from egressproxy.config.compile.policies.layers import Layer, Level
-from egressproxy.config.compile.policies.policy_merge import Merged, Merger, Overridden
+from egressproxy.config.compile.policies.policy_merge import Merged, Merger
 from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.policies.retries import retry_problem
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
+from egressproxy.config.compile.policies.winners import Overridden
 from egressproxy.config.compile.policies.without_effect import without_effect
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import ReferenceConditions

@@ -17,7 +17,6 @@ What is written and cannot be enforced closes the place (`Merged.blockers`) wher
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,8 +27,9 @@ from pydantic.alias_generators import to_camel
 
 from egressproxy.config.compile.backends.parent_credentials import checked_key
 from egressproxy.config.compile.certificates import common_ca
-from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
+from egressproxy.config.compile.dns_section import dns_blockers
 from egressproxy.config.compile.interface import Key
+from egressproxy.config.compile.policies.dns_merge import DnsMerger
 from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, said_required, said_section
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.resilience import (
@@ -46,21 +46,18 @@ from egressproxy.config.compile.policies.restrictions import (
     merge_limits,
 )
 from egressproxy.config.compile.policies.retries import policy_hedging, policy_retry
+from egressproxy.config.compile.policies.winners import Overridden, PolicyCandidate, Winners, plain_value
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
-from egressproxy.config.resources.policy import Dns, EgressPolicy
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
-from egressproxy.config.resources.values import Duration
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.ir.identity import IdentityIR
-from egressproxy.ir.policy import ConnectionsIR, DnsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
+from egressproxy.ir.policy import ConnectionsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["ChosenParent", "Merged", "Merger", "Overridden"]
-
-#: Those of the system, in plain text: transport, servers, and what else `Merger._dns` reads.
-_NO_SERVERS = ("udp", (), "", "", "")
+__all__ = ["ChosenParent", "Merged", "Merger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,41 +91,23 @@ class Merged:
         return bool(self.min_version or self.ca_pem or self.crl_pem or self.pins is not None)
 
 
-@dataclass(slots=True)
-class _PolicyCandidate:
-    """One value of one setting, with who says it."""
-
-    layer: Layer
-    policy: EgressPolicy | None
-    value: Any
-
-    @property
-    def name(self) -> str:
-        return str(self.policy) if self.policy is not None else self.layer.place
-
-
-@dataclass(slots=True)
-class Overridden:
-    """Which settings of one policy do not hold at one target: against its equals, and against the more specific."""
-
-    conflicts: dict[str, None] = field(default_factory=dict)
-    overrides: dict[str, None] = field(default_factory=dict)
-
-
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_identities", "_references", "_signing", "_trusted", "overridden")
+    __slots__ = ("_dns", "_identities", "_references", "_signing", "_winners")
 
     def __init__(self, references: References) -> None:
         self._references = references
+        self._winners = Winners()
+        self._dns = DnsMerger(references, self._winners)
         self._signing: dict[Key, CertificateIR | UnresolvedRef] = {}
         #: By the policies that say it.
         self._identities: dict[object, tuple[IdentityIR | None, dict[str, None]]] = {}
-        #: Of DNS servers, by who says it: PEM, where it is from, and why it cannot be had.
-        self._trusted: dict[tuple[Key, Any], tuple[str, str, str]] = {}
-        #: By policy, target and section.
-        self.overridden: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
+
+    @property
+    def overridden(self) -> dict[tuple[Key, Key, str], Overridden]:
+        """What each policy lost: by policy, target and section."""
+        return self._winners.overridden
 
     def merge(self, layers: Iterable[Layer], is_routed: bool) -> Merged:
         """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
@@ -137,7 +116,7 @@ class Merger:
         blockers = {blocker: None for policy in policies for blocker in _blockers(policy)}
         for layer in ordered:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
-        mode = self._winner("mode", _modes(ordered)) or Mode.ENFORCE
+        mode = self._winners.choose("mode", _modes(ordered)) or Mode.ENFORCE
         modes = _modes_of_levels(ordered)
         reported = {level for level, own in modes.items() if mode is own is Mode.REPORT}
         if modes[Level.LISTENER] is not Mode.REPORT:
@@ -149,7 +128,7 @@ class Merger:
             mode=mode,
             destinations=merge_destinations(ordered, is_routed, mode, reported, bound, opened),
             addresses=merge_addresses(ordered, reported),
-            dns=self._dns(ordered, blockers),
+            dns=self._dns.merge(ordered, blockers),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
             extended_connect=bool(
@@ -183,7 +162,7 @@ class Merger:
         own = {section: policy for section in SECTIONS if said_section(section, policy) is not None}
         unread = list(self._read_identity(own, None)[1]) if own else []
         if policy.spec.dns is not None:
-            problem = self._dns_trust(policy.key, f"dns.caCertificateRefs of {policy}", policy.spec.dns)[2]
+            problem = self._dns.trust(policy.key, f"dns.caCertificateRefs of {policy}", policy.spec.dns)[2]
             unread += [problem] if problem else []
         return [*_blockers(policy), *_misplaced(policy, level), *unread]
 
@@ -201,25 +180,10 @@ class Merger:
 
     # --- settings: the more specific one wins ------------------------------------------------------------------------
 
-    def _winner(self, name: str, candidates: Sequence[_PolicyCandidate]) -> Any:
-        """The value of the first candidate. Every other policy with a different value is noted as overridden."""
-        if not candidates:
-            return None
-        first = candidates[0]
-        for candidate in candidates[1:]:
-            if candidate.policy is None or candidate.value == first.value:
-                continue
-            overridden = self.overridden[candidate.policy.key, candidate.layer.target, candidate.layer.section]
-            if candidate.layer is first.layer:
-                overridden.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
-            else:
-                overridden.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
-        return first.value
-
     def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
         """Reference and credentials together: one policy decides both."""
         candidates = _said(ordered, lambda policy: policy.spec.parent and ChosenParent(_in_full(policy), policy))
-        chosen: ChosenParent | None = self._winner("parent", candidates)
+        chosen: ChosenParent | None = self._winners.choose("parent", candidates)
         return chosen
 
     def _gateway_keys(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> tuple[SecretBytes, ...]:
@@ -227,7 +191,7 @@ class Merger:
         candidates = _said(
             ordered, lambda policy: policy if policy.spec.identity and policy.spec.identity.gateways else None
         )
-        policy: EgressPolicy | None = self._winner("identity.gateways", candidates)
+        policy: EgressPolicy | None = self._winners.choose("identity.gateways", candidates)
         if policy is None or policy.spec.identity is None or policy.spec.identity.gateways is None:
             return ()
         keys: list[SecretBytes] = []
@@ -257,10 +221,10 @@ class Merger:
         chosen: dict[str, EgressPolicy] = {}
         for section in SECTIONS:
             candidates = _said(ordered, partial(said_section, section))
-            found: EgressPolicy | None = self._winner(f"identity.{to_camel(section)}", candidates)
+            found: EgressPolicy | None = self._winners.choose(f"identity.{to_camel(section)}", candidates)
             if found is not None:
                 chosen[section] = found
-        required: bool | None = self._winner("identity.required", _said(ordered, said_required))
+        required: bool | None = self._winners.choose("identity.required", _said(ordered, said_required))
         made, problems = self._read_identity(chosen, required)
         blockers.update(problems)
         return made
@@ -274,71 +238,6 @@ class Merger:
             problems: dict[str, None] = {}
             self._identities[key] = read_identity(chosen, required, self._references, problems), problems
         return self._identities[key]
-
-    def _dns(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsIR:
-        sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
-        for layer in ordered:
-            if layer.resolver is not None:
-                sections.append((layer, None, layer.resolver))
-                blockers.update(dict.fromkeys(dns_blockers(layer.resolver, layer.place)))
-            sections += [(layer, policy, policy.spec.dns) for policy in layer.policies if policy.spec.dns is not None]
-
-        def winner(name: str, attribute: str, default: Any) -> Any:
-            """The value of the section that wins, a duration in seconds."""
-            candidates = [
-                _PolicyCandidate(layer, policy, getattr(dns, attribute))
-                for layer, policy, dns in sections
-                if attribute in dns.model_fields_set and getattr(dns, attribute) is not None
-            ]
-            found = self._winner(f"dns.{name}", candidates)
-            return default if found is None else _plain(found)
-
-        # The transport and the CAs belong to the servers: one policy decides all.
-        candidates = [
-            _PolicyCandidate(layer, policy, (*plain_servers(dns), *self._trust_of(layer, policy, dns)))
-            for layer, policy, dns in sections
-            if {"servers", "transport"} & dns.model_fields_set
-        ]
-        transport, servers, ca_pem, ca_source, problem = self._winner("dns.servers", candidates) or _NO_SERVERS
-        if problem:
-            blockers[problem] = None
-        standard = DnsIR()
-        min_ttl_s = winner("minTTL", "min_ttl", standard.min_ttl_s)
-        max_ttl_s = winner("maxTTL", "max_ttl", max(min_ttl_s, standard.max_ttl_s))
-        new_names = winner("newNames", "new_names", None)
-        return DnsIR(
-            new_names=0 if new_names is None else new_names.limit,
-            new_names_window_s=standard.new_names_window_s if new_names is None else new_names.window.seconds,
-            servers=servers,
-            transport=transport,
-            ca_pem=ca_pem,
-            ca_source=ca_source,
-            min_ttl_s=min(min_ttl_s, max_ttl_s),
-            max_ttl_s=max_ttl_s,
-            timeout_s=winner("timeout", "timeout", standard.timeout_s),
-            stale_ttl_s=winner("staleTTL", "stale_ttl", standard.stale_ttl_s),
-            max_negative_ttl_s=winner("maxNegativeTTL", "max_negative_ttl", standard.max_negative_ttl_s),
-            prefetch=winner("prefetch", "prefetch", standard.prefetch),
-            dnssec=winner("dnssec", "dnssec", standard.dnssec),
-            hosts=tuple(sorted((name, tuple(found)) for name, found in winner("hosts", "hosts", {}).items())),
-            family=winner("family", "family", standard.family),
-            reverse_check=winner("reverseCheck", "reverse_check", standard.reverse_check),
-        )
-
-    def _trust_of(self, layer: Layer, policy: EgressPolicy | None, dns: Dns) -> tuple[str, str, str]:
-        if policy is not None:
-            return self._dns_trust(policy.key, f"dns.caCertificateRefs of {policy}", dns)
-        return self._dns_trust(layer.target, f"resolver.caCertificateRefs of {layer.place}", dns)
-
-    def _dns_trust(self, owner: Key, field_name: str, dns: Dns) -> tuple[str, str, str]:
-        """What servers over TLS are verified with: PEM, where it is from, and why it cannot be had, or ""."""
-        known = owner, dns.ca_certificate_refs
-        if dns.ca_certificate_refs and known not in self._trusted:
-            try:
-                self._trusted[known] = *self._references.ca_of(owner, dns.ca_certificate_refs), ""
-            except UnresolvedRef as unresolved:
-                self._trusted[known] = "", "", f"{field_name}: {unresolved.message}"
-        return self._trusted.get(known, ("", "", ""))
 
     def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
         chosen = {
@@ -382,8 +281,8 @@ class Merger:
 
     def _traffic_winner(self, ordered: Sequence[Layer], name: str, read: Callable[[Traffic], Any]) -> Any:
         """The value of a setting below `traffic`, a duration in seconds; None where no policy sets it."""
-        candidates = _said(ordered, lambda policy: policy.spec.traffic and _plain(read(policy.spec.traffic)))
-        return self._winner(f"traffic.{name}", candidates)
+        candidates = _said(ordered, lambda policy: policy.spec.traffic and plain_value(read(policy.spec.traffic)))
+        return self._winners.choose(f"traffic.{name}", candidates)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
 
@@ -418,11 +317,6 @@ def _blockers(policy: EgressPolicy) -> Iterable[str]:
         )
 
 
-def _plain(value: Any) -> Any:
-    """A duration in seconds; anything else as it is."""
-    return value.seconds if isinstance(value, Duration) else value
-
-
 def _in_full(policy: EgressPolicy) -> BackendParent:
     """The parent of a policy that names one, with its namespaces written out (else those of the policy)."""
     ref = policy.spec.parent
@@ -440,16 +334,16 @@ def _namespaces(ref: ParentProxyRef, policy: EgressPolicy) -> dict[str, Any]:
     return written
 
 
-def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[_PolicyCandidate]:
+def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list[PolicyCandidate]:
     """What each policy says, most specific first; `read` returns None where it says nothing."""
     policies = ((layer, policy) for layer in ordered for policy in layer.policies)
-    return [_PolicyCandidate(*each, value) for each in policies if (value := read(each[1])) is not None]
+    return [PolicyCandidate(*each, value) for each in policies if (value := read(each[1])) is not None]
 
 
-def _modes(ordered: Iterable[Layer]) -> list[_PolicyCandidate]:
+def _modes(ordered: Iterable[Layer]) -> list[PolicyCandidate]:
     """Who says a mode, most specific first."""
     return [
-        _PolicyCandidate(layer, policy, policy.spec.mode)
+        PolicyCandidate(layer, policy, policy.spec.mode)
         for layer in ordered
         for policy in layer.policies
         if policy.spec.mode is not None
