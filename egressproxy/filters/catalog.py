@@ -87,6 +87,11 @@ class Catalog:
         """
         return (self._own if self.counters is None else self.counters).keyed(key, keys)
 
+    @property
+    def crowded(self) -> int:
+        """How often keys of limits have found no room of their own, in this process."""
+        return (self._own if self.counters is None else self.counters).crowded
+
     def names(self) -> tuple[str, ...]:
         """The full names, sorted. Of packages too that cannot be used."""
         return tuple(sorted({*BUILTIN, *self._others, *self._of_packages()}))

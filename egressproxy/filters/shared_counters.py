@@ -115,6 +115,11 @@ class SharedCounters:
         self._tables[key] = found
         return found
 
+    @property
+    def crowded(self) -> int:
+        """How often keys have found no room, in this process."""
+        return sum(table.crowded for table in self._tables.values())
+
     def _place(self, key: bytes, keys: int) -> int:
         """Where the table of this limit begins; -1 if there is no room for a new one."""
         numbers, list_at = self._numbers, self._list_at

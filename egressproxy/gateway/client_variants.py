@@ -14,8 +14,10 @@ __all__ = ["ClientVariants", "Matched"]
 
 T = TypeVar("T")
 
-#: Identities whose variant is remembered, for each listener.
+#: Identities whose variant is remembered, for each listener, and the characters of groups and claims of one of them.
+#: Another is decided about anew each time.
 MAX_KNOWN: Final = 4096
+MAX_CHARACTERS: Final = 1024
 
 
 class Matched(NamedTuple):
@@ -76,9 +78,10 @@ class ClientVariants(Generic[T]):
                 remedy="have fewer groups and claims in the subjects of these policies; their status says how many "
                 "are served at once",
             )
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[identity] = found
+        if _characters(identity) <= MAX_CHARACTERS:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[identity] = found
         return found
 
     def matched(self, identity: CallerIdentity) -> Matched:
@@ -119,6 +122,10 @@ def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
         f"policies here ask for the claim {shown}, which {whose} does not tell of this client",
         remedy="list it there, in identity.token.forwardClaims",
     )
+
+
+def _characters(identity: CallerIdentity) -> int:
+    return sum(map(len, identity.groups)) + sum(len(name) + len(value) for name, value in identity.claims)
 
 
 def _has_conditions(entry: SubjectIR) -> bool:

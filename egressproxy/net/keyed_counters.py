@@ -34,7 +34,7 @@ SHARED_KEYS: Final = 1 << 18
 #: Entries that are looked at for one key. With half of them taken, two are usual.
 _PROBES: Final = 64
 _CELLS: Final = ENTRY_BYTES // 8
-#: Keys whose place is remembered, and the longest text of such a key in bytes.
+#: Keys whose place is remembered, of all limits that share a memory, and the longest text of such a key in bytes.
 _KNOWN: Final = 4096
 _SHORT: Final = 256
 _PAIR: Final = Struct("=qq")
@@ -57,8 +57,8 @@ class KeyedCounters:
     """
 
     __slots__ = (
-        "_bytes", "_known", "_limit", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers", "owners",
-        "remembers",
+        "_bytes", "_crowded", "_known", "_limit", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers",
+        "owners", "remembers",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,7 @@ class KeyedCounters:
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
         self._limit = b""
+        self._crowded = [0]
         self.remembers = False
         self._bytes = memory.cast("B")
         #: By the text of a key: the bytes of the entry that had it, the key, and what `find` returns.
@@ -92,7 +93,6 @@ class KeyedCounters:
         """The same memory for the keys of one limit (16 bytes that it is known by): those of another are other keys."""
         made = copy(self)
         made._limit = limit
-        made._known = {}
         return made
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
@@ -121,6 +121,7 @@ class KeyedCounters:
                     break
             at = at + _CELLS & mask
         if free < 0:
+            self._crowded[0] += 1
             at = mask + 3  # behind the last
             if cells[at] <= now:
                 cells[at + 1] = 0.0
@@ -134,7 +135,8 @@ class KeyedCounters:
 
         An entry that still has a key is the one that `find` would lead to: a key never has two.
         """
-        known = self._known.get(text)
+        name = self._limit + text
+        known = self._known.get(name)
         if known is not None:
             entry, key, found = known
             if entry == key:
@@ -147,12 +149,21 @@ class KeyedCounters:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             begin = (found - 2) * 8
-            self._known[text] = (self._bytes[begin : begin + KEY_BYTES], key, found)
+            self._known[name] = (self._bytes[begin : begin + KEY_BYTES], key, found)
         return found
 
     def is_shared_entry(self, at: int) -> bool:
         """Whether what `find` has found is the one entry of all keys without room."""
         return at > self._mask
+
+    @property
+    def crowded(self) -> int:
+        """How often a key has found no room, in this process."""
+        return self._crowded[0]
+
+    def has_room_at(self, found: int) -> bool:
+        """Whether what `find` returned is an entry of one key, and not that of all without room."""
+        return found <= self._mask
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:
         """`until` and `used` of a key, (0.0, 0.0) where it is as new. Changes nothing."""
@@ -199,6 +210,11 @@ class OwnCounters:
         if found is None or found.keys != keys:
             found = self._made[key] = KeyedCounters(keys, secret=self._secret)
         return found
+
+    @property
+    def crowded(self) -> int:
+        """How often keys have found no room."""
+        return sum(table.crowded for table in self._made.values())
 
     def __repr__(self) -> str:
         return f"OwnCounters({len(self._made)} limits)"

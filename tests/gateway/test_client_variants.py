@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from egressproxy.errors import Denied, Reason
-from egressproxy.gateway.client_variants import MAX_KNOWN, ClientVariants
+from egressproxy.gateway.client_variants import MAX_CHARACTERS, MAX_KNOWN, ClientVariants
 from egressproxy.ir.gateway import SubjectIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 
@@ -63,3 +65,22 @@ def test_what_is_remembered_is_bounded():
         assert variants.of(CallerIdentity("team", f"a{number}")) == "ns"
     assert len(variants._known) == 5
     assert not ClientVariants(SUBJECTS[:2], MADE, "others").depends_on_more
+
+
+def test_identities_that_come_and_go_take_a_bounded_memory():
+    """What a token says of its client may be long, and 100,000 of them may come."""
+    variants = ClientVariants(SUBJECTS, MADE, "others")
+    tracemalloc.start()
+    try:
+        for number in range(100_000):
+            groups = tuple(f"{number} {group} {'x' * 200}" for group in range(number % 20))
+            identity = CallerIdentity(
+                "second", f"a{number}", name=f"system:serviceaccount:second:a{number}", groups=groups
+            )
+            assert variants.of(identity) == "ns"
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(variants._known) <= MAX_KNOWN
+    assert max(sum(map(len, each.groups)) for each in variants._known) <= MAX_CHARACTERS
+    assert used < 10 * 1024 * 1024

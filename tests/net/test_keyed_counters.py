@@ -135,3 +135,27 @@ def test_nothing_is_remembered_of_keys_that_may_be_secret_and_not_of_ever_more_k
         table.find_text(b"%d" % number + b"x" * 300, 1.0)
     assert 0 < len(table._known) <= 4096
     assert max(map(len, table._known)) < 300
+
+
+def test_limits_that_share_a_memory_remember_a_bounded_number_of_keys_together():
+    shared = KeyedCounters(1000)
+    views = [shared.of_limit(b"%016d" % number) for number in range(100)]
+    for view in views:
+        view.remembers = True
+    for number in range(10_000):
+        view = views[number % 100]
+        at = view.find_text(b"%d" % (number // 100), 1.0)
+        view.cells[at] = 1.5
+    assert len({id(view._known) for view in views}) == 1
+    assert len(views[0]._known) <= 4096
+    assert views[0].key(b"1") != views[1].key(b"1") != shared.key(b"1")
+
+
+def test_keys_that_find_no_room_are_counted():
+    counters = OwnCounters()
+    views = [counters.keyed(b"a" * 16, 2).of_limit(b"%016d" % number) for number in range(9)]
+    for view in views:
+        spend(view, b"k", FOREVER, 1.0)
+    assert counters.crowded == 9 - 4
+    assert not views[-1].has_room_at(views[-1].find(views[-1].key(b"k"), 1.0))
+    assert views[0].has_room_at(views[0].find(views[0].key(b"k"), 1.0))

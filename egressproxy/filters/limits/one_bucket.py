@@ -84,8 +84,8 @@ class RequestBucket:
     """
 
     __slots__ = (
-        "_ahead", "_at", "_cells", "_client", "_count", "_find_text", "_first", "_interval", "_lock", "_numbers",
-        "_otherwise", "_remembers", "_second", "_slack", "_text_of",
+        "_ahead", "_at", "_cells", "_client", "_count", "_find_text", "_first", "_has_room_at", "_interval", "_lock",
+        "_numbers", "_otherwise", "_remembers", "_second", "_slack", "_text_of",
     )  # fmt: skip
 
     def __init__(self, rule: QuotaRule, per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]) -> None:
@@ -93,7 +93,7 @@ class RequestBucket:
         assert isinstance(window, TokenBucket)
         self._interval, self._ahead, self._slack = window.terms
         self._cells, self._numbers, self._lock = table.cells, table.numbers, table.lock
-        self._find_text, self._text_of = table.find_text, rule.text
+        self._find_text, self._has_room_at, self._text_of = table.find_text, table.has_room_at, rule.text
         self._count = rule.count_allowed
         self._otherwise = otherwise
         self._remembers = set(per) <= OF_CLIENT
@@ -116,7 +116,7 @@ class RequestBucket:
         with self._lock:
             if x.identity is not self._client or numbers[at - 2] != self._first or numbers[at - 1] != self._second:
                 at = self._find_text(self._text_of(x, "") + b"\0", now)
-                if self._remembers and x.identity.name != "-":
+                if self._remembers and x.identity.name != "-" and self._has_room_at(at):
                     self._client, self._at = x.identity, at
                     self._first, self._second = numbers[at - 2], numbers[at - 1]
             until = cells[at]

@@ -12,25 +12,28 @@ from egressproxy.model.exchange import Exchange, tenant_of
 
 __all__ = ["MAX_TENANTS", "TenantConnections"]
 
-#: Tenants with connections to one target. Those whose last connection has closed are forgotten when there are as many.
+#: Tenants with connections to one target.
 MAX_TENANTS: Final = 1024
+#: Those whose last connection has closed are forgotten when there are twice as many as the last time, from here on.
+LEAST: Final = 16
 
 
 class TenantConnections(SharedConnections):
     """`make` gives the connections of a tenant that has none yet."""
 
-    __slots__ = ("_make", "_of")
+    __slots__ = ("_make", "_of", "_room")
 
     def __init__(self, make: Callable[[], Http2Connections]) -> None:
         self._make = make
         self._of: dict[str, Http2Connections] = {}
+        self._room = LEAST
 
     def of(self, x: Exchange) -> Http2Connections:
         """The connections of the tenant of this exchange. Raises LimitExceeded (503) where too many have some."""
         tenant = tenant_of(x.identity)
         found = self._of.get(tenant)
         if found is None:
-            if len(self._of) >= MAX_TENANTS:
+            if len(self._of) >= self._room:
                 self._make_room()
             found = self._of[tenant] = self._make()
         return found
@@ -38,6 +41,7 @@ class TenantConnections(SharedConnections):
     def _make_room(self) -> None:
         """Forget who has no connection; else close those of one tenant that uses none."""
         self._of = {tenant: each for tenant, each in self._of.items() if not each.is_empty}
+        self._room = min(MAX_TENANTS, max(LEAST, 2 * len(self._of)))
         if len(self._of) < MAX_TENANTS:
             return
         idle = next((tenant for tenant, each in self._of.items() if each.is_all_idle), None)

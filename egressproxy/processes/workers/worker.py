@@ -98,6 +98,10 @@ class Worker:
         lag = LoopLag()
         self.gateway.wheel.watch = lag.tick
         self.metrics.add_counter(
+            "egress_limit_keys_without_room_total", "Requests whose key of a limit found no room of its own.",
+            lambda: self.gateway.catalog.crowded,
+        )  # fmt: skip
+        self.metrics.add_counter(
             "egress_access_log_dropped_total", "Access log lines that could not be written.",
             lambda: self.access_log.dropped,
         )  # fmt: skip

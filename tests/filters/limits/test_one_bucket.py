@@ -107,10 +107,10 @@ SLOT = st.tuples(
 )
 
 
-def requests_of(per, burst, mode, *, is_short: bool) -> tuple[quota.Quota, FilterMetrics]:
+def requests_of(per, burst, mode, max_keys=0, *, is_short: bool) -> tuple[quota.Quota, FilterMetrics]:
     metrics = FilterMetrics()
     entry = LimitEntry("Requests", 3.0, window=2.0, burst=burst, name="r", per=per)
-    config = QoSControllerConfig(limits=(entry,), mode=mode, max_keys=0)
+    config = QoSControllerConfig(limits=(entry,), mode=mode, max_keys=max_keys)
     meter = FilterMeter(metrics, "qos", "egressproxy.io/QoSController:v1")
     context = FilterContext(config, {}, "q", "s", "s", keyed=OwnCounters().keyed, meter=meter)
     with pytest.MonkeyPatch.context() as patched:
@@ -125,9 +125,11 @@ def requests_of(per, burst, mode, *, is_short: bool) -> tuple[quota.Quota, Filte
     per=st.sampled_from([("Identity",), ("Namespace",), ("Identity", "Namespace"), ("Identity", "Route")]),
     burst=st.sampled_from([0.0, 1.0, 5.0]),
     mode=st.sampled_from(["Enforce", "Report"]),
+    max_keys=st.sampled_from([0, 1]),  # 1: some find no room
 )
-def test_the_short_way_of_a_request_takes_what_the_long_way_takes(about, per, burst, mode):
-    (short, short_metrics), (long, long_metrics) = (requests_of(per, burst, mode, is_short=s) for s in (True, False))
+def test_the_short_way_of_a_request_takes_what_the_long_way_takes(about, per, burst, mode, max_keys):
+    both = (requests_of(per, burst, mode, max_keys, is_short=is_short) for is_short in (True, False))
+    (short, short_metrics), (long, long_metrics) = both
     assert "request_headers" in vars(short)
     assert "request_headers" not in vars(long)
     now, known = 1000.0, {}
