@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
+from math import inf
 from typing import Protocol
 
 from egressproxy.errors import GatewayFault, Reason
@@ -148,7 +149,9 @@ class OpenConnections:
     `clients` counts those of each client to all listeners of this process; `tunnels_of` the tunnels of each listener.
     """
 
-    __slots__ = ("clients", "connections", "is_closed", "per_client", "port", "tunnels_of")
+    __slots__ = (
+        "clients", "connections", "is_closed", "per_client", "port", "told_refusal", "tunnels_of", "untold_refusals",
+    )  # fmt: skip
 
     def __init__(
         self, port: Port, clients: AllConnections | None = None, tunnels_of: dict[ListenerKey, Shares] | None = None
@@ -158,6 +161,8 @@ class OpenConnections:
         self.connections: dict[Connection, str] = {}  # each with its client's address
         self.per_client: dict[str, int] = {}
         self.tunnels_of = tunnels_of if tunnels_of is not None else {}  # of the state before, which go on
+        self.told_refusal = -inf  # when the log was told of a certificate that was refused (monotonic seconds) …
+        self.untold_refusals = 0  # … and how many were refused since
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
     def admit(self, connection: Connection, client: str) -> Refusal | None:

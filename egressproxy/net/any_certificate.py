@@ -12,11 +12,11 @@ import ssl
 import sys
 from functools import lru_cache
 
-__all__ = ["can_take_any_certificate", "take_any_certificate"]
+__all__ = ["VerifyCallback", "can_take_any_certificate", "inside", "openssl_library", "take_any_certificate"]
 
 _VERIFY_PEER = 1  # SSL_VERIFY_PEER (ssl.h): ask; whoever has none is let in
 
-_VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 
 
 def _accept(_was_good: int, _store: int | None) -> int:
@@ -24,12 +24,14 @@ def _accept(_was_good: int, _store: int | None) -> int:
 
 
 #: Kept for as long as a context may call it.
-_ACCEPT = _VerifyCallback(_accept)
+_ACCEPT = VerifyCallback(_accept)
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL | None:
-    """The OpenSSL of the ssl module; None where it is not a library of its own, or this is not CPython."""
+def openssl_library() -> ctypes.CDLL | None:
+    """The OpenSSL of the ssl module, with types for `SSL_CTX_set_verify`; None where it is not a library of its own, or
+    this is not CPython.
+    """
     import _ssl
 
     path = getattr(_ssl, "__file__", None)
@@ -40,25 +42,28 @@ def _library() -> ctypes.CDLL | None:
         set_verify, get_mode = library.SSL_CTX_set_verify, library.SSL_CTX_get_verify_mode
     except AttributeError:
         return None
-    set_verify.argtypes, set_verify.restype = (ctypes.c_void_p, ctypes.c_int, _VerifyCallback), None
+    set_verify.argtypes, set_verify.restype = (ctypes.c_void_p, ctypes.c_int, VerifyCallback), None
     get_mode.argtypes, get_mode.restype = (ctypes.c_void_p,), ctypes.c_int
     return library
 
 
+def inside(context: ssl.SSLContext) -> ctypes.c_void_p:
+    """The SSL_CTX of a context. PySSLContext (CPython, Modules/_ssl.c) is what every object begins with, then that."""
+    return ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
+
+
 def can_take_any_certificate() -> bool:
     """Whether `take_any_certificate` works here."""
-    return _library() is not None
+    return openssl_library() is not None
 
 
 def take_any_certificate(context: ssl.SSLContext) -> None:
     """Ask the clients of this context for a certificate, and let everybody in. Raises ValueError where that cannot be
     done.
     """
-    library = _library()
+    library = openssl_library()
     if library is None:
         raise ValueError("the OpenSSL of this Python cannot ask for a certificate without verifying it")
-    # PySSLContext (CPython, Modules/_ssl.c): what every object begins with, then its SSL_CTX.
-    inside = ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
-    library.SSL_CTX_set_verify(inside, _VERIFY_PEER, _ACCEPT)
+    library.SSL_CTX_set_verify(inside(context), _VERIFY_PEER, _ACCEPT)
     if context.verify_mode is not ssl.CERT_OPTIONAL:
         raise ValueError("the OpenSSL of this Python did not take the callback that lets every certificate pass")

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
@@ -45,7 +46,7 @@ from typing import Any, cast
 from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, is_eof
 from egressproxy.net.tls_resumption import TlsResumption
 
-__all__ = ["OnHandshake", "TlsState", "TlsStream", "TlsTruncated"]
+__all__ = ["OnHandshake", "TlsState", "TlsStream", "TlsTruncated", "handshakes"]
 
 #: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
 #: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
@@ -84,6 +85,10 @@ _IS_EARLY = (_HANDSHAKE, _JOINING)
 _IS_UNHEARD = (_HANDSHAKE, _JOINING, _FAILED)
 _OVER = (_FAILED, _CLOSED)
 
+
+#: Handshakes of this process, by side and by what became of them.
+handshakes: Counter[tuple[str, str]] = Counter()
+_SIDES = ("upstream", "downstream")
 
 #: Stands for the inner protocol once the connection is gone.
 _GONE_PROTOCOL = asyncio.Protocol()
@@ -353,6 +358,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 return
         if self._resumption is not None:
             self._resumption.opened(self._ssl)
+        handshakes[_SIDES[self._ssl.server_side], "resumed" if self._ssl.session_reused else "full"] += 1
         self._state = _JOINING
         self._report(None)
         if self.is_closing():
@@ -365,6 +371,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._pump()
 
     def _report(self, error: Exception | None) -> None:
+        if error is not None and self._on_handshake is not None:
+            handshakes[_SIDES[self._ssl.server_side], "failed"] += 1
         on_handshake, self._on_handshake = self._on_handshake, None
         if on_handshake is not None:
             on_handshake(self, error)

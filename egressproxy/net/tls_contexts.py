@@ -263,6 +263,10 @@ def _certificate_context(
             from egressproxy.net.any_certificate import take_any_certificate  # here: hardly anybody needs it
 
             take_any_certificate(context)
+        else:
+            from egressproxy.net.refused_certificate import note_refused  # here: few listeners ask for certificates
+
+            note_refused(context)
     return context
 
 

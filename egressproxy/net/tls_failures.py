@@ -19,7 +19,15 @@ from typing import Any, Final
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendTlsIR
 
-__all__ = ["TLS_EXPECTATION", "TlsExpectation", "expected_text", "is_eof", "presented_text", "tls_fault"]
+__all__ = [
+    "TLS_EXPECTATION",
+    "TlsExpectation",
+    "client_refusal_text",
+    "expected_text",
+    "is_eof",
+    "presented_text",
+    "tls_fault",
+]
 
 #: Under which name a TlsStream tells its TlsExpectation (`get_extra_info`).
 TLS_EXPECTATION: Final = "tls_expectation"
@@ -172,6 +180,27 @@ def tls_fault(
 def is_eof(error: ssl.SSLError) -> bool:
     """The connection ended without close_notify. CPython 3.11.2 has no class of its own for that with OpenSSL 3."""
     return isinstance(error, ssl.SSLEOFError) or getattr(error, "reason", None) == "UNEXPECTED_EOF_WHILE_READING"
+
+
+def client_refusal_text(error: Exception, peer: ssl.SSLObject) -> str:
+    """Why a client's certificate was refused by a server's context, what the client presented, and what was expected;
+    for the log. Call it in the moment of the failure.
+    """
+    from egressproxy.net.refused_certificate import take_refused  # here: few listeners ask for certificates
+
+    found = take_refused()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why, shown = error.verify_message, "a certificate that cannot be read"
+        if found is not None:
+            shown = f"subject {found.subject}, issuer {found.issuer}, serial {found.serial}, sha256 {found.sha256}"
+    else:
+        why, shown = "none was shown", "no certificate"
+    accepted: list[dict[str, Any]] = peer.context.get_ca_certs()
+    authorities = [_name(each.get("subject", ())) for each in accepted]
+    more = f" and {len(authorities) - _MAX_CHAIN} more" if len(authorities) > _MAX_CHAIN else ""
+    listed = " or ".join(authorities[:_MAX_CHAIN]) + more
+    lists = ", in no revocation list" if peer.context.verify_flags & ssl.VERIFY_CRL_CHECK_CHAIN else ""
+    return f"{why}; presented: {shown}; expected: a certificate for clients, signed by {listed}{lists}"
 
 
 def expected_text(expected: TlsExpectation) -> str:

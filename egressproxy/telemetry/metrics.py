@@ -26,6 +26,7 @@ from egressproxy.telemetry.label_sets import OVERFLOW
 from egressproxy.telemetry.mcp_calls import McpCalls
 from egressproxy.telemetry.notices import FILTER_BUCKETS_S, FilterStats, Notices
 from egressproxy.telemetry.series import Labels, Series
+from egressproxy.telemetry.tls_handshakes import read_handshakes
 from egressproxy.telemetry.translations import Translations
 
 __all__ = [
@@ -309,7 +310,7 @@ class Metrics:
             if any(counts.buckets):
                 measured = replace(durations, values={labels: counts.sum_s}, buckets={labels: tuple(counts.buckets)})
                 durations = durations.plus(measured)
-        filter_metrics = self.filter_metrics.read() | self.dns_queries.read()
+        filter_metrics = self.filter_metrics.read() | self.dns_queries.read() | read_handshakes()
         if durations.values:
             filter_metrics["egress_filter_duration_seconds"] = durations
         return Counts(

@@ -16,7 +16,7 @@ def test_a_context_asks_and_does_not_insist():
 
 
 def test_an_openssl_that_cannot_be_reached_is_an_error_and_no_open_door(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(any_certificate, "_library", lambda: None)
+    monkeypatch.setattr(any_certificate, "openssl_library", lambda: None)
     assert not can_take_any_certificate()
     with pytest.raises(ValueError, match="cannot ask"):
         take_any_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))

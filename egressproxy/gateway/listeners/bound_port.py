@@ -33,6 +33,7 @@ from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import is_about_certificate, verified_until
+from egressproxy.net.tls_failures import client_refusal_text
 from egressproxy.net.unix_listening import accepting_unix
 from egressproxy.net.watched_socket import Socket
 from egressproxy.telemetry.metrics import Metrics
@@ -53,6 +54,8 @@ _WITH_FIRST_WORDS: dict[ListenerProtocol, type[CountedClient]] = {
 #: Without descriptors or memory: how long nothing is accepted, and how often it is said.
 PAUSE_S = 0.1
 SILENCE_S = 10.0
+#: Clients can fail as fast as they like.
+TELL_S = 1.0
 
 
 class BoundPort:
@@ -281,3 +284,18 @@ class TlsFront(ServedTls):
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)
             if is_about_certificate(error):
                 client.state.count_refusal(self._metrics, BAD_CERTIFICATE)
+                self._tell_refused(client.state, error)
+
+    def _tell_refused(self, state: OpenConnections, error: Exception) -> None:
+        """Log whose certificate was refused, and why: one of a port in TELL_S seconds, and how many were not told."""
+        now = time.monotonic()
+        if now < state.told_refusal + TELL_S:
+            state.untold_refusals += 1
+            return
+        untold, state.untold_refusals, state.told_refusal = state.untold_refusals, 0, now
+        listener, peer = state.port.first, self.get_extra_info("ssl_object")
+        log.warning(
+            "listener %s/%s: the certificate of the client at %s is refused: %s%s",
+            listener.gateway, listener.name, peer_name(self), client_refusal_text(error, peer),
+            f"; {untold} more since the last of these lines" if untold else "",
+        )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from math import inf
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
@@ -30,6 +31,7 @@ from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
+from egressproxy.net.tls_failures import client_refusal_text
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.protocols.tunnel.guard import SniGuard
@@ -348,7 +350,7 @@ async def terminate(client: StreamConnection, listener: ActiveListener) -> _Inne
         elif error is None:
             done.set_result(None)
         else:
-            done.set_exception(handshake_denial(error))
+            done.set_exception(handshake_denial(error, stream.get_extra_info("ssl_object")))
 
     inner = _Inner(client.driver)
     tls = TlsStream(listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake)
@@ -367,9 +369,9 @@ async def terminate(client: StreamConnection, listener: ActiveListener) -> _Inne
     return inner
 
 
-def handshake_denial(error: Exception) -> Denied:
+def handshake_denial(error: Exception, peer: ssl.SSLObject) -> Denied:
     """Why the client's TLS handshake has failed, as a denial."""
     if is_about_certificate(error):
-        detail = getattr(error, "verify_message", "") or "none was shown"
+        detail = client_refusal_text(error, peer)
         return Denied(Reason.CLIENT_CERTIFICATE, "the client's certificate is missing or not valid", detail=detail)
     return Denied(Reason.NOT_TLS, "the TLS handshake failed", detail=type(error).__name__)

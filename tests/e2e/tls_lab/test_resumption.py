@@ -78,6 +78,11 @@ def test_a_session_is_of_one_backend_and_one_trust(dns: NameServer, tmp_path: Pa
             assert [asked("pinned") for _ in range(2)] == [(False, "-"), (True, "-")]
             assert [asked("listed") for _ in range(2)] == [(False, "-"), (False, "-")]
             assert [asked("mutual") for _ in range(2)] == [(False, "one"), (True, "one")]
+            counted = {
+                result: gateway.metric("egress_tls_handshakes_total", side="upstream", result=result)
+                for result in ("full", "resumed", "failed")
+            }
+            assert counted == {"full": 6.0, "resumed": 5.0, "failed": 0.0}
             gateway.replace(objects(1, pin(ROOT.pem)))
             gateway.wait_for_diagnostics("configuration 2 is in service")
             assert [asked("mutual") for _ in range(2)] == [(False, "two"), (True, "two")]

@@ -11,6 +11,8 @@ from typing import cast
 import pytest
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.listeners import bound_port
+from egressproxy.net.tls import handshakes
 from egressproxy.net.tls_contexts import server_name
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
@@ -484,7 +486,10 @@ def test_a_client_whose_certificate_is_revoked_gets_an_alert(converse_on: Start,
 
 @pytest.mark.parametrize("is_forward", [False, True])
 @pytest.mark.parametrize("is_foreign", [False, True])
-def test_any_other_client_gets_an_alert_and_no_answer(converse_on: Start, is_forward: bool, is_foreign: bool):
+def test_any_other_client_gets_an_alert_and_no_answer(
+    converse_on: Start, is_forward: bool, is_foreign: bool, caplog: pytest.LogCaptureFixture
+):
+    failed = handshakes["downstream", "failed"]
     pki, authority = Pki(), Pki()
     talk = converse_on(demanding(proxy_over_tls(pki) if is_forward else secured(pki, ""), authority))
     talk.counts_octets = False
@@ -495,6 +500,15 @@ def test_any_other_client_gets_an_alert_and_no_answer(converse_on: Start, is_for
     assert talk.metrics.connections_rejected == {"client_certificate": 1}
     assert not talk.records
     assert not talk.ports[0].state.connections
+    (told,) = [each.message for each in caplog.records if "is refused" in each.message]
+    assert told.startswith(
+        f"listener agents/gw/{talk.ports[0].state.port.first.name}: the certificate of the client at "
+    )
+    assert ("presented: subject /O=trustme" in told) is is_foreign
+    assert (", serial " in told) is is_foreign
+    assert ("none was shown; presented: no certificate" in told) is not is_foreign
+    assert "expected: a certificate for clients, signed by organizationName=trustme" in told
+    assert handshakes["downstream", "failed"] == failed + 1
 
 
 @pytest.mark.parametrize("shown", ["right", "foreign", "none"])
@@ -688,3 +702,21 @@ def test_a_port_that_is_closed_by_what_it_accepts_is_closed_and_no_more(monkeypa
     assert talk.metrics.connections_rejected == {}
     assert bound._pause is None
     talk.close()
+
+
+def test_of_many_clients_that_are_refused_one_is_told_and_the_others_are_counted(
+    converse_on: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    pki, authority = Pki(), Pki()
+    talk = converse_on(demanding(secured(pki, ""), authority))
+    talk.counts_octets = False
+    for number in range(4):
+        if number == 3:
+            monkeypatch.setattr(bound_port, "TELL_S", 0.0)
+        sock = talk.connect()
+        TlsClient(sock, pki, "a.example", None).shakes_hands()
+        talk.until(lambda sock=sock: sock.has_eof or sock.is_gone)  # type: ignore[misc]
+    told = [each.message for each in caplog.records if "is refused" in each.message]
+    assert len(told) == 2
+    assert told[1].endswith("; 2 more since the last of these lines")
+    assert talk.metrics.connections_rejected == {"client_certificate": 4}
