@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.support.waiting import WAIT_S
 
-__all__ = ["AS_IN_A_CONTAINER", "can_look_into", "looks_into_others"]
+__all__ = ["AS_IN_A_CONTAINER", "can_look_into", "is_closed_to_others", "looks_into_others"]
 
 #: Runs the rest of its line without the capability to look into every process, as a container's root is.
 AS_IN_A_CONTAINER = (
@@ -25,6 +26,12 @@ def can_look_into(pid: int) -> bool:
     )
     assert done.returncode == 0 or "Permission denied" in done.stderr, done.stderr
     return done.returncode == 0
+
+
+def is_closed_to_others() -> bool:
+    """Whether this machine lets no process look into others but its children (the kernel's Yama)."""
+    setting = Path("/proc/sys/kernel/yama/ptrace_scope")
+    return setting.exists() and setting.read_text() != "0\n"
 
 
 looks_into_others = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks into the processes of a gateway")
