@@ -70,11 +70,10 @@ class KeySet:
         return f"KeySet({len(self)} keys)"
 
 
-def read_key_set(text: bytes | str) -> KeySet:
-    """The keys of a JWKS. Those for encryption and of kinds or curves that are unknown here are left out.
-
-    Raises UnusableKeySet where it is malformed, has none that can be used, or one that must not be in it: a shared
-    secret or a private key.
+def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
+    """The keys of a JWKS. Those that are not for verification, and of kinds that are unknown here, are left out. Raises
+    UnusableKeySet where it is malformed, where none is left and `may_be_empty` is not said, and where one must not be
+    in it: a shared secret or a private key.
     """
     if len(text) > MAX_KEY_SET_BYTES:
         raise UnusableKeySet(f"the key set is longer than {MAX_KEY_SET_BYTES} bytes")
@@ -107,7 +106,7 @@ def read_key_set(text: bytes | str) -> KeySet:
             raise UnusableKeySet(f"keys[{number}]: another key has the same kid")
         else:
             by_kid[kid] = found
-    if not by_kid and not unnamed:
+    if not by_kid and not unnamed and not may_be_empty:
         raise UnusableKeySet("the key set has no key for signatures (kty RSA, EC or OKP with use sig)")
     return KeySet(text, by_kid, unnamed, frozenset(json.dumps(entry, sort_keys=True) for entry in entries))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import time
 from typing import Any
 
+import bcrypt
 import pytest
 
 from egressproxy.protocols.tls.minting import new_ca
@@ -100,6 +101,57 @@ def test_keys_come_by_way_of_the_parent(dns: NameServer, tmp_path: Path):
         ):
             assert ask(sock, get(f"{HOST}:{origin.port}", cluster.token())) == (200, b"ok")
             assert gateway.wait_for_record(status=200)["service_account"] == "robot"
+
+
+def stalls(sock: socket.socket, _keys: bytes) -> None:
+    sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{")
+    sock.recv(1)  # until the gateway has left
+
+
+def never_ends(sock: socket.socket, _keys: bytes) -> None:
+    sock.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        sock.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+
+
+def leads_elsewhere(sock: socket.socket, keys: bytes) -> None:
+    head = b"HTTP/1.1 307 Elsewhere\r\nLocation: https://%b/other\r\nContent-Length: %d\r\n\r\n"
+    sock.sendall(head % (LOGIN.encode(), len(keys)) + keys)
+
+
+@pytest.mark.parametrize("answers", [stalls, never_ends, leads_elsewhere])
+def test_an_issuer_that_does_harm_makes_nobody_known_and_nobody_wait_for_long(
+    dns: NameServer, tmp_path: Path, answers: Callable[[socket.socket, bytes], None]
+):
+    pki, port, cluster, asked = Pki(), free_port(), TokenIssuer(f"https://{LOGIN}"), 0
+    basic = bcrypt.hashpw(b"open", bcrypt.gensalt(4)).decode()
+
+    def answer(sock: socket.socket) -> None:
+        nonlocal asked
+        while True:
+            read_message(sock)
+            asked += 1
+            answers(sock, cluster.jwks().encode())
+
+    with Origin() as origin, Origin(answer, pki.server_context(LOGIN)) as login:
+        refs = [{"kind": "ConfigMap", "name": "roots"}]
+        issuer = {**cluster.written, "jwksURI": f"https://{LOGIN}:{login.port}/keys", "caCertificateRefs": refs}
+        del issuer["jwksRef"]
+        identity = {"token": {"issuers": [issuer]}, "basic": {"secretRef": {"name": "users"}}}
+        objects = [
+            m.gateway(m.forward_listener(port)),
+            m.policy([HOST], dns=dns.address, cidrs=ALLOW_LOOPBACK, identity=identity),
+            m.config_map("roots", {"ca.crt": pki.ca_pem}),
+            m.secret("users", {"ci": basic}),
+        ]
+        authority = f"{HOST}:{origin.port}"
+        with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as waiting, client(port) as other:
+            waiting.sendall(get(authority, cluster.token()))
+            known = get(authority, "Y2k6b3Blbg==", field="Proxy-Authorization: Basic ")
+            assert ask(other, known) == (200, b"ok"), "others do not wait for that issuer"
+            assert read_head(waiting).startswith(b"HTTP/1.1 407 ")
+            gateway.wait_for_diagnostics(f"the keys of https://{LOGIN} cannot be fetched")
+        assert asked == 1
 
 
 @pytest.mark.parametrize("field", ["Proxy-Authorization", "X-Agent-Token"])

@@ -108,7 +108,8 @@ class _Verifier:
         """What fetches the keys of an issuer. `withdraw`: see KeySource."""
         from egressproxy.identity.key_sets import read_key_set
 
-        return KeySource(url.issuer, call, url.path, self._keys, read_key_set, withdraw)
+        read = partial(read_key_set, may_be_empty=True)  # an issuer that lists none has withdrawn them
+        return KeySource(url.issuer, call, url.path, self._keys, read, withdraw)
 
     def verify(self, credential: Credential, now: float) -> tuple[CallerIdentity, float]:
         """Whose it is, and until when it holds. Raises CredentialRefused."""

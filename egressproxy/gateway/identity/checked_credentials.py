@@ -122,10 +122,11 @@ class CheckedCredentials:
     async def _verified(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, object]:
         """Whose it is, and until when it may be believed, or why it is refused; and under which rules and keys."""
         assert self._verify is not None
-        epoch, fetches = self.epoch, {}
+        fetches = {}
         for issuer, source in self._sources.items():
             source.touch()
             fetches[issuer] = source.fetches
+        epoch = self.epoch  # behind `touch`, which may begin another
         found = await self._checks.run(client_of(x), digest, partial(_outcome, self._verify, credential, time()))
         if not isinstance(found, UnknownKey) or found.issuer not in fetches:
             return found, epoch

@@ -106,6 +106,11 @@ class KeySource:
         except (CallFailed, ValueError) as error:  # of a key set that cannot be used, too
             log.warning("the keys of %s cannot be fetched: %s", self._issuer, error)
             return
+        except Exception as error:  # what a hostile key brings about in a library is no error of ours
+            log.warning("the keys of %s cannot be fetched: %s", self._issuer, type(error).__name__)
+            return
+        if not len(found):
+            log.error("%s lists no key for signatures: its tokens are refused", self._issuer)
         before = self._keys.get(self._issuer)
         self._keys[self._issuer] = found
         self._fetched_at = monotonic()
