@@ -116,7 +116,7 @@ def test_every_decision_that_is_remembered_can_be_made_again_with_the_same_outco
     asked = [each for each in ASKED if not each[2]]
     for method, url, _ in asked:
         sent(talk, octets(method, url, ()))
-    found = list(decisions(talk.conductor.accounting.recent))
+    found = list(decisions(talk.conductor.accounting.recent, {}))
     assert len(found) == len(asked)
     assert "hush" not in str(found)
     again = [each for each in found if question_of(each) is not None]
@@ -134,6 +134,6 @@ def test_what_is_remembered_is_bounded(converse: Start):
     talk.origin.take(rb"GET /x+ HTTP/1.1\r\n(?:.+\r\n)+\r\n")
     talk.origin >> b"HTTP/1.1 204 No Content\r\n\r\n"
     talk.settle()
-    latest, first = decisions(talk.conductor.accounting.recent)
+    latest, first = decisions(talk.conductor.accounting.recent, {})
     assert (first.method, first.authority, first.path, first.is_cut) == ("GET", "a.example:80", "/", False)
     assert (len(latest.path), latest.is_cut) == (PATH.stop, True)
