@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps
-from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets
+from egressproxy.gateway.backends.dial_targets import DialTarget, SharedConnections, Target, Targets
 from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.health_checks import HealthChecks
@@ -34,9 +33,6 @@ from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Claim, Pool
-
-if TYPE_CHECKING:
-    from egressproxy.gateway.backends.http2_connections import Http2Connections
 
 __all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector"]
 
@@ -306,7 +302,7 @@ class Connector:
                 await self.opener.open(x, target, connect, parked, self._alpn)
                 if is_http2(parked):
                     pool.lost(claim)
-                    return self._shared(x, target).adopt(parked, x, version)
+                    return self._shared(target).adopt(parked, x, version)
                 parked.hand_over(connection)
         except BaseException:
             connection.deadline.close()  # it holds the connection, which has no other end
@@ -317,7 +313,7 @@ class Connector:
     async def _acquire_shared(self, x: Exchange, target: Target, connect: Steps | None) -> Upstream:
         """A place on a connection of HTTP/2; or a connection of HTTP/1, where another server answers by now."""
         version = target.name.version
-        found = await self._shared(x, target).acquire(x, connect, self._alpn)
+        found = await self._shared(target).acquire(x, connect, self._alpn)
         if not isinstance(found, PendingProtocol):
             return found
         if target.shared is not None and target.shared.is_empty:
@@ -348,8 +344,8 @@ class Connector:
             connection.age.after(self.spec.kept.max_age_s)
         return connection
 
-    def _shared(self, x: Exchange, target: Target) -> Http2Connections:
-        """The connections of HTTP/2 to this target, or those of the tenant of this exchange."""
+    def _shared(self, target: Target) -> SharedConnections:
+        """The connections of HTTP/2 to this target."""
         if target.shared is None:
             # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
             from egressproxy.gateway.backends.http2_connections import Http2Connections
@@ -357,9 +353,7 @@ class Connector:
 
             make = partial(Http2Connections, self.spec, target, self.network, self.opener, UPSTREAM_LIMITS)
             target.shared = TenantConnections(make) if self.spec.kept.is_per_tenant else make()
-        if self.spec.kept.is_per_tenant:
-            return target.shared.of(x)  # type: ignore[attr-defined, no-any-return]  # it is a TenantConnections
-        return target.shared  # type: ignore[return-value]  # it is of no other kind
+        return target.shared
 
     def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
         """A connection that was opened for this client is gone."""

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
+from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import BackendOrigin, Exchange
+from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Wheel
 from egressproxy.net.tls_resumption import TlsResumption
 from egressproxy.protocols.http1.upstream import UpstreamConnection
@@ -81,6 +83,17 @@ class SharedConnections(ABC):
     """Connections to a target that carry many exchanges at a time (HTTP/2), and are in no Pool."""
 
     __slots__ = ()
+
+    @abstractmethod
+    async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
+        """A place for this exchange; or a connection that was just opened, where the server has chosen HTTP/1.1.
+
+        `alpn` is what may be offered. Raises UpstreamFault, Denied, LimitExceeded.
+        """
+
+    @abstractmethod
+    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> Upstream:
+        """Take over a connection that speaks HTTP/2, opened when the name had this version: a place on it."""
 
     @abstractmethod
     def retire(self) -> None:

@@ -12,11 +12,11 @@ import asyncio
 import logging
 import random
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target
 from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch
+from egressproxy.gateway.backends.health_answer import HealthAnswer
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener
 from egressproxy.ir.backend import ConnectionIR, Protocol
@@ -33,9 +33,6 @@ from egressproxy.protocols.grpc.health import CHECK, check_message, is_serving
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.upstream.endpoint_health import EndpointHealth
-
-if TYPE_CHECKING:
-    from egressproxy.gateway.backends.http2_checks import Http2Answer
 
 __all__ = ["HealthChecks"]
 
@@ -241,7 +238,7 @@ class EndpointCheck:
         assert answer.head is not None
         return is_serving(reply(answer.head.status, answer.head.fields, answer.body, answer.trailers))
 
-    async def _ask_over_http2(self, x: Exchange, host: bytes, body: bytes) -> Http2Answer:
+    async def _ask_over_http2(self, x: Exchange, host: bytes, body: bytes) -> HealthAnswer:
         # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
         from egressproxy.gateway.backends.http2_checks import ask_over_http2
 

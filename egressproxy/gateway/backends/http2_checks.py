@@ -4,51 +4,27 @@ from __future__ import annotations
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import DialTarget
+from egressproxy.gateway.backends.health_answer import HealthAnswer
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields
-from egressproxy.model.message import ResponseHead
 from egressproxy.net.driver import Driver, pause
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.upstream import Http2Upstream
 
-__all__ = ["Http2Answer", "ask_over_http2"]
+__all__ = ["ask_over_http2"]
 
-#: The longest answer that is read.
-MAX_BYTES = 64 * 1024
 ALPN = ("h2",)
-
-
-class Http2Answer:
-    """The answer to a health check. As a sink it collects the body."""
-
-    __slots__ = ("body", "head", "trailers")
-
-    def __init__(self) -> None:
-        self.head: ResponseHead | None = None
-        self.body = b""
-        self.trailers = Fields(b"")
-
-    def send_body(self, data: bytes) -> None:
-        """Keep a piece. Raises UpstreamFault above MAX_BYTES."""
-        self.body += data
-        if len(self.body) > MAX_BYTES:
-            raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_BYTES} bytes")
-
-    def end_body(self, trailers: bytes) -> None:
-        """The answer is whole."""
-        self.trailers = Fields(trailers)
 
 
 async def ask_over_http2(
     opener: ConnectionOpener, network: Network, driver: Driver, target: DialTarget, x: Exchange, host: bytes,
     limits: HeadLimits, body: bytes,
-) -> Http2Answer:  # fmt: skip
+) -> HealthAnswer:  # fmt: skip
     """Send `x.request` with this body; the whole answer. Raises GatewayError. The connection is closed in any case."""
     connection = Http2Upstream(network.wheel, limits, is_secure=target.tls is not None, idle_s=0.0)
-    answer = Http2Answer()
+    answer = HealthAnswer()
     is_open = False
     try:
         if target.tls is None:

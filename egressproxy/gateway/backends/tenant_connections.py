@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.dial_targets import SharedConnections
 from egressproxy.gateway.backends.http2_connections import Http2Connections
 from egressproxy.model.exchange import Exchange, tenant_of
+from egressproxy.net.pending_protocol import PendingProtocol
+from egressproxy.protocols.upstream import Upstream
 
 __all__ = ["MAX_TENANTS", "TenantConnections"]
 
@@ -28,8 +31,15 @@ class TenantConnections(SharedConnections):
         self._of: dict[str, Http2Connections] = {}
         self._room = LEAST
 
-    def of(self, x: Exchange) -> Http2Connections:
-        """The connections of the tenant of this exchange. Raises LimitExceeded (503) where too many have some."""
+    async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
+        """As of SharedConnections, among those of the tenant. Raises LimitExceeded (503) where too many have some."""
+        return await self._of_tenant(x).acquire(x, connect, alpn)
+
+    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> Upstream:
+        """As of SharedConnections. Raises LimitExceeded (503) where too many tenants have some."""
+        return self._of_tenant(x).adopt(parked, x, version)
+
+    def _of_tenant(self, x: Exchange) -> Http2Connections:
         tenant = tenant_of(x.identity)
         found = self._of.get(tenant)
         if found is None:
