@@ -177,7 +177,11 @@ class SnapshotBuilder:
             terminate = yield from self.context(spec.tls, shares_port=shares_port, alpn=HTTP_1_1)
         leaves = (yield from self.leaves(spec.policy.intercepts)) if spec.policy.intercepts else None
         authenticator = yield from self.authenticators.of(
-            spec.identity, spec.key_urls, self._called, is_forward=spec.protocol.is_forward
+            spec.identity,
+            spec.key_urls,
+            self._called,
+            # Credentials of HTTP are not shown in TLS that passes: where it is opened they are the server's.
+            is_forward=spec.protocol.is_forward or spec.protocol is ListenerProtocol.TLS,
         )
         variants = []
         for variant in spec.variants:

@@ -168,6 +168,15 @@ class Port:
             raise GatewayFault(Reason.NO_ROUTE, f"no listener for {host}", status=404)
         if server_name and self.by_host.match(server_name) is not found:
             raise GatewayFault(Reason.MISDIRECTED, f"{host} is not served on this connection", status=421)
+        if found.is_stream:  # no request is for it that does not come in its own TLS
+            raise GatewayFault(Reason.NO_ROUTE, f"no listener of HTTP for {host}", status=404)
+        return found
+
+    def opened_stream(self, host: str) -> ActiveListener:
+        """The TLS listener of streams to this host, for requests in one that is opened. Raises GatewayFault (404)."""
+        found = self.by_host.match(host)
+        if found is None or found.defaults is None:
+            raise GatewayFault(Reason.NO_ROUTE, f"TLS to {host} is not opened on this listener any more", status=404)
         return found
 
     def __repr__(self) -> str:

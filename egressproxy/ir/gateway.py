@@ -123,8 +123,9 @@ class ListenerIR:
     hostname).
 
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
-    `default_backend`: for forward-proxy listeners, the Dynamic backend (with its policy) that serves what no route
-    matches but the policy allows. `key_urls` are those of the issuers in `policy.identity`.
+    `default_backend`: for forward-proxy listeners, and TLS listeners whose policy opens streams (`intercept`), the
+    Dynamic backend (with its policy) that serves what no route matches but the policy allows. `key_urls` are those of
+    the issuers in `policy.identity`.
     `subjects` are the clients that policies are for which have any, by policy, and `variants` what such clients get.
     All else is for the other clients. A client for whom a set of policies holds that has no variant is refused.
     """

@@ -17,6 +17,7 @@ from egressproxy.gateway.enforcement import lifted
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
@@ -43,8 +44,10 @@ __all__ = [
     "name_request",
     "name_stream",
     "of_client",
+    "opened_stream",
     "read_authority",
     "refuse_loops",
+    "route_of_stream",
     "route_request",
     "route_tunnel",
     "ways_to_http_port",
@@ -73,6 +76,9 @@ def name_request(
     if inside is not None:
         x.scheme, x.authority = inside.scheme, inside.authority
         x.authority = inside.check(head)
+        if listener.is_stream:
+            listener = port.opened_stream(x.authority.host)
+            x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
         return listener
     if head.scheme:  # absolute-form
         x.scheme = head.scheme
@@ -197,7 +203,7 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, prefix = found
         return route, prefix, judge(route, authority) if route.is_judged else ()
-    if listener.is_forward:
+    if listener.is_forward or listener.is_stream:
         route, noted = default_route(listener, authority)
         return route, b"", noted
     raise GatewayFault(
@@ -229,7 +235,9 @@ def decide_again(x: Exchange, state: OpenConnections, server_name: str) -> None:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
     assert x.authority is not None
     listener = state.port.first
-    if not listener.is_forward and not listener.is_stream:
+    if listener.is_stream and x.request.method != b"CONNECT":
+        listener = state.port.opened_stream(x.authority.host)
+    elif not listener.is_forward and not listener.is_stream:
         listener = state.port.listener_for(x.authority.host, server_name)
     decide_names(of_client(x, listener), x.authority, x.request)
 
@@ -245,6 +253,44 @@ def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route,
     if route is not None and route.serves(authority.host, authority.port):
         return route, judge(route, authority)
     return default_route(listener, authority)
+
+
+def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tuple[Route, Noted]:
+    """The route of a stream, by the name in its ClientHello (None: there is no TLS), and what is noted of it.
+
+    Raises GatewayFault (404), Denied.
+    """
+    host = authority.host if authority is not None else ""
+    route = listener.streams.match(host)
+    if route is None:
+        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
+    if authority is None:
+        return route, ()
+    noted = judge(route, authority)
+    leaves = listener.leaves_for(host)
+    if leaves is not None:
+        raise not_opened(host, leaves.policy)
+    return route, noted
+
+
+def not_opened(host: str, policy: str) -> Denied:
+    """Why a stream is refused whose TLS is to be opened (`intercept`): what passes here cannot be looked at."""
+    message = f"{host} is denied by policy {policy}: its TLS is to be opened, and this listener cannot do that"
+    remedy = (
+        f"let clients CONNECT to {host} through a forward-proxy listener, or use a TLS listener of mode Passthrough on"
+        f" a port without HTTPS, or take {host} out of intercept.hostnames"
+    )
+    return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
+
+
+def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> LeafCache | None:
+    """What a client is shown whose TLS would pass, and is to be opened; None: it passes.
+
+    Where the listener ends TLS itself, or shares its port with HTTPS, it is neither: `route_of_stream` refuses it.
+    """
+    if authority is None or listener.terminate is not None or not port.is_stream:
+        return None
+    return listener.leaves_for(authority.host)
 
 
 def admit_http(listener: ActiveListener, authority: Authority) -> Noted:

@@ -25,7 +25,7 @@ from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.mcp.call import McpCall
-from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
@@ -87,6 +87,11 @@ class Client(ExchangeClock):
     def listener(self) -> ActiveListener:
         """The listener that accepted the connection, in the current snapshot."""
         return self.state.port.first
+
+    @property
+    def counted(self) -> Connection:
+        """What counts with the listener for this connection."""
+        return self
 
     def passable_of_request(self, trailers: bytes) -> bytes:
         """Those of a request: none where a filter looks at the head and not at them, too. It has not seen them, and

@@ -258,10 +258,12 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
     assert resources.upstream is not None
     if resources.upstream.is_leaving:  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
-    listener = client.listener
-    if not listener.is_forward and x.authority is not None:
-        listener = client.state.port.listener_for(x.authority.host, client.server_name)
     if not is_tunnel(client):
+        listener = client.listener
+        if listener.is_stream and x.authority is not None:
+            listener = client.state.port.opened_stream(x.authority.host)
+        elif not listener.is_forward and x.authority is not None:
+            listener = client.state.port.listener_for(x.authority.host, client.server_name)
         take_tunnel_slot(x, client.state, resources, listener)
     client.send_interim(x.response, accounting.pseudonym)
     x.status = 101

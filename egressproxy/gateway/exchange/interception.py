@@ -239,7 +239,7 @@ class OpenedTls(ServedTls):
             self._settle(fault)
             return
         self._speak(peer, partial(OpenedHttp2, tunnel=self._tunnel))
-        outer.state.replace(outer, self)
+        outer.state.replace(outer.counted, self)
         resources = outer.resources
         self._give_slot_back, resources.on_complete = resources.on_complete, None
         self._series.tunnels_active += 1

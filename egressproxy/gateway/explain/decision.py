@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason
+from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
     admit_http,
     connect_not_served,
-    judge,
+    default_route,
     name_request,
     name_stream,
+    opened_stream,
     read_authority,
     refuse_loops,
+    route_of_stream,
     route_request,
     route_tunnel,
     ways_to_http_port,
@@ -54,7 +56,8 @@ class Decision:
     def originates_tls(self) -> bool:
         """Whether TLS to a backend would be ours; TLS in a tunnel is the client's."""
         is_plain = self.port.first.spec.protocol is ListenerProtocol.TCP
-        return not self.x.is_tunnel or self.listener.terminate is not None or is_plain
+        is_opened = self.listener.is_stream and self.opened_by != ""
+        return not self.x.is_tunnel or self.listener.terminate is not None or is_plain or is_opened
 
 
 def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
@@ -139,9 +142,13 @@ def _decide_stream(made: Decision) -> None:
         hello = ClientHello(host, (), (), has_ech=False)
     made.listener = name_stream(x, port, hello)
     _find_variant(made)
-    made.route = made.listener.streams.match(x.authority.host if x.authority is not None else "")
-    if made.route is None:
-        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host} on this listener", status=404)
+    leaves = opened_stream(port, made.listener, x.authority)
+    if leaves is None:
+        made.route, noted = route_of_stream(made.listener, x.authority)
+    else:
+        made.opened_by = leaves.policy
+        assert x.authority is not None
+        made.route, noted = default_route(made.listener, x.authority)  # as of each request inside
+        x.is_tunnel, x.scheme, x.request = False, b"https", made.question.head(port)
     x.route = made.route.name
-    if x.authority is not None:
-        x.note_denials(*judge(made.route, x.authority))
+    x.note_denials(*noted)

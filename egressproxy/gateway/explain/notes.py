@@ -40,12 +40,17 @@ def notes(decided: Decision) -> list[str]:
         )
     if decided.has_subjects and question.identity is ANONYMOUS:
         made.append("some policies here are for some clients alone: say who asks with --as, --group or --claim")
-    if decided.opened_by and x.authority is not None:
+    if decided.opened_by and listener.is_stream:
+        made.append(
+            f"policy {decided.opened_by} has TLS opened here (intercept): this is decided of each request inside, and"
+            " told there"
+        )
+    elif decided.opened_by and x.authority is not None:
         url = f"https://{x.authority.host_field(443).decode()}/"
         made.append(
             f"policy {decided.opened_by} has TLS in this tunnel opened (intercept): explain {url} for its requests"
         )
-    if decided.opened_by and x.authority is not None and x.authority.port != HTTP_PORT:
+    if decided.opened_by and not listener.is_stream and x.authority is not None and x.authority.port != HTTP_PORT:
         made.append(
             "what is wrong is told inside, where clients see it: an answer in HTTP, behind a 200 to the CONNECT"
         )

@@ -202,7 +202,7 @@ class BoundPort:
     def _accept_client(self) -> asyncio.BaseProtocol:
         port = self.state.port
         if port.is_stream:
-            return StreamConnection(self._conductor.accounting, self._metrics, self.state)
+            return StreamConnection(self._conductor, self._metrics, self.state)
         if port.tls is None:
             kind = CountedClient if port.first_words is None else _WITH_FIRST_WORDS[port.first_words]
             return kind(self._conductor, self._metrics, self.state)
@@ -215,7 +215,7 @@ class BoundPort:
         return TlsFront(state.port.tls, ClientConnection(self._conductor, self._conductor.wheel, state), self._metrics)
 
     def _fork(self, state: OpenConnections) -> SniDispatch:
-        stream = partial(StreamConnection, self._conductor.accounting, self._metrics, state)
+        stream = partial(StreamConnection, self._conductor, self._metrics, state)
         return SniDispatch(partial(self._secured, state), stream, self._conductor.wheel, self._metrics, state)
 
     @property

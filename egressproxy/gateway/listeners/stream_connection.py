@@ -12,12 +12,23 @@ from math import inf
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import identify_stream, judge, name_stream, of_client
+from egressproxy.gateway.exchange.admission import (
+    identify,
+    identify_stream,
+    name_stream,
+    of_client,
+    opened_stream,
+    route_of_stream,
+)
+from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.interception import intercept
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
-from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
@@ -53,6 +64,7 @@ class StreamConnection(FlowControl):
         "deadline",
         "driver",
         "error",
+        "handler",
         "has_ended",
         "held",
         "hello",
@@ -65,9 +77,10 @@ class StreamConnection(FlowControl):
         "state",
     )
 
-    def __init__(self, accounting: Accounting, metrics: Metrics, state: OpenConnections) -> None:
+    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
         super().__init__()
-        self.accounting = accounting
+        self.handler = conductor
+        accounting = self.accounting = conductor.accounting
         self.metrics = metrics
         self.state = state
         self.driver = Driver()
@@ -123,7 +136,7 @@ class StreamConnection(FlowControl):
         """The client left before its tunnel began."""
         self.is_lost = True
         if self.driver.is_busy:
-            self.driver.throw(GatewayFault(Reason.CLIENT_GONE, "the client closed its connection"))
+            self.driver.throw(ClientGone())
         self.gone()
 
     def gone(self) -> None:
@@ -230,7 +243,12 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     else:
         identify_stream(x, listener, ANONYMOUS, inf)
     if resources.route is None:
-        listener = of_client(x, listener)
+        own = of_client(x, listener)
+        leaves = opened_stream(client.state.port, own, x.authority)
+        if leaves is not None:
+            await open_stream(accounting, x, client, listener, own, leaves)
+            return
+        listener = own
         resources.route = route_stream(x, listener)
     route = resources.route
     if accounting.gate is not None:
@@ -247,7 +265,10 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         x.status = 200
         held, guard = client.take_held(), None
         if client.hello is not None and x.authority is not None:
-            guard = SniGuard(x.authority, must_be_tls=True, only_reports=route.only_reports)
+            guard = SniGuard(
+                x.authority, must_be_tls=True, only_reports=route.only_reports,
+                is_opened=None if listener.leaves is None else listener.leaves_for,
+            )  # fmt: skip
             guard.knows(client.hello, client.hello_size)
         if hand_over(accounting, x, client, upstream, held, guard, route.tunnel_idle_s):
             client.deadline.close()
@@ -262,29 +283,73 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     client.tunnel_ended()
 
 
-def route_stream(x: Exchange, listener: ActiveListener) -> Route:
-    """The route of a stream, by the name that its ClientHello names, and what policy says of that destination.
+async def open_stream(
+    accounting: Accounting,
+    x: Exchange,
+    client: StreamConnection,
+    listener: ActiveListener,
+    own: ActiveListener,
+    leaves: LeafCache,
+) -> None:
+    """End the client's TLS, and serve what it asks inside, as in a CONNECT (`exchange/interception`).
 
-    Raises GatewayFault (404), Denied.
+    `own`: the listener as it is for this client. Raises as `intercept` and `identify`.
     """
-    host = x.authority.host if x.authority is not None else ""
-    route = listener.streams.match(host)
-    if route is None:
-        raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
+    outer = OpenedStream(client, listener)
+    try:
+        await identify(accounting, x, outer, listener, x.request)  # for the requests inside
+        if accounting.gate is not None:
+            client.resources.tenant = accounting.gate.admit(x, own.spec.policy.priority)
+        assert x.authority is not None
+        await intercept(accounting, x, outer, x.authority, own, leaves)
+    finally:
+        outer.discard()
+
+
+class OpenedStream(ClientConnection):
+    """A stream as `intercept` sees it: a client whose tunnel begins with the ClientHello that is here."""
+
+    __slots__ = ("_listener", "_stream")
+
+    def __init__(self, stream: StreamConnection, listener: ActiveListener) -> None:
+        super().__init__(stream.handler, stream.accounting.wheel, stream.state)
+        self._stream = stream
+        self._listener = listener
+        self.transport = stream.transport
+        self.client = stream.client
+        self.resources = stream.resources
+
+    @property
+    def listener(self) -> ActiveListener:
+        """That of the name in the ClientHello."""
+        return self._listener
+
+    @property
+    def counted(self) -> Connection:
+        """The stream."""
+        return self._stream
+
+    def accept_tunnel(self) -> None:
+        """It has never asked."""
+
+    def detach(self) -> bytes:
+        """As of ClientConnection: what the stream holds."""
+        super().detach()
+        self.has_ended = self._stream.has_ended
+        return self._stream.take_held()
+
+    def continued(self) -> None:
+        """See Client."""
+        super().continued()
+        self._stream.tunnel_ended()
+
+
+def route_stream(x: Exchange, listener: ActiveListener) -> Route:
+    """The route of a stream, as `route_of_stream` has it, written into `x`. Raises GatewayFault (404), Denied."""
+    route, noted = route_of_stream(listener, x.authority)
     x.route, x.series = route.name, route.series
-    if x.authority is not None:
-        x.note_denials(*judge(route, x.authority))
-        leaves = listener.leaves_for(host)
-        if leaves is not None:
-            raise not_opened(host, leaves.policy)
+    x.note_denials(*noted)
     return route
-
-
-def not_opened(host: str, policy: str) -> Denied:
-    """Why a stream is refused whose TLS is to be opened (`intercept`): what passes here cannot be looked at."""
-    message = f"{host} is denied by policy {policy}: its TLS is to be opened, which TLS listeners do not do"
-    remedy = f"let clients CONNECT to {host} through a forward-proxy listener, or take it out of intercept.hostnames"
-    return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
 def alert_for(error: GatewayError, hello: ClientHello) -> bytes:

@@ -893,3 +893,21 @@ def test_a_tunnel_that_is_opened_is_explained_by_its_requests():
     assert found["notes"][0].endswith("explain https://b.example/ for its requests")
     assert ask(objects, "GET", "https://b.example/")["error"]["reason"] == "destination_not_allowed"
     assert ask(objects, "CONNECT", "b.test:443")["error"]["reason"] == "destination_not_allowed"
+
+
+def test_a_stream_that_is_opened_is_explained_as_its_requests():
+    ca_pem, key = new_ca("tests", time(), 30)
+    intercept = {"hostnames": ["*.example"], "caCertificateRef": {"name": "ca"}}
+    passing = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}
+    objects = [
+        m.gateway(passing),
+        m.policy(["a.example"], intercept=intercept),
+        tls_secret("ca", ca_pem, key.reveal()),
+        m.backend("o", "o.test", 443, protocol="TCP"),
+        m.tls_route("t", "o", hostnames=["o.test", "b.example"]),
+    ]
+    found = ask(objects, "CONNECT", "a.example:443", dns="off")
+    assert found["route"]["name"] == "-"
+    assert found["notes"][0].startswith("policy agents/default has TLS opened here (intercept)")
+    assert ask(objects, "CONNECT", "b.example:443")["error"]["reason"] == "destination_not_allowed"
+    assert ask(objects, "CONNECT", "o.test:443")["route"]["name"] == "agents/t"

@@ -82,6 +82,11 @@ class ListenerPlan:
         """Its hostname or `*.suffix`, in lower case; "" for every host."""
         return self.listener.hostname or ""
 
+    @property
+    def passes_tls(self) -> bool:
+        """Whether it is a TLS listener of mode Passthrough."""
+        return self.protocol is ListenerProtocol.TLS and self.tls is not None and self.tls.mode is TlsMode.PASSTHROUGH
+
     def refuse(self, condition: str, reason: str, message: str) -> None:
         """Take it out of service: the condition says why; the first reason stays the one for `Programmed`."""
         self.conditions.set(condition, condition == "Conflicted", reason, message)

@@ -121,11 +121,13 @@ class RouteCompiler:
     ) -> tuple[PolicyIR, tuple[ExtensionIR, ...], WeightedBackend | None]:
         """What holds for requests of a listener that no route matches: the policy, the extensions and the backend.
 
-        The backend is the destination that the request names, on a forward proxy; None on other listeners.
+        The backend is the destination that the request names, on a forward proxy and in streams of TLS that policies
+        have opened; None on other listeners.
         """
         placed, error = self._requests(layers, default_scopes(listener))
         default = None
-        if listener.protocol is not None and listener.protocol.is_forward:
+        is_forward = listener.protocol is not None and listener.protocol.is_forward
+        if is_forward or (listener.passes_tls and self.policies.merge(layers, is_routed=False).policy.intercepts):
             default, layers = self.backend_refs.of_default(listener, layers, error)
         return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default
 
