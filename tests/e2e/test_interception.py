@@ -186,24 +186,22 @@ def test_names_whose_ca_cannot_be_read_are_denied(dns: NameServer, tmp_path: Pat
         assert status == 403
 
 
-def test_names_are_denied_on_tls_listeners_which_open_nothing(dns: NameServer, tmp_path: Path):
-    pki, port, tls_port = Pki(), free_port(), free_port()
-    with Origin(context=pki.server_context(HOST)) as origin:
-        objects = world(dns, port, pki)
-        objects[0] = m.gateway(
-            m.forward_listener(port),
-            {"name": "tls", "port": tls_port, "protocol": "TLS", "tls": {"mode": "Passthrough"}},
-        )
-        objects += [
-            m.backend("o", HOST, origin.port, protocol="TCP"),
-            m.tls_route("t", "o", hostnames=[HOST, OTHER], section="tls"),
-        ]
+def test_streams_of_a_tls_listener_that_passes_tls_are_opened_and_others_pass(dns: NameServer, tmp_path: Path):
+    pki, port = Pki(), free_port()
+    with Origin(context=pki.server_context(OTHER)) as origin:
+        objects = world(dns, port, pki, allow=[OTHER])
+        objects[0] = m.gateway({"name": "tls", "port": port, "protocol": "TLS", "tls": {"mode": "Passthrough"}})
+        objects += [m.backend("o", OTHER, origin.port, protocol="TCP"), m.tls_route("t", "o", hostnames=[HOST, OTHER])]
+        trusting = ssl.create_default_context(cadata=CA_PEM)
         with GatewayProcess(tmp_path / "gw", objects) as gateway:
-            with pytest.raises(ssl.SSLError):
-                client(tls_port, pki.client_context(), HOST)
-            record = gateway.wait_for_record(reason="destination_denied")
-            assert record["rule"] == "EgressPolicy agents/default"
+            with client(port, trusting, HOST) as sock:
+                sock.sendall(get(HOST))
+                head, _ = read_message(sock)
+            assert head.startswith(b"HTTP/1.1 403 Denied: api.origin.test is not allowed by policy"), head
+            gateway.wait_for_record(kind="request", status=403, reason="destination_not_allowed", listener="tls")
             assert origin.accepted == 0
+            with client(port, pki.client_context(), OTHER) as sock:
+                assert ask(sock, get(OTHER)) == (200, b"ok")
 
 
 def test_the_ca_is_rotated_while_the_gateway_runs(dns: NameServer, tmp_path: Path):
