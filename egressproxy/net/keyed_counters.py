@@ -57,8 +57,20 @@ class KeyedCounters:
     """
 
     __slots__ = (
-        "_bytes", "_crowded", "_known", "_limit", "_mask", "_secret", "cells", "keys", "lock", "mine", "numbers",
-        "owners", "remembers",
+        "_bytes",
+        "_crowded",
+        "_known",
+        "_mask",
+        "_secret",
+        "cells",
+        "keys",
+        "limit",
+        "lock",
+        "mine",
+        "numbers",
+        "owners",
+        "places",
+        "remembers",
     )  # fmt: skip
 
     def __init__(
@@ -82,8 +94,10 @@ class KeyedCounters:
         self.owners = range(1, workers + 1) if workers else range(1)
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
-        self._limit = b""
+        self.limit = b""
         self._crowded = [0]
+        #: For who knows keys by something else: where they are, and their two halves. The same for all limits.
+        self.places: dict[tuple[bytes | str, ...], tuple[int, int, int]] = {}
         self.remembers = False
         self._bytes = memory.cast("B")
         #: By the text of a key: the bytes of the entry that had it, the key, and what `find` returns.
@@ -92,12 +106,12 @@ class KeyedCounters:
     def of_limit(self, limit: bytes) -> KeyedCounters:
         """The same memory for the keys of one limit (16 bytes that it is known by): those of another are other keys."""
         made = copy(self)
-        made._limit = limit
+        made.limit = limit
         return made
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
         """The key for what a limit counts apart. `owner`: the worker (0 to 255) whose own entry it is; 0: of all."""
-        made = blake2b(text, digest_size=KEY_BYTES - 1, key=self._secret, person=self._limit)
+        made = blake2b(text, digest_size=KEY_BYTES - 1, key=self._secret, person=self.limit)
         return made.digest() + bytes((owner,))
 
     def find(self, key: bytes, now: float) -> int:
@@ -135,7 +149,7 @@ class KeyedCounters:
 
         An entry that still has a key is the one that `find` would lead to: a key never has two.
         """
-        name = self._limit + text
+        name = self.limit + text
         known = self._known.get(name)
         if known is not None:
             entry, key, found = known
@@ -161,9 +175,14 @@ class KeyedCounters:
         """How often a key has found no room, in this process."""
         return self._crowded[0]
 
-    def has_room_at(self, found: int) -> bool:
-        """Whether what `find` returned is an entry of one key, and not that of all without room."""
-        return found <= self._mask
+    def remember(self, name: tuple[bytes | str, ...], found: int) -> tuple[int, int, int] | None:
+        """Keep in `places` what `find` returned; None for the entry of all without room, which no key keeps."""
+        if found > self._mask:
+            return None
+        if len(self.places) >= _KNOWN:
+            self.places.clear()
+        place = self.places[name] = found, self.numbers[found - 2], self.numbers[found - 1]
+        return place
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:
         """`until` and `used` of a key, (0.0, 0.0) where it is as new. Changes nothing."""

@@ -126,6 +126,7 @@ class Metrics:
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
         self._series: dict[Labels, Series] = {}
+        self._of_clients: dict[tuple[Series, str, str], Series] = {}  # by what a client is counted beside
         self._identity_series = 0
         self._allowed_series = _Room()
         self._denied_series = _Room()
@@ -197,9 +198,17 @@ class Metrics:
 
     def of_client(self, series: Series, identity: CallerIdentity, *, is_denied: bool) -> Series:
         """The series beside `series` that counts what was for clients of this namespace and service account."""
-        labels = series.labels
-        who = identity.namespace, identity.service_account
-        return self.series(*labels[:3], *who, *labels[5:], is_denied=is_denied) if labels[3:5] != who else series
+        key = series, identity.namespace, identity.service_account
+        found = self._of_clients.get(key)
+        if found is None:
+            labels, who = series.labels, key[1:]
+            found = series
+            if labels[3:5] != who:
+                found = self.series(*labels[:3], *who, *labels[5:], is_denied=is_denied)
+            if len(self._of_clients) >= MAX_IDENTITY_SERIES:
+                self._of_clients.clear()
+            self._of_clients[key] = found
+        return found
 
     def denied_by(self, series: Series, policy: str, entry: str) -> Series:
         """The series beside `series` that counts what this entry of a policy denied."""

@@ -84,8 +84,8 @@ class RequestBucket:
     """
 
     __slots__ = (
-        "_ahead", "_at", "_cells", "_client", "_count", "_find_text", "_first", "_has_room_at", "_interval", "_lock",
-        "_numbers", "_otherwise", "_remembers", "_second", "_slack", "_text_of",
+        "_ahead", "_at", "_cells", "_client", "_count", "_find_text", "_first", "_interval", "_lock", "_numbers",
+        "_otherwise", "_remembers", "_second", "_slack", "_table", "_text_of",
     )  # fmt: skip
 
     def __init__(self, rule: QuotaRule, per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]) -> None:
@@ -93,7 +93,7 @@ class RequestBucket:
         assert isinstance(window, TokenBucket)
         self._interval, self._ahead, self._slack = window.terms
         self._cells, self._numbers, self._lock = table.cells, table.numbers, table.lock
-        self._find_text, self._has_room_at, self._text_of = table.find_text, table.has_room_at, rule.text
+        self._table, self._find_text, self._text_of = table, table.find_text, rule.text
         self._count = rule.count_allowed
         self._otherwise = otherwise
         self._remembers = set(per) <= OF_CLIENT
@@ -115,10 +115,7 @@ class RequestBucket:
         at, numbers, cells = self._at, self._numbers, self._cells
         with self._lock:
             if x.identity is not self._client or numbers[at - 2] != self._first or numbers[at - 1] != self._second:
-                at = self._find_text(self._text_of(x, "") + b"\0", now)
-                if self._remembers and x.identity.name != "-" and self._has_room_at(at):
-                    self._client, self._at = x.identity, at
-                    self._first, self._second = numbers[at - 2], numbers[at - 1]
+                at = self._find(x, now)
             until = cells[at]
             if until < now:
                 until = now
@@ -127,6 +124,22 @@ class RequestBucket:
                 self._count.count += 1
                 return None
         return self._otherwise(x)
+
+    def _find(self, x: Exchange, now: float) -> int:
+        """Where the numbers of this client are; it is the one that is remembered from now on."""
+        client, numbers = x.identity, self._numbers
+        if not self._remembers or client.name == "-":
+            return self._find_text(self._text_of(x, "") + b"\0", now)
+        name = self._table.limit, client.namespace, client.service_account, client.name
+        place = self._table.places.get(name)
+        if place is None or numbers[place[0] - 2] != place[1] or numbers[place[0] - 1] != place[2]:
+            at = self._find_text(self._text_of(x, "") + b"\0", now)
+            place = self._table.remember(name, at)
+            if place is None:
+                return at
+        self._client = client
+        self._at, self._first, self._second = place
+        return place[0]
 
     def __repr__(self) -> str:
         return f"RequestBucket({self._client})"
