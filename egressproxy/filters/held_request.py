@@ -1,7 +1,8 @@
 """What a person is shown of a request that waits: enough to judge it, and no secret in it.
 
-Secrets are taken out before anything is cut, so that none is half there. What is shown is for people; what is decided
-on is the request itself, of which there are digests.
+Secrets are taken out before anything is cut, so that none is half there; what stands far behind the cut is not looked
+at, since a client chooses how long that is. What is shown is for people; what is decided on is the request itself, of
+which there are digests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SHOWN: Final = 1024
 #: Of one text in JSON: what stands behind a long one is to be seen, too.
 SHOWN_OF_TEXT: Final = 256
 SHOWN_CALLS: Final = 16
-#: Of a body that is no JSON, in bytes: a private key that begins in what is shown ends in this.
+#: Of a path, of one parameter, of one text in JSON, and of another body, where they are longer: a private key that
+#: begins in what is shown ends in this.
 LOOKED_AT: Final = SHOWN + 20 * 1024
 #: A longer body of JSON is shown as text.
 MAX_JSON: Final = 64 * 1024
@@ -61,7 +63,7 @@ def shown_request(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any
     whole = (x.method, x.scheme, authority.encode(), x.request.path, digest.encode(), x.identity.name.encode())
     return {
         "identity": x.identity.name, "client": x.client, "method": x.method.decode("latin-1"), "authority": authority,
-        "path": _clean(redactor(path))[:SHOWN], "bodyBytes": len(body), "bodySha256": digest,
+        "path": _clean(redactor(path[:LOOKED_AT]))[:SHOWN], "bodyBytes": len(body), "bodySha256": digest,
         "requestSha256": hashlib.sha256(b"\n".join(whole)).hexdigest(), "requestId": x.request_id,
     }  # fmt: skip
 
@@ -78,7 +80,7 @@ def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any
     ]
     made["body"] = _body(media_type(x.request.fields), body, redactor)
     texts = (*made.values(), *(each["arguments"] for each in shown_calls))
-    is_cut = max(len(path), len(body) - LOOKED_AT + SHOWN) > SHOWN or len(calls) > SHOWN_CALLS
+    is_cut = len(path) > SHOWN or max(len(query), len(body)) > LOOKED_AT or len(calls) > SHOWN_CALLS
     is_cut = is_cut or any(len(each) > SHOWN for each in texts)
     for call in shown_calls:
         call["arguments"] = call["arguments"][:SHOWN]
@@ -126,32 +128,68 @@ def _may_be_json(body: bytes) -> bool:
 
 
 def _json(value: Any, redactor: Redactor) -> str:
-    return _clean(json.dumps(_without_secrets(value, redactor), ensure_ascii=False))
+    return _clean(json.dumps(_WithoutSecrets(redactor)(value), ensure_ascii=False))
 
 
-def _without_secrets(value: Any, redactor: Redactor) -> Any:
-    if type(value) is str:
-        text = redactor(value)
-        return text if len(text) <= SHOWN_OF_TEXT else f"{text[:SHOWN_OF_TEXT]}… ({len(text)} characters)"
-    if type(value) is list:
-        return [_without_secrets(each, redactor) for each in value]
-    if type(value) is not dict:
-        return value
-    made: dict[str, Any] = {}
-    for name, each in value.items():
-        is_hidden = _is_secret(name) and type(each) not in (dict, list, bool, type(None))
-        made[redactor(name)] = HIDDEN if is_hidden else _without_secrets(each, redactor)
-    return made
+class _WithoutSecrets:
+    """Makes of a value of JSON one without secrets, as far as it is shown: behind SHOWN characters it ends."""
+
+    __slots__ = ("_left", "_redactor")
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._left = SHOWN
+
+    def __call__(self, value: Any) -> Any:
+        if type(value) is str:
+            return self._text(value)
+        if type(value) is list:
+            return [self(each) for each in value if self._has_room()]
+        if type(value) is not dict:
+            return value
+        made: dict[str, Any] = {}
+        for name, each in value.items():
+            if not self._has_room():
+                break
+            is_hidden = _is_secret(name) and type(each) not in (dict, list, bool, type(None))
+            seen = self._taken(_redacted(name, self._redactor))
+            while seen in made:  # two secrets are two members
+                seen = f"{seen} ({len(made) + 1})"
+            made[seen] = HIDDEN if is_hidden else self(each)
+        return made
+
+    def _has_room(self) -> bool:
+        """For one more, of a character at least."""
+        self._left -= 1
+        return self._left >= 0
+
+    def _text(self, value: str) -> str:
+        text = self._taken(_redacted(value, self._redactor))
+        if max(len(text), len(value) - LOOKED_AT + SHOWN_OF_TEXT) <= SHOWN_OF_TEXT:
+            return text
+        return f"{text[:SHOWN_OF_TEXT]}… ({len(value)} characters)"
+
+    def _taken(self, text: str) -> str:
+        self._left -= min(len(text), SHOWN_OF_TEXT)
+        return text
+
+
+def _redacted(text: str, redactor: Redactor) -> str:
+    """Without secrets, and without what stands too far behind to be shown."""
+    return redactor(text[:LOOKED_AT])
 
 
 def _pairs(text: str, redactor: Redactor) -> str:
-    """`a=1&b=2`, decoded, with the values hidden that are secrets."""
-    shown = []
+    """`a=1&b=2`, decoded, with the values hidden that are secrets, until it is longer than what is shown."""
+    shown, left = [], SHOWN
     for pair in text.split("&") if text else ():
         name, sign, value = pair.partition("=")
         name, value = unquote_plus(name), unquote_plus(value)
         hidden = _is_secret(name) or name.lower() in _SECRET_PARAMETERS
-        shown.append(f"{redactor(name)}{sign}{HIDDEN if hidden and value else redactor(value)}")
+        shown.append(f"{_redacted(name, redactor)}{sign}{HIDDEN if hidden and value else _redacted(value, redactor)}")
+        left -= len(shown[-1]) + 1
+        if left < 0:
+            break
     return "&".join(shown)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.filters.content.entities import KEYS
 from egressproxy.filters.content.redactor import Redactor
-from egressproxy.filters.held_request import SHOWN, called_tools, shown_content, shown_request
+from egressproxy.filters.held_request import LOOKED_AT, SHOWN, called_tools, shown_content, shown_request
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
@@ -110,6 +110,51 @@ def test_what_is_cut_says_so():
     assert shown(target=b"/" + b"x" * 5000)["isCut"]
     assert not shown(b"x" * SHOWN)["isCut"]
     assert len(shown(("ü" * 30_000).encode())["body"]) == SHOWN
+
+
+class Counting(Redactor):
+    """Says how many characters it was given, and how often."""
+
+    __slots__ = ("characters", "texts")
+
+    def __init__(self) -> None:
+        super().__init__(KEYS)
+        self.characters = self.texts = 0
+
+    def __call__(self, text: str) -> str:
+        self.characters += len(text)
+        self.texts += 1
+        return super().__call__(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "target"),
+    [
+        ("", b"", b"/?" + b"a=%41&" * 10_000),
+        ("", b"", b"/?a=" + b"sk-" * 20_000),
+        ("", b"", b"/" + b"sk-" * 20_000),
+        ("application/x-www-form-urlencoded", b"a=b&" * 60_000, b"/"),
+        ("application/json", json.dumps(["sk-" * 20_000]).encode(), b"/"),
+        ("application/json", json.dumps([{f"k{n}": "v"} for n in range(4000)]).encode(), b"/"),
+        ("application/json", json.dumps({f"k{n}": [{}] for n in range(4000)}).encode(), b"/"),
+        ("application/json", b"[" + b"[]," * 20_000 + b"0]", b"/"),
+        ("text/plain", b"x" * 10_000_000, b"/"),
+    ],
+    ids=["parameters", "parameter", "path", "form", "text", "objects", "members", "lists", "long"],
+)
+def test_what_a_client_sends_takes_no_more_work_than_what_is_shown(kind: str, body: bytes, target: bytes):
+    redactor, x = Counting(), request(target, kind)
+    found = shown_content(x, body, redactor)
+    shown_request(x, b"", redactor)
+    assert found["isCut"]
+    assert redactor.texts <= 2 * SHOWN
+    assert redactor.characters <= 2 * LOOKED_AT
+
+
+def test_members_whose_names_are_secrets_are_all_shown():
+    body = json.dumps({KEY: "harmless", KEY + "x": {"pay": "mallory"}, "[API_KEY] (2)": 1}).encode()
+    seen = '{"[API_KEY]": "harmless", "[API_KEY] (2)": {"pay": "mallory"}, "[API_KEY] (2) (3)": "[SECRET]"}'
+    assert shown(body)["body"] == seen
 
 
 def call(name: Any, arguments: Any = None) -> dict[str, Any]:
