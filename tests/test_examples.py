@@ -102,6 +102,17 @@ def yaml_blocks() -> list[tuple[str, str]]:
     return found
 
 
+def test_words_that_yaml_reads_as_truth_values_are_quoted_in_the_documentation():
+    word = re.compile(r"^ *(?:- )?[A-Za-z]+: +(?:Off|On|Yes|No)\b", re.MULTILINE)
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    blocks = [
+        (page.name, block)
+        for page in pages
+        for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    ]
+    assert [(name, found[0]) for name, block in blocks if (found := word.findall(block))] == []
+
+
 @pytest.mark.parametrize(("name", "text"), yaml_blocks(), ids=[name for name, _ in yaml_blocks()])
 def test_every_whole_configuration_in_the_documentation_is_good(name: str, text: str, tmp_path: Path):
     path = tmp_path / f"{name}.yaml"

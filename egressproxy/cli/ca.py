@@ -124,6 +124,10 @@ def rotate(folder: Path, *, finish: bool, leaked: bool) -> None:
         raise click.UsageError("--leaked does what --finish does, too: give one of them")
     found = _done(folder, lambda: CaFolder.read(folder))
     _tell(_done(folder, found.finish if finish else lambda: found.rotate(keeps_old=not leaked)))
+    if leaked:
+        click.echo(f"\nNext: give {folder / 'ca.crt'} to all clients: they do not trust the new CA until they have it")
+    elif not finish:
+        click.echo(f"\nNext: give {folder / 'ca.crt'} to all clients, then `ca rotate {folder} --finish`")
 
 
 @command.command("trust", short_help="Say how clients and systems are made to trust a CA.")

@@ -261,7 +261,12 @@ def _timeouts(timeouts: Mapping[str, float]) -> str:
 
 
 def _connections(limits: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:g}{' s' if name == 'maxAge' else ''}" for name, value in limits.items())
+    return ", ".join(
+        f"{name} {str(value).lower()}"
+        if isinstance(value, bool)
+        else f"{name} {value:g}{' s' if name == 'maxAge' else ''}"
+        for name, value in limits.items()
+    )
 
 
 def _listed(value: object) -> str:

@@ -97,11 +97,31 @@ def _change(
         admin or ADMIN, "/kill-switch", pairs, method="POST", not_found=1, token=token_of(token), near=near
     )  # fmt: skip
     if output == "text":
-        click.echo(f"done in every worker; {found['cut']} exchanges were cut")
-        if not found["kept"] and pairs[0][0] == "kill":
+        if pairs[0][0] == "restore":
+            click.echo("done in every worker")
+            return
+        click.echo(f"done in every worker; {found['cut']} exchange{'s were' if found['cut'] != 1 else ' was'} cut")
+        if not found["kept"]:
             click.echo("a restart of the process forgets it: it has no --state-dir to keep it in", err=True)
+        _say_if_unseen(pairs[0][1], admin or ADMIN)
     else:
         _print(found, output)
+
+
+def _say_if_unseen(identity: str, admin: tuple[str, int]) -> None:
+    """A name that no client has had lately may be a slip, and then the client that was meant goes on."""
+    from egressproxy.model.exchange import CallerIdentity
+    from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
+
+    killed = KilledIdentities((KilledIdentity(identity),))
+    seen = [
+        CallerIdentity(each["namespace"], each["service_account"], name=each["name"])
+        for each in ask(admin, "/decisions")["decisions"]
+    ]
+    names = sorted({each.name for each in seen} - {"-"})
+    if names and not any(map(killed.has, seen)):
+        said = "none of the latest requests was of a client of this name: is it `identity` of the access log?"
+        click.echo(f"{said}\n{near_lines(identity, names, '', 'clients were')}", err=True)
 
 
 def _print(found: dict[str, Any], output: str) -> None:

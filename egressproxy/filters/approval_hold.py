@@ -80,7 +80,9 @@ class ApprovalHoldConfig(FilterConfig):
 
 #: What ends a hold when nobody decides.
 _TIME_IS_OVER: Final = HoldDecision("", approves=False, why="nobody has approved it in time")
-_OUT_OF_SERVICE: Final = HoldDecision("", approves=False, why="its filter is out of service")
+_OUT_OF_SERVICE: Final = HoldDecision(
+    "", approves=False, why="the configuration changed while it waited; send it again"
+)
 _DRAINED: Final = HoldDecision("", approves=False, why="the gateway stops")
 _OUTCOMES: Final = {id(_TIME_IS_OVER): "timeout", id(_DRAINED): "drained"}
 

@@ -61,7 +61,9 @@ def test_clients_of_the_old_ca_go_on_until_the_rotation_is_finished(tmp_path: Pa
     folder = tmp_path / "ca"
     ca("init", folder, "--permit", "example.com")
     old = (folder / "ca.crt").read_text("ascii")
-    assert ca("rotate", folder).exit_code == 0
+    first = ca("rotate", folder)
+    assert first.exit_code == 0
+    assert f"Next: give {folder}/ca.crt to all clients, then `ca rotate {folder} --finish`" in first.output
     both = (folder / "ca.crt").read_text("ascii")
     assert len(x509.load_pem_x509_certificates(both.encode())) == 2
     for trusted in (old, both):
@@ -82,7 +84,11 @@ def test_a_leaked_ca_is_forgotten_at_once(tmp_path: Path):
     folder = tmp_path / "ca"
     ca("init", folder)
     old = (folder / "ca.crt").read_text("ascii")
-    assert ca("rotate", folder, "--leaked").exit_code == 0
+    leaked = ca("rotate", folder, "--leaked")
+    assert leaked.exit_code == 0
+    assert (
+        f"Next: give {folder}/ca.crt to all clients: they do not trust the new CA until they have it" in leaked.output
+    )
     new = (folder / "ca.crt").read_text("ascii")
     assert len(x509.load_pem_x509_certificates(new.encode())) == 1
     assert new != old

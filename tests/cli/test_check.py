@@ -74,6 +74,16 @@ def test_a_good_configuration_is_0_and_shows_what_would_listen(tmp_path: Path):
     )
 
 
+def test_a_unix_socket_is_shown_as_it_is_written(tmp_path: Path):
+    text = GATEWAY.replace(
+        "spec:\n", 'spec:\n  addresses: [{type: egressproxy.io/UnixSocket, value: "unix:///run/a.sock"}]\n'
+    )
+    (tmp_path / "gateway.yaml").write_text(text)
+    assert (
+        "listener default/gw forward: egressproxy.io/forward-proxy on unix:///run/a.sock\n" in invoke(tmp_path).output
+    )
+
+
 @pytest.mark.usefixtures("compiles")
 def test_what_cannot_be_served_fails_with_its_place(tmp_path: Path):
     (tmp_path / "a.yaml").write_text(GATEWAY + "---\n" + ROUTE)

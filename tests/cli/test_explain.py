@@ -112,6 +112,13 @@ def test_config_and_admin_together_are_wrong_usage(config: Path):
     assert invoke("GET", "http://a/", "--config", config, "--admin", "127.0.0.1:1").exit_code == 2
 
 
+def test_connections_of_one_tenant_alone_are_said_as_they_are_written(config: Path):
+    clients = [{"cidrs": ["10.0.0.0/8"], "namespace": "agents", "serviceAccount": "worker"}]
+    (config / "b.yaml").write_text(yaml.safe_dump(m.policy(identity={"address": {"clients": clients}}, name="who")))
+    result = invoke("GET", "https://api.example/v1/x", "-c", config, "--no-dns", "--as", "agents/worker")
+    assert "  connections shareTenants false\n" in result.output, result.output
+
+
 def test_it_shows_what_became_of_a_published_form_and_of_which_group_the_backend_is(config: Path):
     published = {
         "apiVersion": "gateway.networking.k8s.io/v1alpha1",

@@ -74,8 +74,9 @@ def test_an_identity_is_cut_off_in_every_worker_and_over_reloads_until_it_is_res
             cut = [tunnel(port, origin.port, WORKER) for _ in range(8)]
             kept = tunnel(port, origin.port, OTHER)
             assert (status(WORKER), status(OTHER)) == (200, 200)
-            told = kill_switch(gateway, "kill", "spiffe://any.test/ns/agents/sa/worker", "--why", "leaks keys")
-            assert told == "done in every worker; 8 exchanges were cut\n"
+            done = command(gateway, "kill", "spiffe://any.test/ns/agents/sa/worker", "--why", "leaks keys")
+            assert done.stdout == "done in every worker; 8 exchanges were cut\n"
+            assert "none of the latest requests" not in done.stderr
             assert all(has_ended(sock) for sock in cut)
             kept.sendall(b"hello")
             assert kept.recv(5) == b"hello"
@@ -84,6 +85,11 @@ def test_an_identity_is_cut_off_in_every_worker_and_over_reloads_until_it_is_res
             )
             assert {status(WORKER) for _ in range(8)} == {403}
             assert status(OTHER) == 200
+            slip = command(gateway, "kill", "system:serviceaccount:agents:wroker")
+            assert (slip.returncode, slip.stdout) == (0, "done in every worker; 0 exchanges were cut\n")
+            assert "none of the latest requests was of a client of this name" in slip.stderr
+            assert "clients were: system:serviceaccount:agents:worker" in slip.stderr
+            assert kill_switch(gateway, "restore", "system:serviceaccount:agents:wroker") == "done in every worker\n"
             missed = command(gateway, "restore", "system:serviceaccount:agents:wroker")
             assert (missed.returncode, missed.stdout) == (1, "")
             assert "nobody is out of service under the name system:serviceaccount:agents:wroker" in missed.stderr

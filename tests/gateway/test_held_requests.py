@@ -125,7 +125,8 @@ def test_a_filter_that_is_changed_denies_what_waits_there(converse: Start):
     key = the_one(talk)
     talk.reload(held(config={"timeout": "1h"}))
     assert refused(talk.client) == (
-        403, "approval_denied", "this request was not approved: its filter is out of service",
+        403, "approval_denied",
+        "this request was not approved: the configuration changed while it waited; send it again",
     )  # fmt: skip
     assert decide(talk, key) == 0
     talk.client >> GET

@@ -229,6 +229,8 @@ def _server_address(value: str) -> str:
         _address(address)
     except RefusedValue:
         remedy = "write it as 192.0.2.1, 192.0.2.1:53 or [2001:db8::1]:53"
+        if scheme == "tls":
+            remedy = "write it as tls://192.0.2.1#dns.example: its address, and the name that its certificate is for"
         raise RefusedValue("a DNS server is named by its address", remedy) from None
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise RefusedValue("the port of the DNS server is not 1 to 65535", "write it as 192.0.2.1:53")

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
@@ -19,6 +20,9 @@ from egressproxy.telemetry.metrics import Metrics
 __all__ = ["KillSwitch"]
 
 log = logging.getLogger("egressproxy")
+
+#: Identities that the log names at the start; of more their number is told.
+_NAMED: Final = 5
 
 
 class KillSwitch:
@@ -53,7 +57,9 @@ class KillSwitch:
             await self._fleet.kill(self._killed.every)
         except NotAnswered as error:
             raise ConfigRefused(str(error)) from None
-        log.warning("kill switch: %d identities are out of service, as %s says", len(self._killed.every), self._file)
+        names = ", ".join(repr(each.name) for each in self._killed.every[:_NAMED])
+        more = f" and {len(self._killed.every) - _NAMED} more" if len(self._killed.every) > _NAMED else ""
+        log.warning("kill switch: out of service, as %s says: %s%s", self._file, names, more)
 
     async def answer(self, change: KillChange | None) -> bytes:
         """What holds behind this change, if it is not None, as JSON: `killed`, how many exchanges were `cut`, and
@@ -87,8 +93,10 @@ class KillSwitch:
                 await self._keep(after, "it stays out of service, since that cannot be written")
                 self._killed = after
                 await self._fleet.kill(after.every)
-            what = "out of service" if change.kills else "in service again"
-            log.warning("kill switch: the identity %r is %s; %d exchanges were cut", change.name, what, cut)
+            if change.kills:
+                log.warning("kill switch: the identity %r is out of service; exchanges cut: %d", change.name, cut)
+            else:
+                log.warning("kill switch: the identity %r is in service again", change.name)
             return cut
 
     async def _keep(self, killed: KilledIdentities, otherwise: str) -> None:

@@ -201,6 +201,10 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
         "apiVersion: v1\nkind: Namespace\nmetadata: {name: Agents_1}\n",
         [(3, 18, "metadata.name", "Agents_1: not a DNS subdomain name", "lower-case")],
     ),
+    "a DNS server over TLS by its name": (
+        POLICY + TARGET + '  dns: {servers: ["tls://dns.google"]}\n',
+        [(6, 19, "spec.dns.servers[0]", "a DNS server is named by its address", "tls://192.0.2.1#dns.example")],
+    ),
     "two mistakes at once": (
         POLICY + TARGET + "  mode: Enforced\n  dns: {servers: [dns.google], transport: quic}\n",
         [

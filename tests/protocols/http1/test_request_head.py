@@ -197,6 +197,12 @@ def test_a_field_line_that_breaks_the_grammar_is_refused(data: bytes) -> None:
     assert (error.status, error.reason) == (400, Reason.BAD_FIELD)
 
 
+def test_a_proxy_header_that_nobody_asked_for_is_named():
+    error = refused(b"PROXY TCP4 192.0.2.1 192.0.2.2 4711 3128\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (error.status, error.reason) == (400, Reason.BAD_REQUEST_LINE)
+    assert "identity.proxyProtocol.from" in str(error)
+
+
 @pytest.mark.parametrize(
     ("line", "status", "reason"),
     [
