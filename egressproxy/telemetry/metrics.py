@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: The most label sets with identities of their own; further identities are counted under OVERFLOW.
 MAX_IDENTITY_SERIES: Final = 1000
+#: The most clients whose series are found at once; of those without series of their own many share one.
+MAX_REMEMBERED_SERIES: Final = 8192
 #: The most label sets for entries of policies, over the life of the process; further entries are counted under OVERFLOW
 #: with their policy, of which as many are told apart. Each used entry has one. Entries that deny have a bound of their
 #: own: a client that asks for everything on a long deny list must not hide what others are allowed by.
@@ -205,7 +207,7 @@ class Metrics:
             found = series
             if labels[3:5] != who:
                 found = self.series(*labels[:3], *who, *labels[5:], is_denied=is_denied)
-            if len(self._of_clients) >= MAX_IDENTITY_SERIES:
+            if len(self._of_clients) >= MAX_REMEMBERED_SERIES:
                 self._of_clients.clear()
             self._of_clients[key] = found
         return found

@@ -138,7 +138,7 @@ def test_java_shows_a_token_as_a_password(
 
 @pytest.fixture(scope="module")
 def go_client(tmp_path_factory, require: Require) -> str:
-    """The path of a program of Go: it is built once, with the whole of net/http, which takes half a minute."""
+    """The path of a program of Go: it is built once, with all of its HTTP client, which takes half a minute."""
     require("go")
     folder = tmp_path_factory.mktemp("go")
     environment = os.environ | {"GOCACHE": str(folder / "cache"), "GOTOOLCHAIN": "local", "GO111MODULE": "off"}
