@@ -22,7 +22,7 @@ from egressproxy.gateway.self_service.page import POLICY, page
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.shares import Tries, client_of, identity_of
@@ -41,6 +41,7 @@ MAX_MESSAGE: Final = 64 * 1024
 MAX_ASKED: Final = 100
 ASKED_S: Final = 10.0
 MAX_URL: Final = 4096
+MAX_METHOD: Final = 32
 OWN_ORIGIN: Final = b"http://egress.internal"
 _PORTS: Final = {"http": 80, "https": 443}
 _USUAL: Final = (
@@ -86,7 +87,7 @@ async def answer_caller(
         return _refusal(404, "there are /, /access, /check?url= and /mcp here")
     if path == b"/check":
         try:
-            return _json(check(x, listener, _asked_url(query), decide))
+            return _json(check(x, listener, *_asked(query), decide))
         except ValueError as error:
             return _refusal(400, str(error))
     access = access_of(x, listener, await _waiting_of(x, waiting))
@@ -95,7 +96,7 @@ async def answer_caller(
     checked = None
     try:
         if query:
-            checked = check(x, listener, _asked_url(query), decide)
+            checked = check(x, listener, *_asked(query), decide)
     except ValueError as error:
         checked = {"url": "", "allowed": False, "reason": "not understood", "message": str(error)}
     fields = ((b"Content-Type", b"text/html; charset=utf-8"), (b"Content-Security-Policy", POLICY), *_USUAL)
@@ -107,11 +108,13 @@ async def _waiting_of(x: Exchange, waiting: Waiting) -> list[dict[str, Any]] | N
     return await waiting(identity_of(x)) if x.identity.name != ANONYMOUS.name else []
 
 
-def check(x: Exchange, listener: ActiveListener, url: str, decide: Decide) -> dict[str, Any]:
+def check(x: Exchange, listener: ActiveListener, url: str, method: str, decide: Decide) -> dict[str, Any]:
     """Whether policy lets the caller of this listener ask for this URL: by names alone, as admission decides; nothing
     is resolved or sent. `waits` where a person has to approve it. Raises ValueError for what is no URL of http or
-    https.
+    https, and for what is no method. Of a tunnel that is passed on unread the host alone is decided on.
     """
+    if not TOKEN.fullmatch(method.encode("ascii", "replace")) or len(method) > MAX_METHOD or method == "CONNECT":
+        raise ValueError("write the method of the request, such as POST")
     if len(url) > MAX_URL or not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError(f"the URL has to be ASCII without blanks, and of at most {MAX_URL} characters")
     try:
@@ -121,8 +124,8 @@ def check(x: Exchange, listener: ActiveListener, url: str, decide: Decide) -> di
     except (KeyError, ValueError, AuthorityError):
         raise ValueError("write the URL as http://host/path or https://host/path, without a user") from None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    method = b"CONNECT" if parts.scheme == "https" and listener.is_forward else b"GET"
-    head = RequestHead(method, target.encode(), Fields())
+    is_tunnel = parts.scheme == "https" and listener.is_forward and listener.leaves_for(authority.host) is None
+    head = RequestHead(b"CONNECT" if is_tunnel else method.encode(), target.encode(), Fields())
     try:
         route = decide(listener, authority, head)[0]
     except GatewayError as error:
@@ -132,8 +135,8 @@ def check(x: Exchange, listener: ActiveListener, url: str, decide: Decide) -> di
             "url": url, "allowed": False, "reason": error.reason.value, "message": error.message, "remedy": remedy,
         }  # fmt: skip
     asked = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity)
-    asked.request, asked.method, asked.authority = head, method, authority
-    asked.path, asked.is_tunnel = parts.path.encode() or b"/", method == b"CONNECT"
+    asked.request, asked.method, asked.authority = head, head.method, authority
+    asked.path, asked.is_tunnel = parts.path.encode() or b"/", is_tunnel
     waits = [says for _, says in approvals(route.chain, asked)]
     return {"url": url, "allowed": True, **({"waits": waits[0]} if waits else {})}
 
@@ -152,16 +155,19 @@ async def _of_mcp(
         raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
     body = await held.take_body(MAX_MESSAGE)
     waits = await _waiting_of(x, waiting) if ACCESS.encode() in body else []
-    said = answer_message(body, lambda: access_of(x, listener, waits), lambda url: check(x, listener, url, decide))
+    said = answer_message(
+        body, lambda: access_of(x, listener, waits), lambda url, of: check(x, listener, url, of, decide)
+    )
     return _json(said) if said is not None else LocalResponse(202, _USUAL)
 
 
-def _asked_url(query: bytes) -> str:
-    """The parameter `url`. Raises ValueError for none, and for several."""
-    found = parse_qs(query.decode("latin-1"), keep_blank_values=True, max_num_fields=8).get("url", [])
-    if len(found) != 1:
-        raise ValueError("say which URL, once: /check?url=https://…")
-    return found[0]
+def _asked(query: bytes) -> tuple[str, str]:
+    """The parameters `url` and `method` (GET). Raises ValueError for no URL, and for several of one."""
+    found = parse_qs(query.decode("latin-1"), keep_blank_values=True, max_num_fields=8)
+    urls, methods = found.get("url", []), found.get("method", ["GET"])
+    if len(urls) != 1 or len(methods) != 1:
+        raise ValueError("say which URL, once: /check?url=https://…, and &method= at most once")
+    return urls[0], methods[0]
 
 
 def _json(values: dict[str, Any]) -> LocalResponse:

@@ -36,7 +36,10 @@ TOOLS: Final = (
         "description": "Whether this client may ask for a URL through the egress gateway, or why not. Nothing is sent.",
         "inputSchema": {
             "type": "object",
-            "properties": {"url": {"type": "string", "description": "http:// or https:// URL"}},
+            "properties": {
+                "url": {"type": "string", "description": "http:// or https:// URL"},
+                "method": {"type": "string", "description": "Method of the request, such as POST", "default": "GET"},
+            },
             "required": ["url"],
             "additionalProperties": False,
         },
@@ -46,10 +49,11 @@ TOOLS: Final = (
 Values = dict[str, Any]
 
 
-def answer_message(body: bytes, access: Callable[[], Values], check: Callable[[str], Values]) -> Values | None:
+def answer_message(body: bytes, access: Callable[[], Values], check: Callable[[str, str], Values]) -> Values | None:
     """The answer to one message of JSON-RPC; None for a notification or a response, which have none.
 
-    `access` gives what the caller may reach, `check` what would become of a URL; it raises ValueError for what is none.
+    `access` gives what the caller may reach, `check` what would become of a URL and a method; it raises ValueError
+    for what is none.
     """
     try:
         message = json.loads(body)
@@ -87,7 +91,7 @@ def _initialized(params: Mapping[str, Any]) -> Values:
 
 
 def _called(
-    number: int | str, params: Mapping[str, Any], access: Callable[[], Values], check: Callable[[str], Values]
+    number: int | str, params: Mapping[str, Any], access: Callable[[], Values], check: Callable[[str, str], Values]
 ) -> Values:
     name, arguments = params.get("name"), params.get("arguments") or {}
     if name == ACCESS:
@@ -97,8 +101,11 @@ def _called(
     url = arguments.get("url") if isinstance(arguments, dict) else None
     if not isinstance(url, str):
         return _error(number, INVALID_PARAMS, f"{CHECK} needs the argument url, a string")
+    method = arguments.get("method", "GET")
+    if not isinstance(method, str):
+        return _error(number, INVALID_PARAMS, f"method of {CHECK} has to be a string")
     try:
-        return _result(number, _told(check(url)))
+        return _result(number, _told(check(url, method)))
     except ValueError as error:
         return _result(number, {"content": [{"type": "text", "text": str(error)}], "isError": True})
 

@@ -11,7 +11,9 @@ import pytest
 from egressproxy.filters.approval_hold import holds
 from egressproxy.gateway.self_service import answers
 from egressproxy.gateway.self_service.answers import ASKED_S, MAX_ASKED
+from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, connect, exchange, forward, reverse
 from tests.support import manifests as m
@@ -258,6 +260,36 @@ def test_a_check_says_that_a_person_has_to_approve(converse: Start, url: str, wa
     assert (told["allowed"], "waits" in told) == (True, waits)
     _, _, body = ask(talk.client, f"/?url={url}", fields="Accept: text/html\r\n")
     assert (b"waits for approval" in body) is waits
+
+
+@pytest.mark.parametrize(("method", "waits"), [("", False), ("&method=GET", False), ("&method=POST", True)])
+def test_a_check_is_of_a_method_where_it_says_one(converse: Start, method: str, waits: bool):
+    config = {"hostnames": ["a.example"], "methods": ["POST"]}
+    talk = converse(forward(extensions=[HOLD | {"config": config}]))
+    assert ("waits" in json.loads(ask(talk.client, f"/check?url=http://a.example/{method}")[2])) is waits
+    asked = {"url": "http://a.example/"} | ({"method": method[8:]} if method else {})
+    told = message(talk, "tools/call", name="egress_check", arguments=asked)["result"]
+    assert ("waits" in told["structuredContent"]) is waits
+
+
+@pytest.mark.parametrize(
+    "method", ["&method=", "&method=A%20B", "&method=CONNECT", "&method=GET&method=POST", "&method=%C3%A9"]
+)
+def test_what_is_no_method_is_refused(converse: Start, method: str):
+    assert ask(converse(forward()).client, f"/check?url=http://a.example/{method}")[0] == 400
+
+
+@pytest.mark.parametrize(("path", "allowed"), [("/v1/models", True), ("/v1/files", False)])
+def test_a_url_in_a_tunnel_that_is_opened_is_checked_as_the_request_inside(converse: Start, path: str, allowed: bool):
+    objects = forward(
+        m.backend("api", "api.example", 443),
+        m.http_route("r", m.prefix_rule("/v1/models", "api"), hostnames=["api.example"]),
+        tls_secret("ca", CA_PEM, CA_KEY.reveal()),
+        intercept={"hostnames": ["api.example"], "caCertificateRef": {"name": "ca"}},
+    )
+    talk = converse(objects)
+    assert json.loads(ask(talk.client, f"/check?url=https://api.example{path}")[2])["allowed"] is allowed
+    talk.no_dial()
 
 
 def test_who_asks_without_end_has_to_wait(converse: Start, monkeypatch: pytest.MonkeyPatch):
