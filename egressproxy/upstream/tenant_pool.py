@@ -25,7 +25,7 @@ class TenantPool(Pool[C]):
     max_idle: int = MAX_IDLE
     _tenants: dict[C | Claim[C], str] = field(default_factory=dict)  # of each open connection
     _idle: dict[C, str] = field(default_factory=dict)  # that which has been idle the longest first
-    _idle_of: dict[str, list[C]] = field(default_factory=dict)
+    _idle_of: dict[str, dict[C, None]] = field(default_factory=dict)  # the latest last
 
     @property
     def idle_count(self) -> int:
@@ -36,9 +36,10 @@ class TenantPool(Pool[C]):
         """An idle connection of the claim's tenant, the latest, now busy; or None."""
         if self.is_counting and not self._may_hold(claim.client):
             return None
-        while claim.tenant in self._idle_of:
-            connection = self._idle_of[claim.tenant][-1]
-            self.withdraw(connection)
+        own = self._idle_of.get(claim.tenant)
+        while own:
+            connection, _ = own.popitem()
+            del self._idle[connection]
             if not connection.is_leaving:
                 if self.is_counting:
                     self._count(connection, claim.client)
@@ -53,7 +54,9 @@ class TenantPool(Pool[C]):
     def lost(self, gone: C | Claim[C]) -> None:
         """As of Pool."""
         Pool.lost(self, gone)
-        self._tenants.pop(gone, None)
+        tenant = self._tenants.pop(gone, None)
+        if tenant is not None and self._idle_of.get(tenant) == {}:  # it may have no other connection
+            del self._idle_of[tenant]
 
     def release(self, connection: C, *, reusable: bool) -> C | None:
         """As of Pool. While others wait it is to be closed: they may be of another tenant, and open their own."""
@@ -65,7 +68,10 @@ class TenantPool(Pool[C]):
             self._end_counting()
         tenant = self._tenants[connection]
         self._idle[connection] = tenant
-        self._idle_of.setdefault(tenant, []).append(connection)
+        own = self._idle_of.get(tenant)
+        if own is None:
+            own = self._idle_of[tenant] = {}
+        own[connection] = None
         return None
 
     def withdraw(self, connection: object) -> bool:
@@ -73,10 +79,7 @@ class TenantPool(Pool[C]):
         tenant = self._idle.pop(connection, None)  # type: ignore[call-overload]  # others are not in there
         if tenant is None:
             return False
-        own = self._idle_of[tenant]
-        own.remove(connection)  # type: ignore[arg-type]
-        if not own:
-            del self._idle_of[tenant]
+        del self._idle_of[tenant][connection]  # type: ignore[arg-type]
         return True
 
     def take_idle(self) -> list[C]:

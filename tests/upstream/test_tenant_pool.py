@@ -40,6 +40,43 @@ def test_an_idle_connection_is_for_its_tenant_alone():
     assert (pool.open, pool.idle_count) == (2, 0)
 
 
+class Incomparable(Connection):
+    """Who looks at others on the way to this one compares them."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("a connection is compared with another")
+
+
+def test_of_a_thousand_idle_connections_none_is_looked_at_on_the_way_to_another():
+    pool: TenantPool[Connection] = TenantPool("p", limit=2000)
+    held = []
+    for _ in range(1000):
+        claim: Claim[Connection] = Claim("client", "a")
+        assert pool.may_open(claim)
+        held.append(Incomparable("a"))
+        pool.opened(claim, held[-1])
+    for connection in held:
+        assert pool.release(connection, reusable=True) is None
+    for _ in range(3):
+        found = pool.take_kept(Claim("client", "a"))
+        assert found is held[-1]
+        assert pool.release(found, reusable=True) is None
+    assert pool.withdraw(held[500])
+    assert pool.idle_count == 999
+
+
+def test_nothing_is_left_of_tenants_that_come_and_go():
+    pool: TenantPool[Connection] = TenantPool("p")
+    for number in range(1000):
+        connection = opened(pool, f"tenant-{number}")
+        pool.release(connection, reusable=True)
+        assert pool.take_kept(Claim("client", f"tenant-{number}")) is connection
+        pool.lost(connection)
+    assert not any((pool._tenants, pool._idle, pool._idle_of))
+
+
 def test_the_oldest_idle_connection_makes_room_for_another_tenant():
     loop = asyncio.new_event_loop()
     pool: TenantPool[Connection] = TenantPool("p", limit=2)

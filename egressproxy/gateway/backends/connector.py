@@ -275,14 +275,16 @@ class Connector:
         Raises UpstreamFault, Denied, LimitExceeded.
         """
         name = target.name
-        if name.is_overdue:
+        is_overdue = name.is_overdue
+        if is_overdue:
             await self.catch_up(x, target)
+            is_overdue = name.is_overdue
         needs_http_1 = x.request.upgrade or target.wants_http_1
         if self.speaks_http2_alone or (target.shared is not None and not needs_http_1):
             return await self._acquire_shared(x, target, connect)
         pool = target.pool
         claim: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
-        if not name.is_overdue:
+        if not is_overdue:
             idle = pool.take() or pool.take_kept(claim)
             if idle is not None:
                 return idle
