@@ -29,9 +29,9 @@ def asked(talk: Conversation) -> list[str]:
     """The names that are looked up from now on."""
     names, resolve = list[str](), talk.names.resolve
 
-    def counted(host: str, client: str = "") -> asyncio.Future[tuple[IPAddress, ...]]:
+    def counted(host: str, client: str = "", identity: str = "") -> asyncio.Future[tuple[IPAddress, ...]]:
         names.append(host)
-        return resolve(host, client)
+        return resolve(host, client, identity)
 
     talk.names.resolve = counted  # type: ignore[method-assign]
     return names
