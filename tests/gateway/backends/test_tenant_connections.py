@@ -26,7 +26,7 @@ def made() -> TenantConnections:
 
 
 def of(every: TenantConnections, tenant: str) -> Connections:
-    return cast("Connections", every.of(exchange("GET", "http://a.example/", identity=f"{tenant}/robot")))
+    return cast("Connections", every._of_tenant(exchange("GET", "http://a.example/", identity=f"{tenant}/robot")))
 
 
 def test_each_tenant_has_its_own():
