@@ -100,18 +100,23 @@ def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.
     """
     if spec.min_version not in _VERSIONS:
         raise ValueError(f"minVersion {spec.min_version!r}: has to be one of {', '.join(_VERSIONS)}")
-    return _client_context(
+    make = _context_of_own_roots if spec.ca_pem else _of_system_roots(in_force())
+    return make(
         spec.ca_pem, spec.crl_pem, spec.client_certificate, spec.client_key, spec.min_version,
-        spec.insecure_skip_verify, bool(spec.names), alpn, "" if spec.ca_pem else in_force(),
+        spec.insecure_skip_verify, bool(spec.names), alpn,
     )  # fmt: skip
 
 
-@lru_cache(maxsize=_MAX_CONTEXTS)
+@lru_cache(maxsize=1)
+def _of_system_roots(_mark: str) -> Callable[..., ssl.SSLContext]:
+    """Gives contexts that trust the system's roots of this mark. Those with former roots are forgotten."""
+    return lru_cache(maxsize=_MAX_CONTEXTS)(_client_context)
+
+
 def _client_context(
     ca_pem: str, crl_pem: str, certificate: str, key: SecretBytes | None, min_version: str, skip_verify: bool,
-    checks_names_itself: bool, alpn: tuple[str, ...], _roots: str,
+    checks_names_itself: bool, alpn: tuple[str, ...],
 ) -> ssl.SSLContext:  # fmt: skip
-    """`_roots`: those of the system that are read, for a context of their own."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _harden(context, _VERSIONS[min_version], alpn)
     if skip_verify:
@@ -132,6 +137,9 @@ def _client_context(
     if certificate:
         _load_identity(context, certificate, key or SecretBytes(b""))
     return context
+
+
+_context_of_own_roots = lru_cache(maxsize=_MAX_CONTEXTS)(_client_context)
 
 
 @lru_cache(maxsize=_MAX_CONTEXTS)

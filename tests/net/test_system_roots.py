@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,18 @@ def test_a_watch_looks_now_and_then(bundle: Path):
     assert look() == first
     now += LOOK_S
     assert look() == ""
+
+
+def test_contexts_with_former_roots_of_the_system_are_let_go(bundle: Path):
+    """Each has nearly a megabyte, and roots that a cluster hands out change all the time."""
+    own = BackendTlsIR(ca_pem=Pki().ca_pem)
+    kept, former = client_context(own), []
+    for number in range(5):
+        put_in_force(str(number))
+        former.append(weakref.ref(client_context(BackendTlsIR())))
+    gc.collect()
+    assert [each() is None for each in former] == [True] * 4 + [False]
+    assert client_context(own) is kept
 
 
 def test_contexts_that_trust_the_system_are_made_anew_with_other_roots_and_no_others(bundle: Path):
