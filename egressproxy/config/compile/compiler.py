@@ -423,7 +423,7 @@ class _Run:
         for holding, variant in zip(found.sets, variants, strict=True):
             for sentence in closed_to_clients(made, variant.listener):
                 for key in holding:
-                    self._policies.note(key, f"for its subjects {sentence}")
+                    self._policies.note(key, f"For its subjects {sentence}")
         subjects = tuple((each.full_name, tuple(map(subject_ir, each.spec.subjects))) for each in policies)
         identity = made.policy.identity
         if identity is not None:

@@ -69,7 +69,12 @@ class NameSuggestions:
             return f"did you mean {near}?"
         if groups and not found:
             return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
-        return f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
+        shown = f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
+        if kind == "Secret":
+            shown += (
+                f"{'; ' if shown else ''}write it, or give it to `run` and `check`: --secret {namespace}/{name}=FOLDER"
+            )
+        return shown
 
     def _near(self, name: str, names: Sequence[str]) -> str:
         """The nearest of these names; "" where none is, or after too many comparisons."""

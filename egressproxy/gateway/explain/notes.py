@@ -70,7 +70,23 @@ def notes(decided: Decision) -> list[str]:
         made.append(
             f"this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT {x.authority}"
         )
+    if not x.is_tunnel and listener.is_forward and x.authority is not None:
+        made += _of_other_requests(decided, x.authority)
     return made
+
+
+def _of_other_requests(decided: Decision, authority: Authority) -> list[str]:
+    """Of a request that is not allowed, where an HTTPRoute names the host and no rule of it fits."""
+    if decided.error is None or decided.error.reason not in (Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY):
+        return []
+    routes, head = decided.listener.http, decided.x.request
+    named = next((each.origin for each in routes.rules_of(authority.host) if each.hostname), None)
+    if named is None or routes.match(authority.host, head.method, head.path, head.fields) is not None:
+        return []
+    return [
+        f"{named.kind} {named.route} serves requests for {authority.host}, and no rule of it fits this one (path,"
+        " method, headers, query): add a rule, where it is meant to be served; destinations.allow opens all of the host"
+    ]
 
 
 def _of_requests_alone(decided: Decision, authority: Authority) -> list[str]:

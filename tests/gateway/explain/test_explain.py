@@ -75,6 +75,17 @@ def open_forward(*allow: str, **sections: Any) -> list[Manifest]:
     return [m.gateway(m.forward_listener(3128)), _policy(allow=allow, **sections)]
 
 
+def test_a_request_that_no_rule_of_its_host_fits_is_told_of_the_route():
+    said = "HTTPRoute agents/api serves requests for api.example, and no rule of it"
+    for url, is_told in (
+        ("https://api.example/v2", True),
+        ("https://c.example/", False),
+        ("https://api.example/v1", False),
+    ):
+        found = ask(routed(destinations={"allow": []}), "GET", url)
+        assert any(said in each for each in found["notes"]) is is_told, (url, found)
+
+
 # --- for whom --------------------------------------------------------------------------------------------------------
 def test_as_somebody_the_policies_with_this_subject_hold():
     theirs = m.policy(["a.example"], name="team", subjects=[{"namespace": "team", "serviceAccount": "robot"}])

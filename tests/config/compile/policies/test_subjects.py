@@ -250,7 +250,7 @@ def test_status_says_where_nobody_is_known():
 def test_status_says_what_its_clients_are_answered_with_an_error():
     made = compiled(FORWARD, PLAIN, ROUTE, of_team("regions: {allowed: [eu]}"))
     said = of_policy(made, "Accepted", "default/team")[2]
-    assert "for its subjects listener forward answers destinations that no route matches with an error: a desti" in said
+    assert "For its subjects listener forward answers destinations that no route matches with an error: a desti" in said
     assert (
         "answers some requests of HTTPRoute default/route with an error: backend default/plain says no region" in said
     )
