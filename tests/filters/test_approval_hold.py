@@ -267,7 +267,7 @@ def test_a_service_account_has_one_share_and_sees_its_own_by_whatever_it_was_sho
         assert len(hold.state(None)[0]) == 2
         hold.close()
         for task in (first, stranger):
-            with pytest.raises(Denied, match="out of service"):
+            with pytest.raises(Denied, match="the configuration changed"):
                 await task
 
     async def wait(hold: ApprovalHold, x: Exchange) -> None:
