@@ -71,7 +71,10 @@ class MintingProcess:
             raise CannotMint(f"the process that mints cannot be asked: {error.strerror}") from None
         if not answer.endswith(b"\n"):
             raise CannotMint(f"the process that mints {self.end(hangs=hangs)}")
-        told: dict[str, Any] = json.loads(answer)
+        try:
+            told: dict[str, Any] = json.loads(answer)
+        except ValueError:  # what follows on the pipe may be the answer to this name: the next one is not to have it
+            raise CannotMint(f"the process that mints wrote what is no answer, and {self.end(hangs=True)}") from None
         return told
 
     def _start(self) -> subprocess.Popen[bytes]:

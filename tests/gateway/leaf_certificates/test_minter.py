@@ -65,6 +65,15 @@ def test_one_that_does_not_answer_is_told(
         mint(process)
 
 
+def test_one_that_writes_what_is_no_answer_is_ended(process: MintingProcess, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        minter, "_COMMAND", [sys.executable, "-c", "input(); print('a warning\\n{}', flush=True); input()"]
+    )
+    with pytest.raises(CannotMint, match="what is no answer, and"):
+        mint(process)
+    assert process._running is None
+
+
 def test_one_that_hangs_is_ended(process: MintingProcess, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(minter, "_COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(minter, "ANSWER_S", 0.01)
