@@ -109,7 +109,8 @@ class Supervisor:
         except WorkerEnded as error:
             raise ConfigRefused(str(error)) from None
         except OSError as error:
-            raise ConfigRefused(f"a worker cannot be started: {error.strerror}") from None
+            place = f" ({error.filename})" if error.filename else ""
+            raise ConfigRefused(f"a worker cannot be started: {error.strerror}{place}") from None
         self._members.update(handles)
         self._tasks = [asyncio.create_task(self._keep(handle)) for handle in handles]
         self._tasks.append(asyncio.create_task(self._collect_regularly()))
