@@ -95,7 +95,9 @@ class ProxyHeaderFront(asyncio.Protocol):
             log.debug("a connection of %s is closed: %s", peer_name(transport), error)
             self._refuse()
             return
-        if is_whole:
+        if is_whole and self._state.is_closed:  # a reload has come: it may be a sender no more
+            transport.abort()
+        elif is_whole:
             if self._reader.source is not None:
                 cast(SpeaksForOthers, transport).speak_for(self._reader.source)
             self._begin()

@@ -120,3 +120,39 @@ def test_a_reload_that_names_senders_ends_the_connections_from_before(converse: 
     is_served(talk, GET)
     talk.reload(forward(identity=RULES))
     talk.client.is_closed()
+
+
+OTHERS = {**RULES, "proxyProtocol": {"from": ["10.0.7.0/24"]}}
+
+
+@pytest.mark.parametrize("header", [LINE, block("192.0.2.7", 56324)], ids=["v1", "v2"])
+def test_a_sender_that_is_removed_while_it_speaks_is_believed_no_more(converse: Start, header: bytes):
+    talk = converse(forward(identity=RULES))
+    talk.client >> header[:-1]
+    talk.reload(forward(identity=OTHERS))
+    talk.client >> header[-1:] + GET
+    talk.client.is_closed()
+    assert not talk.records
+
+
+def test_a_second_header_inside_tls_is_no_header(converse: Start):
+    pki = Pki()
+    listener = m.forward_listener(3128, tls=terminate("front"))
+    talk = converse([m.gateway(listener), m.policy(["a.example"], identity=RULES), certificate(pki, "a.example")])
+    talk.counts_octets = False
+    talk.client >> LINE
+    tls = TlsClient(talk.client, pki, "a.example").shakes_hands()
+    tls >> LINE.replace(b"192.0.2.7", b"192.0.2.8") + GET
+    assert b" 400 " in tls.reads()
+    assert talk.record()["client"] == "192.0.2.7:56324"
+
+
+def test_socks_comes_behind_a_header(converse: Start):
+    listener = {"name": "socks", "port": 1080, "protocol": "egressproxy.io/socks5"}
+    talk = converse([m.gateway(listener), m.policy(["a.example"], identity=RULES)])
+    talk.client >> LINE + b"\x05\x01\x00"
+    talk.client << b"\x05\x00"
+    talk.client >> b"\x05\x01\x00\x03\x09a.example\x00\x16"
+    talk.dialled("a.example", 22)
+    talk.client.leaves()
+    is_known(talk.record())
