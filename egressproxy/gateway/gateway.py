@@ -222,14 +222,19 @@ class GatewayServer:
     def _connectors(self) -> Iterable[Connector]:
         return self.snapshot.connectors.values() if self.snapshot is not None else ()
 
-    def kill(self, killed: KilledIdentities) -> int:
-        """Put these clients out of service, and no others: what is in progress for them breaks off, and nothing more is
-        admitted. Returns how many exchanges were cut.
+    @property
+    def killed(self) -> KilledIdentities:
+        """The clients that are out of service."""
+        return self.overload.gate.killed
+
+    def kill(self, killed: KilledIdentities, new: KilledIdentities) -> int:
+        """Put these clients out of service, and no others: nothing more is admitted, and what is in progress for those
+        that are `new` breaks off. Returns how many exchanges were cut.
         """
         self.overload.refuse_identities(killed)
-        if not killed:
+        if not new:
             return 0
-        return sum(state.cut(killed) for port in self._ports() for state in port.states)
+        return sum(state.cut(new) for port in self._ports() for state in port.states)
 
     def hurry(self) -> None:
         """End a drain under way: cut what is left without further waiting."""

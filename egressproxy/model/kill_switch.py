@@ -69,23 +69,40 @@ class KillChange:
         asked = KilledIdentity(found.get("kill", found.get("restore", "")), found.get("why", ""))
         return cls(asked.name, "kill" in found, asked.why)
 
+    def killed(self) -> KilledIdentities:
+        """Whom it kills, and nobody else."""
+        return KilledIdentities((KilledIdentity(self.name),) if self.kills else ())
+
 
 class KilledIdentities:
-    """Those that are killed at this moment; false where nobody is."""
+    """Those that are killed after so many changes (`revision`); false where nobody is. A service account is there once,
+    in the form that was said last.
+    """
 
-    __slots__ = ("_accounts", "_names", "every")
+    __slots__ = ("_accounts", "_by_name", "revision")
 
-    def __init__(self, every: tuple[KilledIdentity, ...] = ()) -> None:
-        self.every = every
-        self._names = frozenset(each.name for each in every)
-        self._accounts = frozenset(account for each in every if (account := _account(each.name)) is not None)
+    def __init__(self, every: Iterable[KilledIdentity] = (), revision: int = 0) -> None:
+        self.revision = revision
+        self._by_name: dict[str, KilledIdentity] = {}
+        self._accounts: dict[tuple[str, str], str] = {}
+        for each in every:
+            self._forget(each.name)
+            self._add(each)
 
     def __bool__(self) -> bool:
-        return bool(self.every)
+        return bool(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def every(self) -> tuple[KilledIdentity, ...]:
+        """All of them, in the order in which they were killed."""
+        return tuple(self._by_name.values())
 
     def has(self, identity: CallerIdentity) -> bool:
         """Whether this client is killed."""
-        return identity.name in self._names or (identity.namespace, identity.service_account) in self._accounts
+        return identity.name in self._by_name or (identity.namespace, identity.service_account) in self._accounts
 
     def refuse(self, identity: CallerIdentity) -> None:
         """Raises Denied (403) where this client is killed."""
@@ -96,26 +113,36 @@ class KilledIdentities:
                 remedy="ask the operator, who sees why with `egressproxy kill-switch list` and ends it with `restore`",
             )
 
-    def changed(self, change: KillChange, now: float) -> KilledIdentities:
-        """With this change, made `now` (seconds since 1970). Raises ValueError where there are MAX_KILLED already, and
-        NotKilled where nobody is to be restored.
+    def changed(self, change: KillChange, now: float = 0.0) -> KilledIdentities:
+        """With this change, made `now` (seconds since 1970); of the next revision. Raises ValueError where there are
+        MAX_KILLED already, and NotKilled where nobody is to be restored.
         """
-        account = _account(change.name)
-        kept = tuple(
-            each
-            for each in self.every
-            if each.name != change.name and (account is None or _account(each.name) != account)
-        )
+        made = KilledIdentities(revision=self.revision + 1)
+        made._by_name, made._accounts = self._by_name.copy(), self._accounts.copy()
+        was_killed = made._forget(change.name)
         if not change.kills:
-            if len(kept) == len(self.every):
+            if not was_killed:
                 raise NotKilled(f"nobody is out of service under the name {change.name}: nothing is restored")
-            return KilledIdentities(kept)
-        if len(kept) >= MAX_KILLED:
+            return made
+        if len(made) >= MAX_KILLED:
             raise ValueError(f"{MAX_KILLED} identities are killed already: restore some, or deny them in a policy")
-        return KilledIdentities((*kept, KilledIdentity(change.name, change.why, now)))
+        made._add(KilledIdentity(change.name, change.why, now))
+        return made
+
+    def _add(self, killed: KilledIdentity) -> None:
+        self._by_name[killed.name] = killed
+        account = _account(killed.name)
+        if account is not None:
+            self._accounts[account] = killed.name
+
+    def _forget(self, name: str) -> bool:
+        """In each form that names it; whether it was there."""
+        account = _account(name)
+        form = name if account is None else self._accounts.pop(account, name)
+        return self._by_name.pop(form, None) is not None
 
     def __repr__(self) -> str:
-        return f"KilledIdentities({len(self.every)})"
+        return f"KilledIdentities({len(self)}, revision {self.revision})"
 
 
 def _account(name: str) -> tuple[str, str] | None:

@@ -52,6 +52,20 @@ def test_a_service_account_is_restored_in_each_form_that_names_it():
     assert len(switch.changed(KillChange(BY_TOKEN.name, kills=True), 0.0).every) == 2
 
 
+def test_a_service_account_that_is_there_in_two_forms_is_restored_as_one():
+    switch = killed(BY_CERTIFICATE.name, BY_TOKEN.name, "alice")
+    assert [each.name for each in switch.every] == [BY_TOKEN.name, "alice"]
+    restored = switch.changed(KillChange(BY_CERTIFICATE.name, kills=False))
+    assert not restored.has(BY_TOKEN)
+    assert not restored.has(BY_CERTIFICATE)
+    assert switch.has(BY_TOKEN)  # a change makes another value
+
+
+def test_each_change_is_a_revision():
+    switch = killed("alice")
+    assert switch.changed(KillChange("bob", kills=True)).changed(KillChange("bob", kills=False)).revision == 2
+
+
 def test_nobody_is_restored_who_is_not_killed():
     switch = killed(BY_TOKEN.name, "alice")
     for name in ("Alice", "alice ", "system:serviceaccount:agents:workers", "spiffe://a.test/ns/agents/sa/workers"):

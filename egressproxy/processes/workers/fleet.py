@@ -11,7 +11,7 @@ from typing import Protocol
 
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.kill_switch import KilledIdentity
+from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.net.huge_pages import collapse_heap
 from egressproxy.net.memory import memory_for_each
@@ -89,10 +89,12 @@ class Fleet(Protocol):
         process has not answered.
         """
 
-    async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
+    async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         """Put these clients out of service in each process, and in those that will be started, and no others; what is
-        in progress for them is cut. Returns how many exchanges that were. Raises errors.NotAnswered where a process has
-        not answered; it holds for the others, and for what takes its place.
+        in progress for them is cut. `change`: what is different since the last call; processes are told that alone.
+
+        Returns how many exchanges were cut. Raises errors.NotAnswered where a process has not answered; it holds for
+        the others, and for what takes its place.
         """
 
     async def counts(self) -> Counts:

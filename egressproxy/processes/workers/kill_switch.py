@@ -13,6 +13,8 @@ from typing import Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
+from egressproxy.model.steps import Cooperative
+from egressproxy.net.cooperative import in_slices
 from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
 from egressproxy.processes.workers.killed_file import NAME, read_killed, write_killed
 from egressproxy.telemetry.metrics import Metrics
@@ -36,7 +38,7 @@ class KillSwitch:
         self._changes: set[asyncio.Task[int]] = set()
         metrics.add_gauge(
             "egress_identities_killed", "Identities that an operator has put out of service.",
-            lambda: len(self._killed.every),
+            lambda: len(self._killed),
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -54,11 +56,11 @@ class KillSwitch:
         if not self._killed:
             return
         try:
-            await self._fleet.kill(self._killed.every)
+            await self._fleet.kill(self._killed)
         except NotAnswered as error:
             raise ConfigRefused(str(error)) from None
         names = ", ".join(repr(each.name) for each in self._killed.every[:_NAMED])
-        more = f" and {len(self._killed.every) - _NAMED} more" if len(self._killed.every) > _NAMED else ""
+        more = f" and {len(self._killed) - _NAMED} more" if len(self._killed) > _NAMED else ""
         log.warning("kill switch: out of service, as %s says: %s%s", self._file, names, more)
 
     async def answer(self, change: KillChange | None) -> bytes:
@@ -75,8 +77,7 @@ class KillSwitch:
             self._changes.add(doing)
             doing.add_done_callback(self._changes.discard)
             cut = await asyncio.shield(doing)
-        every = [{"identity": each.name, "why": each.why, "since": each.since} for each in self._killed.every]
-        return json.dumps({"killed": every, "cut": cut, "kept": self._file is not None}).encode()
+        return await in_slices(_told(self._killed, cut, is_kept=self._file is not None))
 
     async def _change(self, change: KillChange) -> int:
         """How many exchanges were cut."""
@@ -86,13 +87,13 @@ class KillSwitch:
             if change.kills:
                 self._killed = after
                 try:
-                    cut = await self._fleet.kill(after.every)
+                    cut = await self._fleet.kill(after, change)
                 finally:
                     await self._keep(after, "it is out of service until the process ends, and was not written")
             else:
                 await self._keep(after, "it stays out of service, since that cannot be written")
                 self._killed = after
-                await self._fleet.kill(after.every)
+                await self._fleet.kill(after, change)
             if change.kills:
                 log.warning("kill switch: the identity %r is out of service; exchanges cut: %d", change.name, cut)
             else:
@@ -112,3 +113,12 @@ class KillSwitch:
 
     def __repr__(self) -> str:
         return f"KillSwitch({self._killed})"
+
+
+def _told(killed: KilledIdentities, cut: int, *, is_kept: bool) -> Cooperative[bytes]:
+    """There may be thousands, and in a process that serves alone traffic waits meanwhile."""
+    names = []
+    for each in killed.every:
+        names.append(json.dumps({"identity": each.name, "why": each.why, "since": each.since}))
+        yield None
+    return f'{{"killed": [{", ".join(names)}], "cut": {cut}, "kept": {json.dumps(is_kept)}}}'.encode()

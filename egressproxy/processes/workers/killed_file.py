@@ -46,20 +46,22 @@ def read_killed(file: Path) -> KilledIdentities:
     every = tuple(_identity(number, each) for number, each in enumerate(killed))
     if len({each.name for each in every}) != len(every):
         raise ValueError("an identity is there twice")
-    return KilledIdentities(every)
+    return KilledIdentities(every, revision=1)
 
 
 def write_killed(file: Path, killed: KilledIdentities) -> None:
     """Replace it by one that this user alone can read, when it is on the disk. Raises OSError, and has changed nothing
     then.
     """
-    every = [{"identity": each.name, "why": each.why, "since": each.since} for each in killed.every]
+    every = ",\n".join(
+        f"  {json.dumps({'identity': each.name, 'why': each.why, 'since': each.since})}" for each in killed.every
+    )
     beside = file.with_name(f"{file.name}.new")
     beside.unlink(missing_ok=True)  # of a process that was killed here
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as opened:
-            opened.write(json.dumps({"version": VERSION, "killed": every}, indent=1).encode() + b"\n")
+            opened.write(f'{{"version": {VERSION}, "killed": [\n{every}\n]}}\n'.encode())
             opened.flush()
             os.fsync(descriptor)
         os.replace(beside, file)

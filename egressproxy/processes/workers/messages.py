@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.kill_switch import KilledIdentity
+from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
@@ -44,6 +44,7 @@ __all__ = [
     "Noticed",
     "ReopenAccessLog",
     "Request",
+    "SetKilled",
     "Swap",
     "decode",
     "encode",
@@ -128,10 +129,21 @@ class Holds:
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
-    """These clients are out of service, and no others: answered with the number of exchanges that were cut."""
+class SetKilled:
+    """Clients of these names are out of service, and no others: answered with the number of exchanges that were cut."""
 
-    killed: tuple[KilledIdentity, ...]
+    names: tuple[str, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What is different in this revision of who is out of service: answered with the number of exchanges that were cut;
+    None by a worker that does not have the revision before, and is to be sent all names.
+    """
+
+    change: KillChange
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,7 @@ class Drain:
     timeout_s: float
 
 
-Request = Begin | Build | Swap | Collect | Explain | LookUp | Decisions | Caches | Holds | Kill | Drain
+Request = Begin | Build | Swap | Collect | Explain | LookUp | Decisions | Caches | Holds | SetKilled | Kill | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +245,7 @@ _FIND: Final = classes(
         Configuration,
         CachePurge,
         HoldDecision,
-        KilledIdentity,
+        KillChange,
         ProcessLimits,
         FilterListener,
         Path,

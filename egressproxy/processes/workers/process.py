@@ -22,6 +22,7 @@ from egressproxy import __version__
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
 from egressproxy.net.closed_memory import close_memory
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
@@ -203,8 +204,10 @@ class WorkerProcess:
                     value = await self.worker.caches(purge)
                 case messages.Holds(decision, identity):
                     value = await self.worker.holds(decision, identity)
-                case messages.Kill(killed):
-                    value = self.worker.kill(killed)
+                case messages.SetKilled(names, revision):
+                    value = self.worker.set_killed(KilledIdentities(map(KilledIdentity, names), revision))
+                case messages.Kill(change, revision):
+                    value = self.worker.kill(change, revision)
                 case messages.Drain(timeout_s):
                     value = await self.worker.drain(timeout_s)
                     self._tell_notices()

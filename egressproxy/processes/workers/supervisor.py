@@ -23,7 +23,7 @@ from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.kill_switch import KilledIdentity
+from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
@@ -44,6 +44,7 @@ from egressproxy.processes.workers.messages import (
     LookUp,
     ReopenAccessLog,
     Request,
+    SetKilled,
 )
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
@@ -87,7 +88,7 @@ class Supervisor:
         self._members: set[Handle] = set()  # those that are asked to build
         self._sockets: dict[tuple[str, int], socket.socket] = {}
         self._current: Configuration | None = None
-        self._killed: tuple[KilledIdentity, ...] = ()
+        self._killed = KilledIdentities()
         self._buried = Counts()
         self._spent_s = dict.fromkeys(range(1, options.workers + 1), 0.0)
         self._restarts = 0
@@ -189,7 +190,7 @@ class Supervisor:
         await handle.begin(asked, self._shared)
         if self._killed:
             try:
-                await handle.answer(Kill(self._killed))
+                await handle.answer(_all_killed(self._killed))
             except NotAnswered as error:
                 raise ConfigRefused(str(error)) from None
 
@@ -366,11 +367,11 @@ class Supervisor:
             raise NotAnswered("no worker serves")
         return found
 
-    async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
+    async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         """See `fleet.Fleet`. Workers that have begun are told; those that have not are when they have."""
         self._killed = killed
         asked = [each for each in self._handles.values() if each.can_count]
-        answers = await asyncio.gather(*(each.answer(Kill(killed)) for each in asked), return_exceptions=True)
+        answers = await asyncio.gather(*(_kill(each, killed, change) for each in asked), return_exceptions=True)
         for handle, answer in zip(asked, answers, strict=True):
             if isinstance(answer, BaseException) and not (handle.is_gone and isinstance(answer, NotAnswered)):
                 raise answer
@@ -408,6 +409,23 @@ class Supervisor:
                 if silent_s > SILENT_S:
                     log.error("%s has not answered for %.0f s; it is ended", handle, silent_s)
                     handle.kill()
+
+
+async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | None) -> int:
+    """How many exchanges this worker has cut. It is told of the change alone, of thousands of names only where it has
+    missed a change. Raises NotAnswered.
+    """
+    cut: int | None = None
+    if change is not None:
+        cut = await handle.answer(Kill(change, killed.revision))
+    if cut is None:
+        cut = await handle.answer(_all_killed(killed))
+    assert cut is not None
+    return cut
+
+
+def _all_killed(killed: KilledIdentities) -> SetKilled:
+    return SetKilled(tuple(each.name for each in killed.every), killed.revision)
 
 
 def _tell_defect(task: asyncio.Task[None]) -> None:

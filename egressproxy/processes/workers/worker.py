@@ -30,7 +30,7 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
+from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
@@ -225,9 +225,18 @@ class Worker:
             return None
         return [hold for each in answers for hold in json.loads(each)["holds"]]
 
-    def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
-        """See `fleet.Fleet`."""
-        return self.gateway.kill(KilledIdentities(killed))
+    def set_killed(self, killed: KilledIdentities) -> int:
+        """Put these clients out of service, and no others. Returns how many exchanges were cut."""
+        return self.gateway.kill(killed, killed)
+
+    def kill(self, change: KillChange, revision: int) -> int | None:
+        """Make the change that leads to this revision. Returns how many exchanges were cut; None where the change
+        before it is missing here: then nothing is changed.
+        """
+        before = self.gateway.killed
+        if before.revision != revision - 1:
+            return None
+        return self.gateway.kill(before.changed(change), change.killed())
 
     def close(self) -> None:
         """Write what is to be logged."""
@@ -300,9 +309,9 @@ class InProcess:
         """See `fleet.Fleet`."""
         return [await self.worker.holds(decision, identity)]
 
-    async def kill(self, killed: tuple[KilledIdentity, ...]) -> int:
+    async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         """See `fleet.Fleet`."""
-        return self.worker.kill(killed)
+        return self.worker.gateway.kill(killed, killed if change is None else change.killed())
 
     async def counts(self) -> Counts:
         """See `fleet.Fleet`."""

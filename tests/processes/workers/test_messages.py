@@ -10,7 +10,7 @@ import pytest
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision
-from egressproxy.model.kill_switch import KilledIdentity
+from egressproxy.model.kill_switch import KillChange
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.processes.workers.messages import (
@@ -27,6 +27,7 @@ from egressproxy.processes.workers.messages import (
     Listen,
     LookUp,
     Noticed,
+    SetKilled,
     decode,
     encode,
 )
@@ -45,7 +46,8 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         Asked(4, Caches()),
         Asked(5, Caches(CachePurge("agents/r", "/v1", "agents/me"))),
         Asked(5, Holds(HoldDecision("5e1f", approves=True, by="alice"))),
-        Asked(5, Kill((KilledIdentity("alice", "leaks keys", 5.0),))),
+        Asked(5, Kill(KillChange("alice", kills=True, why="leaks keys"), 7)),
+        Asked(6, SetKilled(("alice", "bob"), 7)),
         Asked(4, Drain(0.5)),
         Listen("::1", 80),
         Noticed(

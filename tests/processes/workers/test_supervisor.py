@@ -19,10 +19,12 @@ from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.packing import pack
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import WeightedBackend
+from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.listening import BindError
 from egressproxy.processes.workers import supervisor as module
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.handle import Handle
+from egressproxy.processes.workers.messages import Kill, Request, SetKilled
 from egressproxy.processes.workers.supervisor import Supervisor
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
@@ -290,3 +292,44 @@ async def test_who_cannot_be_sent_a_socket_is_replaced_and_nobody_is_forgotten(
     assert {handle.configuration and handle.configuration.generation for handle in fleet._serving()} == {2}
     assert await status(second) == b"403"
     assert "no longer looked after" not in caplog.text
+
+
+async def test_a_change_of_who_is_killed_is_sent_alone_and_all_names_to_who_has_missed_one(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch
+):
+    sent: list[tuple[int, type[Request]]] = []
+    answer = Handle.answer
+
+    async def noted(self: Handle, asked: Request) -> object:
+        sent.append((self.number, type(asked)))
+        return await answer(self, asked)
+
+    monkeypatch.setattr(Handle, "answer", noted)
+    killed = KilledIdentities(KilledIdentity(f"user-{number}") for number in range(3))
+
+    async def change(name: str, *, kills: bool) -> list[tuple[int, type[Request]]]:
+        nonlocal killed
+        sent.clear()
+        asked = KillChange(name, kills)
+        killed = killed.changed(asked)
+        await fleet.kill(killed, asked)
+        return sorted(sent, key=lambda each: each[0])
+
+    await fleet.start()
+    await fleet.kill(killed)
+    assert [kind for _, kind in sent] == [SetKilled, SetKilled]
+    assert await change("alice", kills=True) == [(1, Kill), (2, Kill)]
+    assert await change("user-1", kills=False) == [(1, Kill), (2, Kill)]
+
+    lost = KillChange("bob", kills=True)
+    killed = killed.changed(lost)
+    await answer(fleet._handles[1], Kill(lost, killed.revision))  # the other one never hears of it
+    assert await change("carol", kills=True) == [(1, Kill), (2, Kill), (2, SetKilled)]
+    assert await change("carol", kills=False) == [(1, Kill), (2, Kill)]
+
+    before = fleet._handles[2]
+    os.kill(before.pid, signal.SIGKILL)
+    await fleet.apply(configuration(free_port()))
+    await until(lambda: fleet._handles[2] is not before and fleet._handles[2].is_serving)
+    assert (2, SetKilled) in sent
+    assert await change("dave", kills=True) == [(1, Kill), (2, Kill)]
