@@ -216,7 +216,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         """Whether bytes of the peer are read: no pause, and no end of either kind."""
         return not self._is_paused and self._state in _READS
 
-    wants_input = is_reading
+    def wants_input(self) -> bool:
+        """As `is_reading`."""
+        return not self._is_paused and self._state in _READS
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:

@@ -7,9 +7,8 @@ Source: Gateway API, HTTPRouteSpec.hostnames and Listener.hostname.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from egressproxy.model.steps import Cooperative
 
@@ -18,8 +17,7 @@ __all__ = ["HostEntry", "HostMap", "patterns_of"]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class HostEntry(Generic[T]):
+class HostEntry(NamedTuple, Generic[T]):
     """What `HostMap.building` takes. No `hostnames`: every host. `created` and `name` (namespace/name) break ties."""
 
     hostnames: Sequence[str]

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -258,7 +257,6 @@ class _Candidate(Generic[T]):
         return True
 
 
-@dataclass(slots=True, eq=False)
 class _Bucket(Generic[T]):
     """The matches of one hostname pattern ("" for every host). Filled with `candidates`, then sealed, then only read.
 
@@ -266,16 +264,22 @@ class _Bucket(Generic[T]):
     paths and methods. Prefixes are kept without a slash at their end, so that "/" is b"".
     """
 
-    hostname: str
-    candidates: list[_Candidate[T]] = field(default_factory=list)
-    always: tuple[T, bytes] | None = None
-    asks: bool = False
-    _exact: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)
-    _patterns: list[_Candidate[T]] = field(default_factory=list)
-    _methods: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)  # of any gRPC service
-    _prefixes: dict[bytes, list[_Candidate[T]]] = field(default_factory=dict)
-    _longest: int = 0
-    _is_bound: bool = False
+    __slots__ = (
+        "_exact", "_is_bound", "_longest", "_methods", "_patterns", "_prefixes", "always", "asks", "candidates",
+        "hostname",
+    )  # fmt: skip
+
+    def __init__(self, hostname: str) -> None:
+        self.hostname = hostname
+        self.candidates: list[_Candidate[T]] = []
+        self.always: tuple[T, bytes] | None = None
+        self.asks = False
+        self._exact: dict[bytes, list[_Candidate[T]]] = {}
+        self._patterns: list[_Candidate[T]] = []
+        self._methods: dict[bytes, list[_Candidate[T]]] = {}  # of any gRPC service
+        self._prefixes: dict[bytes, list[_Candidate[T]]] = {}
+        self._longest = 0
+        self._is_bound = False
 
     def seal(self) -> None:
         ranked = sorted(self.candidates, key=attrgetter("rank"))
@@ -350,8 +354,8 @@ class _Bucket(Generic[T]):
 
     def without(self, payload: T) -> _Bucket[T]:
         """The same without the rule of this payload."""
-        others = [candidate for candidate in self.sealed() if candidate.result[0] is not payload]
-        made = _Bucket(self.hostname, others)
+        made: _Bucket[T] = _Bucket(self.hostname)
+        made.candidates = [candidate for candidate in self.sealed() if candidate.result[0] is not payload]
         made.seal()
         return made
 

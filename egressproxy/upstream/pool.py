@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
@@ -25,6 +24,8 @@ __all__ = ["Claim", "Pool", "Pooled"]
 #: Connections to one destination, and exchanges that wait for one: in all, and of one client while clients are counted.
 MAX_OPEN = 4096
 SHARE = 1024
+#: Idle connections to one destination.
+MAX_IDLE = 256
 
 
 class Pooled(Protocol):
@@ -38,43 +39,52 @@ class Pooled(Protocol):
 C = TypeVar("C", bound=Pooled)
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Claim(Generic[C]):
     """A client's claim to a connection, until it has one. `given` is set while it waits. `tenant`: see TenantPool."""
 
-    client: str
-    tenant: str = "-"
-    given: asyncio.Future[C | None] | None = None
+    __slots__ = ("client", "given", "tenant")
+
+    def __init__(self, client: str, tenant: str = "-") -> None:
+        self.client = client
+        self.tenant = tenant
+        self.given: asyncio.Future[C | None] | None = None
 
     def __repr__(self) -> str:
         return f"Claim({self.client}, {'waits' if self.given is not None else 'has asked'})"
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Pool(Generic[C]):
     """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.
 
     `kept` holds the idle connections while clients are counted; only claims get them.
     """
 
-    name: str
-    limit: int = MAX_OPEN
-    max_idle: int = 256
-    max_waiting: int = MAX_OPEN
-    share: int = SHARE
-    idle: list[C] = field(default_factory=list)
-    kept: list[C] = field(default_factory=list)
-    open: int = 0
-    is_counting: bool = False
-    is_retired: bool = False
-    waiting: FairQueue[Claim[C]] = field(init=False)
-    # While clients are counted: who holds each connection given since then, and how many each client holds.
-    _holders: dict[C | Claim[C], str] = field(default_factory=dict)
-    _held: Shares = field(init=False)
+    __slots__ = (
+        "_held", "_holders", "idle", "is_counting", "is_retired", "kept", "limit", "max_idle", "name", "open", "share",
+        "waiting",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        self.waiting = FairQueue(self.max_waiting, self.share)
-        self._held = Shares(sys.maxsize, self.share)
+    def __init__(
+        self,
+        name: str,
+        limit: int = MAX_OPEN,
+        max_idle: int = MAX_IDLE,
+        max_waiting: int = MAX_OPEN,
+        share: int = SHARE,
+    ) -> None:
+        self.name = name
+        self.limit = limit
+        self.max_idle = max_idle
+        self.share = share
+        self.idle: list[C] = []
+        self.kept: list[C] = []
+        self.open = 0
+        self.is_counting = False
+        self.is_retired = False
+        self.waiting: FairQueue[Claim[C]] = FairQueue(max_waiting, share)
+        # While clients are counted: who holds each connection given since then, and how many each client holds.
+        self._holders: dict[C | Claim[C], str] = {}
+        self._held = Shares(sys.maxsize, share)
 
     @property
     def place(self) -> str:

@@ -5,10 +5,9 @@ Who else asks for a connection opens one. Where there is no room for it, an idle
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from egressproxy.upstream.pool import Claim, Pool, Pooled
+from egressproxy.upstream.pool import MAX_OPEN, SHARE, Claim, Pool, Pooled
 
 __all__ = ["MAX_IDLE", "TenantPool"]
 
@@ -18,14 +17,16 @@ MAX_IDLE = 1024
 C = TypeVar("C", bound=Pooled)
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class TenantPool(Pool[C]):
     """Idle connections go to claims alone, since these say whose they are: `idle` and `kept` are always empty."""
 
-    max_idle: int = MAX_IDLE
-    _tenants: dict[C | Claim[C], str] = field(default_factory=dict)  # of each open connection
-    _idle: dict[C, str] = field(default_factory=dict)  # that which has been idle the longest first
-    _idle_of: dict[str, dict[C, None]] = field(default_factory=dict)  # the latest last
+    __slots__ = ("_idle", "_idle_of", "_tenants")
+
+    def __init__(self, name: str, limit: int = MAX_OPEN, max_idle: int = MAX_IDLE, share: int = SHARE) -> None:
+        super().__init__(name, limit, max_idle, share=share)
+        self._tenants: dict[C | Claim[C], str] = {}  # of each open connection
+        self._idle: dict[C, str] = {}  # that which has been idle the longest first
+        self._idle_of: dict[str, dict[C, None]] = {}  # the latest last
 
     @property
     def idle_count(self) -> int:
@@ -48,12 +49,12 @@ class TenantPool(Pool[C]):
 
     def opened(self, claim: Claim[C], connection: C) -> None:
         """As of Pool: it is the tenant's from now on."""
-        Pool.opened(self, claim, connection)
+        super().opened(claim, connection)
         self._tenants[connection] = claim.tenant
 
     def lost(self, gone: C | Claim[C]) -> None:
         """As of Pool."""
-        Pool.lost(self, gone)
+        super().lost(gone)
         tenant = self._tenants.pop(gone, None)
         if tenant is not None and self._idle_of.get(tenant) == {}:  # it may have no other connection
             del self._idle_of[tenant]
