@@ -2,22 +2,32 @@
 
 Hand-made on h2: dnspython's `https` wants httpx, and opens a connection for each question unless it is given a client.
 
-Sources: RFC 8484 (POST, application/dns-message, Age), RFC 9113 (HTTP/2).
+What a server sends is bounded: an answer in bytes, a head in fields, frames that bring no answer in number, and what
+it does not read of ours in bytes. A server that keeps a connection busy without answering counts as silent.
+
+Sources: RFC 8484 (POST, application/dns-message, Age), RFC 9113 (HTTP/2, section 10.5 on what a peer may cost).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceived, StreamEnded, StreamReset
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    InformationalResponseReceived,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+)
 from h2.exceptions import H2Error
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
@@ -27,9 +37,15 @@ __all__ = ["DnsHttps", "HttpsFailure"]
 
 #: How long a connection without a question is kept.
 IDLE_S = 30.0
-#: A connection on which nothing came for so long, while a question waited, is not used again.
+#: A connection on which no answer came for so long, while a question waited, is not used again.
 SILENCE_S = 1.0
 CONNECT_S = 5.0
+#: What a server may send (pings, settings, windows, pieces of answers) between one whole answer and the next.
+MAX_EVENTS = 1024
+#: As so many of them counts an interim response (1xx), whose fields are work, and of which servers of DNS have none.
+EVENTS_OF_INTERIM = 64
+#: What waits for a server that does not read.
+MAX_UNSENT_BYTES = 64 * 1024
 DNS_MESSAGE = "application/dns-message"
 
 
@@ -51,6 +67,13 @@ class _HttpsQuestion:
     stream: int = 0
     age_s: int = 0
     body: bytearray = field(default_factory=bytearray)
+
+
+class _H2(H2Connection):
+    """With bounds for a connection of small messages that lasts."""
+
+    DEFAULT_MAX_HEADER_LIST_SIZE = 8 * 1024
+    MAX_CLOSED_STREAMS = 128
 
 
 class DnsHttps:
@@ -132,11 +155,12 @@ class _HttpsConnection(asyncio.Protocol):
             (":method", "POST"), (":scheme", "https"), (":authority", authority), (":path", path),
             ("accept", DNS_MESSAGE), ("content-type", DNS_MESSAGE),
         ]  # fmt: skip
-        self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="latin-1"))
+        self._h2 = _H2(H2Configuration(client_side=True, header_encoding="latin-1"))
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, _HttpsQuestion] = {}  # by stream
-        self._waiting: deque[_HttpsQuestion] = deque()
-        self._heard = 0.0
+        self._waiting: dict[_HttpsQuestion, None] = {}  # the oldest first
+        self._answered = 0.0  # when the latest answer was whole
+        self._events = 0  # since then
         self._idle: asyncio.TimerHandle | None = None
         self.is_gone = False
         self.is_retired = False
@@ -150,8 +174,11 @@ class _HttpsConnection(asyncio.Protocol):
             call.answer.set_exception(HttpsFailure(self._why, is_of_connection=True))
             return call.answer
         self._stop_idling()
-        self._waiting.append(call)
-        self._send_waiting()
+        self._waiting[call] = None
+        try:
+            self._send_waiting()
+        except H2Error as error:
+            self.end(f"HTTP/2: {error}")
         return call.answer
 
     def retire(self) -> None:
@@ -180,12 +207,12 @@ class _HttpsConnection(asyncio.Protocol):
         if transport.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
             self.end("the server does not speak HTTP/2")
             return
-        self._h2.local_settings[SettingCodes.ENABLE_PUSH] = 0
+        settings = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: _H2.DEFAULT_MAX_HEADER_LIST_SIZE}
+        self._h2.local_settings = Settings(client=True, initial_values=settings)
         self._h2.initiate_connection()
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
         try:
             for event in self._h2.receive_data(data):
                 self._take(event)
@@ -203,12 +230,11 @@ class _HttpsConnection(asyncio.Protocol):
         """Send questions, as many as the server takes. Raises H2Error."""
         h2 = self._h2
         while self._waiting and h2.open_outbound_streams < h2.remote_settings.max_concurrent_streams:
-            size = len(self._waiting[0].wire)
+            call = next(iter(self._waiting))
+            size = len(call.wire)
             if size > min(h2.outbound_flow_control_window, h2.remote_settings.initial_window_size):
                 break
-            call = self._waiting.popleft()
-            if call.answer.done():
-                continue
+            del self._waiting[call]
             call.stream = h2.get_next_available_stream_id()
             self._calls[call.stream] = call
             h2.send_headers(call.stream, [*self._head, ("content-length", str(size))])
@@ -216,13 +242,17 @@ class _HttpsConnection(asyncio.Protocol):
         self._flush()
 
     def _take(self, event: Event) -> None:
+        self._events += EVENTS_OF_INTERIM if isinstance(event, InformationalResponseReceived) else 1
         if isinstance(event, ConnectionTerminated):
             self.end("the server ended the connection")
+            return
+        if self._events > MAX_EVENTS:
+            self.end("the server sends much, and no answer")
             return
         call = self._calls.get(getattr(event, "stream_id", None) or 0)
         if isinstance(event, DataReceived):
             self._h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
-            if call is not None:
+            if call is not None and not call.answer.done():
                 call.body += event.data or b""
                 if len(call.body) > MAX_REPLY_BYTES:
                     self._fail(call, f"an answer of more than {MAX_REPLY_BYTES} bytes is not read")
@@ -232,6 +262,7 @@ class _HttpsConnection(asyncio.Protocol):
             self._read_head(call, {str(name): str(value) for name, value in event.headers or ()})
         elif isinstance(event, StreamEnded):
             if not call.answer.done():
+                self._note_answer()
                 call.answer.set_result((bytes(call.body), call.age_s))
         elif isinstance(event, StreamReset):
             self._fail(call, "the server refused the stream")
@@ -242,22 +273,28 @@ class _HttpsConnection(asyncio.Protocol):
             self._fail(call, f"it answered with status {status[:3]}")
         elif said.partition(";")[0].strip().lower() != DNS_MESSAGE:
             self._fail(call, "it answered with another type than application/dns-message")
+        elif fields.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            self._fail(call, "it answered in a content encoding, which nobody has asked for")
         else:
             age = fields.get("age", "")
             call.age_s = int(age[:9]) if age.isascii() and age.isdigit() else 0
 
-    @staticmethod
-    def _fail(call: _HttpsQuestion, why: str) -> None:
+    def _fail(self, call: _HttpsQuestion, why: str) -> None:
         if not call.answer.done():
+            self._note_answer()
             call.answer.set_exception(HttpsFailure(why))
+
+    def _note_answer(self) -> None:
+        self._answered, self._events = self._loop.time(), 0
 
     def _done(self, call: _HttpsQuestion) -> None:
         """A question has its answer, has failed or was given up."""
         known = self._calls.pop(call.stream, None)
+        self._waiting.pop(call, None)
         if self.is_gone:
             return
         now = self._loop.time()
-        if call.answer.cancelled() and self._heard < call.began and now - call.began > SILENCE_S:
+        if call.answer.cancelled() and self._answered < call.began and now - call.began > SILENCE_S:
             self.end("the server is silent")
             return
         try:
@@ -285,3 +322,5 @@ class _HttpsConnection(asyncio.Protocol):
         data = self._h2.data_to_send()
         if data and self._transport is not None:
             self._transport.write(data)
+            if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+                self.end("the server does not read")

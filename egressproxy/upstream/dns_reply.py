@@ -13,6 +13,7 @@ RFC 6891 (EDNS), RFC 2181 sections 8 and 9 (TTLs, truncation).
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv6Address
@@ -37,6 +38,8 @@ MAX_LINKS = 16
 #: More addresses of one name, or names of one address, are not used.
 MAX_ADDRESSES = 32
 _MAX_NAME = 255
+#: Labels that are written as they are.
+_PLAIN = re.compile(rb"[a-z0-9_-]*").fullmatch
 
 _HEADER = struct.Struct("!HHHHHH")  # id, flags, and the records of the four sections
 _RECORD = struct.Struct("!HHIH")  # type, class, TTL, length of the data
@@ -51,7 +54,9 @@ class DnsAnswer:
     """`addresses` empty: the name has none of this family, or (`is_nxdomain`) does not exist. `ttl_s` as it came. To a
     question of type PTR the answer is `names`, as in `through`. `is_authentic`: the server has set the AD bit.
     `unheard`, of an answer for both families: the version of IP of which nothing was heard, or 0. `through`: the names
-    that CNAME records led through, in lower case, without trailing dot; each byte of a label is a character.
+    that CNAME records led through, in lower case, without trailing dot, as RFC 1035 section 5.1 writes them: a byte of
+    a label that is no letter, digit, hyphen or underscore is an escape, so that nothing in a name is another name, two
+    of them, or the end of a line.
 
     For a negative answer `ttl_s` follows RFC 2308 section 5, and is 0 where the server gave no SOA record.
     """
@@ -246,14 +251,19 @@ class _Reading:
 
 
 def _text(name: bytes) -> str:
-    """A name in wire form as text: labels with dots between them."""
+    """A name in wire form as text: labels with dots between them, escaped."""
     labels: list[str] = []
     at = 0
     while name[at]:
         end = at + 1 + name[at]
-        labels.append(name[at + 1 : end].decode("latin-1"))
+        label = name[at + 1 : end]
+        labels.append(label.decode() if _PLAIN(label) else "".join(map(_escaped, label)))
         at = end
     return ".".join(labels)
+
+
+def _escaped(byte: int) -> str:
+    return chr(byte) if _PLAIN(bytes((byte,))) else f"\\{byte:03}"
 
 
 def _address(packed: bytes) -> IPAddress:

@@ -34,7 +34,7 @@ _MAX_IDS: Final = 64
 #: How long a connection without a question is kept.
 IDLE_S: Final = 30.0
 CONNECT_S: Final = 5.0
-#: A connection on which nothing came for so long, while a question waited, is given no other …
+#: A connection on which no answer came for so long, while a question waited, is given no other …
 STALLED_S: Final = 0.25
 #: … and is closed where that question is given up after so long.
 SILENCE_S: Final = 1.0
@@ -126,7 +126,7 @@ class _StreamConnection(asyncio.Protocol):
         self._calls: dict[int, _StreamQuestion] = {}  # by the id on this connection, the oldest first
         self._given_up: set[int] = set()  # ids that an answer may still come for
         self._buffer = bytearray()
-        self._heard = 0.0
+        self._heard = 0.0  # when the latest answer was whole
         self._idle: asyncio.TimerHandle | None = None
         self._is_retired = False
         self._is_gone = False
@@ -209,7 +209,6 @@ class _StreamConnection(asyncio.Protocol):
         self._rest()
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
         self._buffer += data
         while len(self._buffer) >= 4 and not self._is_gone:
             size = int.from_bytes(self._buffer[:2], "big")
@@ -243,6 +242,8 @@ class _StreamConnection(asyncio.Protocol):
 
     def _take(self, number: int, message: bytes) -> None:
         call = self._calls.get(number)
+        if call is not None or number in self._given_up:
+            self._heard = self._loop.time()
         if call is None:
             self._given_up.discard(number)  # it comes too late
             return

@@ -119,5 +119,5 @@ def agrees(names: Iterable[str], host: str, through: Sequence[str] = ()) -> bool
 
     All in lower case, without trailing dot.
     """
-    wanted = (host, *through)
+    wanted = [name for name in (host, *through) if name]  # below the root is everything
     return any(name == each or name.endswith(f".{each}") for name in names for each in wanted)

@@ -101,7 +101,20 @@ SOA_DATA = b"\0\0" + struct.pack("!IIIII", 1, 2, 3, 4, 17)
 def test_the_names_of_a_chain_are_told_in_their_order():
     first, second = b"\x01B\x04test\x00", b"\x03x.y\x04test\x00"
     wire = message([record(second, A, b"\xc0\0\2\1"), record(TO_NAME, CNAME, first), record(first, CNAME, second)])
-    assert read(wire, ASKED)[1].through == ("b.test", "x.y.test")
+    assert read(wire, ASKED)[1].through == ("b.test", "x\\046y.test")  # not the name of these three labels
+
+
+def test_a_byte_that_names_lack_is_written_as_an_escape():
+    asked = DnsQuestion(b"", NAME.to_wire(), 12)
+    names = [b"\x06evil\r\n\x04test\x00", b"\x0bx, b.test\x1b[\x00", b"\x03\xe2\x80\xae\x00", b"\x01\\\x00", b"\x00"]
+    wire = message([record(TO_NAME, 12, name) for name in names])
+    assert read(wire, asked)[1].names == (
+        r"evil\013\010.test",
+        r"x\044\032b\046test\027\091",
+        r"\226\128\174",
+        r"\092",
+        "",
+    )
 
 
 def test_the_bit_of_authentic_data_is_read():

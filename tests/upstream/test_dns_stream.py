@@ -265,3 +265,30 @@ async def test_an_expired_certificate_is_told(pki: Pki):
     assert "has expired on " in str(await bench.failure())
     bench.client.close()
     server.stop()
+
+
+async def test_bytes_that_become_no_answer_count_as_silence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dns_stream, "SILENCE_S", 0.0)
+    accepted = trickled = 0
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted, trickled
+        accepted += 1
+        await reader.read(1)
+        writer.write(b"\x10\x00")  # an answer of 4,096 bytes
+        while not writer.transport.is_closing():
+            writer.write(b"\0")
+            trickled += 1
+            await asyncio.sleep(0.001)
+
+    server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    client = DnsClient()
+    servers = [parse_server(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "tcp")]
+    for asked in (1, 2):
+        with pytest.raises(DnsFailure) as caught:
+            await client.ask(servers, dns.name.from_text("a.test"), dns.rdatatype.A, 0.2)
+        assert caught.value.reason is Reason.DNS_TIMEOUT
+        assert trickled > 1
+        assert accepted >= asked
+        await until(lambda: not any(stream._connections for stream in client._streams.values()))
+    server.close()

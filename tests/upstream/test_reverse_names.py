@@ -27,6 +27,7 @@ ADDRESS = ip_address("192.0.2.7")
         (["b.example"], "a.example", (), False),
         (["lb.cdn.test"], "a.example", ("x.example", "cdn.test"), True),
         ([], "a.example", (), False),
+        (["a.test", ""], "a.example", ("",), False),  # a CNAME record to the root
     ],
 )
 def test_a_name_agrees_that_is_the_host_or_below_it(
