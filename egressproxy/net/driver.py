@@ -54,16 +54,18 @@ class Driver:
             raise RuntimeError("the driver is busy")
         self._coroutine = life
         self.is_busy = True
-        self._step(life.send, None)
+        self._step(life)
 
     def resume(self) -> None:
         """Something that may be waited for has happened."""
-        if self.is_busy and not self._running and self._future is None:
-            self._step(self._coroutine.send, None)  # type: ignore[union-attr]
+        coroutine = self._coroutine
+        if coroutine is not None and not self._running and self._future is None:
+            self._step(coroutine)
 
     def throw(self, error: BaseException) -> None:
         """End the wait with an error, whatever is waited for. A future that is awaited is cancelled."""
-        if self._coroutine is None:
+        coroutine = self._coroutine
+        if coroutine is None:
             return
         if self._running:
             self._error = self._error or error  # thrown when the coroutine waits next
@@ -76,15 +78,13 @@ class Driver:
         # variables: none of them may hold the error, or it would hold itself, and with it everything of its exchange.
         handed_over = [error]
         del error
-        self._step(self._throw, handed_over)
+        self._step(coroutine, handed_over)
 
-    def _throw(self, handed_over: list[BaseException]) -> Any:
-        return self._coroutine.throw(handed_over.pop())  # type: ignore[union-attr]
-
-    def _step(self, advance: Callable[[Any], Any], value: Any) -> None:
+    def _step(self, coroutine: Coroutine[Any, Any, None], handed_over: list[BaseException] | None = None) -> None:
+        """Run it until it waits again, with the error that was handed over, if there is one."""
         self._running = True
         try:
-            awaited = advance(value)
+            awaited = coroutine.send(None) if handed_over is None else coroutine.throw(handed_over.pop())
         except StopIteration:
             self._running = False
             self._end()
@@ -96,8 +96,7 @@ class Driver:
             if not isinstance(error, Exception):
                 raise
             return
-        finally:
-            self._running = False
+        self._running = False
         if awaited is not None:
             awaited._asyncio_future_blocking = False
             self._future = awaited
@@ -107,10 +106,11 @@ class Driver:
             self.throw(early)
 
     def _future_done(self, future: asyncio.Future[Any]) -> None:
-        if self._future is not future or self._coroutine is None:
+        coroutine = self._coroutine
+        if self._future is not future or coroutine is None:
             return
         self._future = None
-        self._step(self._coroutine.send, None)  # Future.__await__ takes the result or raises
+        self._step(coroutine)  # Future.__await__ takes the result or raises
 
     def _end(self) -> None:
         self._coroutine = None
