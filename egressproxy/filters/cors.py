@@ -101,6 +101,14 @@ class Cors(Filter):
 
     backend_request = request_headers
 
+    def refusal_fields(self, fields: Fields) -> tuple[tuple[bytes, bytes], ...]:
+        """What an answer of the gateway itself needs, so that a page of an origin that is allowed may read it. `fields`
+        are those of the request.
+        """
+        origin = self._origins.allowed(fields)
+        allowed = ((b"Access-Control-Allow-Origin", origin), *self._always) if origin else ()
+        return (*allowed, (b"Vary", b"Origin"))
+
     def response_headers(self, x: Exchange) -> None:
         """Replaces the CORS fields of the backend by those of the route, and adds Origin to Vary."""
         if is_preflight(x):

@@ -7,7 +7,7 @@ were a shared secret (CVE-2016-10555). Sources: RFC 7517 (JWK), RFC 7518 section
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
@@ -24,6 +24,8 @@ MIN_RSA_BITS: Final = 2048
 #: Above these a check of a signature takes milliseconds.
 MAX_RSA_BITS: Final = 8192
 MAX_RSA_EXPONENT: Final = 2**32
+#: Of the name of a key that a message has, in characters.
+MAX_SHOWN: Final = 80
 
 _RSA: Final = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"))
 #: By type and curve.
@@ -36,10 +38,16 @@ class UnusableKeySet(ValueError):
     """A key set cannot be used; the text says why, and never repeats a key."""
 
 
-class KeySet:
-    """The keys of one issuer. `text` is what they were read from, `fingerprints` tell each from all others."""
+class _UnusableKey(ValueError):
+    """One key cannot be used, and the others can; the text says why, and never repeats the key."""
 
-    __slots__ = ("_by_kid", "_unnamed", "fingerprints", "text")
+
+class KeySet:
+    """The keys of one issuer. `text` is what they were read from, `fingerprints` tell each from all others. `unusable`
+    says of each key that was left out although it is for signatures which it is and why ("keys[0] (kid old): ...").
+    """
+
+    __slots__ = ("_by_kid", "_unnamed", "_unusable_kids", "fingerprints", "text", "unusable")
 
     def __init__(
         self,
@@ -47,8 +55,12 @@ class KeySet:
         by_kid: Mapping[str, tuple[Any, frozenset[str]]],
         unnamed: list[Any],
         fingerprints: frozenset[str],
+        unusable: Sequence[tuple[str | None, str]] = (),
     ) -> None:
+        """`unusable`: of each key that was left out its `kid` (None: it has none), and what is said of it."""
         self.text = text
+        self.unusable = tuple(said for _, said in unusable)
+        self._unusable_kids = frozenset(kid for kid, _ in unusable if kid is not None)
         self.fingerprints = fingerprints
         self._by_kid = by_kid
         self._unnamed: list[tuple[Any, frozenset[str]]] = unnamed
@@ -63,6 +75,10 @@ class KeySet:
             found = [*self._by_kid.values(), *self._unnamed]
         return [key for key, algorithms in found if algorithm in algorithms][:MAX_TRIED]
 
+    def leaves_out(self, kid: str | None) -> bool:
+        """Whether the key of this `kid` is listed, and cannot be used."""
+        return kid in self._unusable_kids and kid not in self._by_kid
+
     def __len__(self) -> int:
         return len(self._by_kid) + len(self._unnamed)
 
@@ -71,9 +87,10 @@ class KeySet:
 
 
 def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
-    """The keys of a JWKS. Those that are not for verification, and of kinds that are unknown here, are left out. Raises
-    UnusableKeySet where it is malformed, where none is left and `may_be_empty` is not said, and where one must not be
-    in it: a shared secret or a private key.
+    """The keys of a JWKS. Those that are not for verification, and of kinds that are unknown here, are left out, and so
+    are those that are malformed or weak, which `unusable` names: one of them takes no other with it. Raises
+    UnusableKeySet where the set is malformed, where no key is left (but for an issuer that lists none, if
+    `may_be_empty`), and where one must not be in it: a shared secret or a private key.
     """
     if len(text) > MAX_KEY_SET_BYTES:
         raise UnusableKeySet(f"the key set is longer than {MAX_KEY_SET_BYTES} bytes")
@@ -93,22 +110,32 @@ def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
         raise UnusableKeySet(f"the key set has more than {MAX_KEYS} keys")
     by_kid: dict[str, tuple[Any, frozenset[str]]] = {}
     unnamed = []
+    unusable: list[tuple[str | None, str]] = []
     for number, entry in enumerate(entries):
-        found = _read_key(entry, f"keys[{number}]")
+        kid, where = entry.get("kid"), f"keys[{number}]"
+        try:
+            found = _read_key(entry, where)
+            if found is not None and not isinstance(kid, str | None):
+                raise _UnusableKey("its kid is no text")
+        except _UnusableKey as problem:
+            named = isinstance(kid, str) and len(kid) <= MAX_SHOWN and kid.isprintable()
+            said = f"{where} (kid {kid}): {problem}" if named else f"{where}: {problem}"
+            unusable.append((kid if isinstance(kid, str) else None, said))
+            continue
         if found is None:
             continue
-        kid = entry.get("kid")
         if kid is None:
             unnamed.append(found)
-        elif not isinstance(kid, str):
-            raise UnusableKeySet(f"keys[{number}]: kid is no text")
         elif kid in by_kid:
-            raise UnusableKeySet(f"keys[{number}]: another key has the same kid")
+            raise UnusableKeySet(f"{where}: another key has the same kid")
         else:
             by_kid[kid] = found
+    if not by_kid and not unnamed and unusable:
+        raise UnusableKeySet(f"the key set has no key that can be used: {'; '.join(said for _, said in unusable[:3])}")
     if not by_kid and not unnamed and not may_be_empty:
         raise UnusableKeySet("the key set has no key for signatures (kty RSA, EC or OKP with use sig)")
-    return KeySet(text, by_kid, unnamed, frozenset(json.dumps(entry, sort_keys=True) for entry in entries))
+    fingerprints = frozenset(json.dumps(entry, sort_keys=True) for entry in entries)
+    return KeySet(text, by_kid, unnamed, fingerprints, unusable)
 
 
 def _read_key(entry: dict[str, Any], where: str) -> tuple[Any, frozenset[str]] | None:
@@ -124,28 +151,28 @@ def _read_key(entry: dict[str, Any], where: str) -> tuple[Any, frozenset[str]] |
         return None
     try:
         if kind == "RSA":
-            key, algorithms = _rsa(entry, where)
+            key, algorithms = _rsa(entry)
         else:
             algorithm = _OF_CURVE.get((kind, entry["crv"]))
             if algorithm is None:
                 return None
             key = (ECAlgorithm if kind == "EC" else OKPAlgorithm).from_jwk(entry)
             algorithms = frozenset((algorithm,))
-    except UnusableKeySet:
+    except _UnusableKey:
         raise
     except (InvalidKeyError, ValueError, TypeError, KeyError, AttributeError):
-        raise UnusableKeySet(f"{where} is malformed") from None
+        raise _UnusableKey("it is malformed") from None
     written = entry.get("alg")
     if written is not None:
         algorithms &= {written if isinstance(written, str) else ""}
     return (key, algorithms) if algorithms else None
 
 
-def _rsa(entry: dict[str, Any], where: str) -> tuple[Any, frozenset[str]]:
+def _rsa(entry: dict[str, Any]) -> tuple[Any, frozenset[str]]:
     modulus, exponent = (int.from_bytes(base64url_decode(entry[name]), "big") for name in ("n", "e"))
     bits = modulus.bit_length()
     if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
-        raise UnusableKeySet(f"{where} has {bits} bits: an RSA key has {MIN_RSA_BITS} to {MAX_RSA_BITS}")
+        raise _UnusableKey(f"it has {bits} bits, and an RSA key has to have {MIN_RSA_BITS} to {MAX_RSA_BITS}")
     if exponent > MAX_RSA_EXPONENT:
-        raise UnusableKeySet(f"{where} has a public exponent above 2**32")
+        raise _UnusableKey("its public exponent is above 2**32")
     return RSAAlgorithm.from_jwk(entry), _RSA

@@ -78,6 +78,9 @@ class TokenVerifier:
         known = keys.get(issuer.issuer)
         candidates = known.candidates(kid, algorithm) if known is not None else []
         if not candidates:
+            if known is not None and known.leaves_out(kid):
+                why = "the token is signed with a key that is not safe to use, or malformed"
+                raise CredentialRefused(why, f"issuer {issuer.issuer}, kid {str(kid)[:80]}")
             raise UnknownKey(issuer.issuer)
         claims = self._claims_of(token, candidates, algorithm, issuer, now)
         ends = float(claims["exp"])

@@ -215,6 +215,34 @@ def test_a_key_that_is_for_something_else_is_left_out(other: dict[str, Any]):
     assert not keys.candidates("other", "ES256")
 
 
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({**LOGIN.jwk("rsa"), "n": b64(b"\x80" + b"\x01" * 127)}, "1024 bits"),
+        ({**LOGIN.jwk("rsa"), "e": b64(b"\x01" * 200)}, "exponent"),
+        ({**CLUSTER.jwk("one"), "x": "!"}, "malformed"),
+        ({"kty": "EC", "use": "sig"}, "malformed"),
+    ],
+    ids=range(4),
+)
+def test_a_key_that_cannot_be_used_takes_no_other_with_it_and_is_told(other: dict[str, Any], why: str):
+    keys = read_key_set(json.dumps({"keys": [CLUSTER.jwk("one"), {**other, "kid": "old"}]}))
+    (told,) = keys.unusable
+    assert told.startswith("keys[1] (kid old): ")
+    assert why in told
+    verifier = TokenVerifier([TokenIssuerIR(ISSUER, (AUDIENCE,), service_accounts=True)])
+    assert verifier.verify(CLUSTER.token().encode(), {ISSUER: keys}, time.time())[0].namespace == "team"
+    with pytest.raises(CredentialRefused, match="a key that is not safe to use, or malformed"):
+        verifier.verify(CLUSTER.token(head={"kid": "old"}).encode(), {ISSUER: keys}, time.time())
+
+
+def test_the_kid_of_a_key_that_cannot_be_used_is_told_as_text_alone():
+    weak = {**LOGIN.jwk("rsa"), "n": b64(b"\x80" + b"\x01" * 127)}
+    for kid in ("a\nb", 7, "k" * 1000):
+        keys = read_key_set(json.dumps({"keys": [CLUSTER.jwk("one"), {**weak, "kid": kid}]}))
+        assert keys.unusable == ("keys[1]: it has 1024 bits, and an RSA key has to have 2048 to 8192",)
+
+
 def test_a_key_may_say_that_it_verifies():
     assert len(read_key_set(json.dumps({"keys": [{**CLUSTER.jwk("one"), "key_ops": ["verify"]}]}))) == 1
 

@@ -31,7 +31,7 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
 from egressproxy.gateway.exchange.phases import answer_of, dressed
-from egressproxy.gateway.exchange.preflight import answer_to_preflight
+from egressproxy.gateway.exchange.preflight import answer_to_browser
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
@@ -201,7 +201,7 @@ class Conductor:
         except FilterAnswered as answered:
             await self.answer_instead(x, client, answered)
         except Unauthenticated as error:
-            answer = answer_to_preflight(x, client, listener, head, error)
+            answer = answer_to_browser(x, client, listener, head, error)
             if answer is not None:
                 self.answer(x, client, answer)
             else:

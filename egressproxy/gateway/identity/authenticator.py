@@ -29,6 +29,7 @@ __all__ = ["AuthenticatedClient", "Authenticator", "Identified", "copy_identity"
 #: In front of what the field of tokens shows, so that it counts as another credential than the same bytes in
 #: Authorization. No value of a field has this byte.
 _OF_FIELD: Final = b"\0"
+_BEARER: Final = b"bearer "
 
 
 class Identified(Protocol):
@@ -83,6 +84,7 @@ class Authenticator:
             takes_tokens=takes_tokens,
             takes_passwords=takes_passwords,
             token_field=spec.token_field,
+            knows_addresses=bool(spec.addresses),
         )
         usual = takes_passwords or (takes_tokens and not spec.token_field)
         self._reads_proxy_authorization = is_forward and usual
@@ -104,7 +106,7 @@ class Authenticator:
         if self._token_field is not None and (client.tunnel is None or self._token_field.name != "authorization"):
             token = self._taken(self._token_field, head)
             if token and raw:
-                raise self._challenges.refused("two credentials at once: show one", "")
+                raise self._challenges.refused("two credentials at once: show one", "", is_token=False)
             raw = _OF_FIELD + token if token else raw
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
@@ -169,7 +171,7 @@ class Authenticator:
             return None
         wrong = credentials.wrong(digest, now)
         if wrong is not None:
-            raise self._challenges.refused(*wrong)
+            raise self._challenges.refused(*wrong, is_token=False)  # wrong passwords alone are remembered
         try:
             if raw.startswith(_OF_FIELD):
                 credential = token_credential(raw[len(_OF_FIELD) :])
@@ -177,7 +179,8 @@ class Authenticator:
                 takes_tokens = bool(self.spec.issuers) and self._token_field is None
                 credential = read_credentials(raw, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
         except CredentialRefused as refused:
-            raise self._challenges.refused(refused.message, refused.detail) from None
+            is_token = raw[: len(_BEARER)].lower() == _BEARER or raw.startswith(_OF_FIELD)
+            raise self._challenges.refused(refused.message, refused.detail, is_token=is_token) from None
         return self._check(x, client, raw, credential, digest)
 
     async def _check(
@@ -185,7 +188,7 @@ class Authenticator:
     ) -> None:
         found = await self._credentials.check(x, credential, digest)
         if isinstance(found, CredentialRefused):
-            raise self._challenges.refused(found.message, found.detail)
+            raise self._challenges.refused(found.message, found.detail, is_token=credential.user is None)
         self._accept(x, client, raw, found)
 
     def _accept(self, x: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:
@@ -204,7 +207,7 @@ class Authenticator:
         if not values:
             return b""
         if len(values) > 1:
-            raise self._challenges.refused(f"the field {field.name} stands more than once", "")
+            raise self._challenges.refused(f"the field {field.name} stands more than once", "", is_token=False)
         return bytes(values[0])
 
     def _tell(self, x: Exchange, identity: CallerIdentity) -> None:

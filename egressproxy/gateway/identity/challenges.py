@@ -27,49 +27,49 @@ class Unauthenticated(GatewayError):
 class Challenges:
     """Those of one listener, made once."""
 
-    __slots__ = ("_missing", "_refused", "_remedy", "_remedy_refused", "_status")
+    __slots__ = ("_missing", "_refused_token", "_remedy", "_remedy_refused", "_status", "_wanted")
 
-    def __init__(self, *, is_forward: bool, takes_tokens: bool, takes_passwords: bool, token_field: str) -> None:
-        """`token_field` "": tokens stand where passwords do, and as a password, too."""
-        self._status = 407 if is_forward else 401
+    def __init__(
+        self, *, is_forward: bool, takes_tokens: bool, takes_passwords: bool, token_field: str, knows_addresses: bool
+    ) -> None:
+        """`token_field` "": tokens stand where passwords do, and as a password, too. Where a request can show nothing,
+        what is refused is the connection: 403, since 401 and 407 ask for a credential.
+        """
+        self._status = 403 if not (takes_tokens or takes_passwords) else 407 if is_forward else 401
         name = b"Proxy-Authenticate" if is_forward else b"WWW-Authenticate"
         field = "Proxy-Authorization" if is_forward else "Authorization"
-        basic = b'Basic %b, charset="UTF-8"' % _REALM
         missing: list[tuple[bytes, bytes]] = []
-        refused: list[tuple[bytes, bytes]] = []
         if takes_passwords or (takes_tokens and not token_field):  # the one that most clients know comes first
-            missing.append((name, basic))
-            refused.append((name, basic))
+            missing.append((name, b'Basic %b, charset="UTF-8"' % _REALM))
+        refused_token = list(missing)
         if takes_tokens:
             missing.append((name, b"Bearer " + _REALM))
-            refused.append((name, b'Bearer %b, error="invalid_token"' % _REALM))
+            refused_token.append((name, b'Bearer %b, error="invalid_token"' % _REALM))
         self._missing = tuple(missing)
-        self._refused = tuple(refused)
+        self._refused_token = tuple(refused_token)
         of_tokens, of_passwords = token_field or field if takes_tokens else "", field if takes_passwords else ""
-        self._remedy = _remedy(of_tokens, of_passwords)
-        self._remedy_refused = _remedy(of_tokens, of_passwords, is_refused=True)
+        self._wanted = _wanted(of_tokens, of_passwords)
+        self._remedy_refused = _wanted(of_tokens, of_passwords, is_refused=True)
+        self._remedy = _remedy(of_tokens, of_passwords, is_forward=is_forward, knows_addresses=knows_addresses)
 
     def missing(self) -> Unauthenticated:
         """For a client that has shown nothing."""
-        message = (
-            "the gateway does not know this client"
-            if not self._remedy
-            else f"authentication is required: {self._remedy}"
-        )
+        message = "the gateway does not know this client"
+        if self._wanted:
+            message = f"authentication is required: {self._wanted}"
         return Unauthenticated(Reason.CREDENTIALS_REQUIRED, message, self._status, self._missing, remedy=self._remedy)
 
-    def refused(self, message: str, detail: str) -> Unauthenticated:
-        """For a client whose credential is wrong. `detail` is for the log alone."""
+    def refused(self, message: str, detail: str, *, is_token: bool) -> Unauthenticated:
+        """For a client whose credential is wrong. `detail` is for the log alone; `is_token`: it is a token."""
+        fields = self._refused_token if is_token else self._missing
         remedy = self._remedy_refused
-        return Unauthenticated(
-            Reason.CREDENTIALS_REFUSED, message, self._status, self._refused, remedy=remedy, detail=detail
-        )
+        return Unauthenticated(Reason.CREDENTIALS_REFUSED, message, self._status, fields, remedy=remedy, detail=detail)
 
     def __repr__(self) -> str:
         return f"Challenges({self._status}, {len(self._missing)})"
 
 
-def _remedy(of_tokens: str, of_passwords: str, *, is_refused: bool = False) -> str:
+def _wanted(of_tokens: str, of_passwords: str, *, is_refused: bool = False) -> str:
     """What to show in which field; "" for a field in which there is nothing to show."""
     token, user = "a token", "a user name and a password"
     if is_refused:
@@ -78,3 +78,20 @@ def _remedy(of_tokens: str, of_passwords: str, *, is_refused: bool = False) -> s
         return f"show {token}, or {user}, in {of_tokens}" if of_tokens else ""
     shown = [f"{token} in {of_tokens}"] if of_tokens else []
     return f"show {' or '.join([*shown, f'{user} in {of_passwords}'] if of_passwords else shown)}"
+
+
+def _remedy(of_tokens: str, of_passwords: str, *, is_forward: bool, knows_addresses: bool) -> str:
+    """How a client shows it."""
+    if not of_tokens and not of_passwords:
+        where = ", or from an address that it knows" if knows_addresses else ""
+        return f"connect with a client certificate that the gateway believes{where} (identity of the EgressPolicy)"
+    usual = "Proxy-Authorization" if is_forward else "Authorization"
+    urls = ["http://any:TOKEN@GATEWAY"] if is_forward and of_tokens == usual else []
+    if of_passwords and is_forward:
+        urls.append("http://USER:PASSWORD@GATEWAY")
+    fields = [f"{of_tokens}: {'Bearer ' if of_tokens == usual else ''}TOKEN"] if of_tokens else []
+    if of_passwords:
+        fields.append(f"{of_passwords}: Basic BASE64(USER:PASSWORD)")
+    said = f"write the proxy's URL as {' or '.join(urls)}" if urls else ""
+    send = f"send the field {' or '.join(fields)}"
+    return f"{said}, or {send}" if said else send

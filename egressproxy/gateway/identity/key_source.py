@@ -112,6 +112,10 @@ class KeySource:
         if not len(found):
             log.error("%s lists no key for signatures: its tokens are refused", self._issuer)
         before = self._keys.get(self._issuer)
+        if found.unusable and (before is None or before.unusable != found.unusable):
+            log.warning(
+                "keys of %s cannot be used, and tokens by them are refused: %s", self._issuer, "; ".join(found.unusable)
+            )
         self._keys[self._issuer] = found
         self._fetched_at = monotonic()
         if before is not None and not before.fingerprints <= found.fingerprints:

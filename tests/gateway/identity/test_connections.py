@@ -89,8 +89,14 @@ def test_a_reload_that_gives_an_address_to_another_holds_for_its_next_request(co
 def test_without_credentials_there_is_nothing_to_ask_for(converse: Start):
     talk = converse(forward(identity={"address": ADDRESSES, "required": True}))
     talk.client = talk.connect(address="192.0.2.1")
-    phrase, fields = is_refused(talk, GET)
-    assert phrase == "the gateway does not know this client"
+    talk.client >> GET
+    status, phrase, fields, error = talk.client.answer()
+    assert (status, phrase) == (403, b"Denied: the gateway does not know this client"), "407 asks for a credential"
+    assert error["reason"] == "credentials_required"
+    assert error["remedy"] == (
+        "connect with a client certificate that the gateway believes, or from an address that it knows (identity of "
+        "the EgressPolicy)"
+    )
     assert "Proxy-Authenticate" not in fields
 
 

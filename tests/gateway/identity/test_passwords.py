@@ -71,6 +71,28 @@ def test_who_was_wrong_is_not_told_to_show_what_was_shown(converse: Start):
     assert error["remedy"] == "show the right user name and password in Proxy-Authorization"
 
 
+def test_a_wrong_password_is_no_invalid_token(converse: Start):
+    talk = converse(users(CLUSTER.config_map, token={"issuers": [CLUSTER.written]}))
+    for request in (basic("ci", "wrong"), basic("ci", "wrong"), bearer("x")):
+        talk.client >> request
+        head = talk.client.take(rb"HTTP/1.1 407 .*?\r\n\r\n.*")[0]
+        assert b"Proxy-Authenticate: Basic" in head
+        assert (b"invalid_token" in head) is (request == bearer("x"))
+
+
+def test_what_is_missing_and_how_to_show_it_are_two_sentences(converse: Start):
+    talk = converse(users(CLUSTER.config_map, token={"issuers": [CLUSTER.written]}))
+    talk.client >> GET
+    error = talk.client.answer()[3]
+    assert error["message"] == (
+        "authentication is required: show a token, or a user name and a password, in Proxy-Authorization"
+    )
+    assert error["remedy"] == (
+        "write the proxy's URL as http://any:TOKEN@GATEWAY or http://USER:PASSWORD@GATEWAY, or send the field "
+        "Proxy-Authorization: Bearer TOKEN or Proxy-Authorization: Basic BASE64(USER:PASSWORD)"
+    )
+
+
 def test_a_name_that_is_not_there_costs_the_check_of_a_hash(monkeypatch: pytest.MonkeyPatch):
     checked: list[bytes] = []
     monkeypatch.setattr(passwords, "_matches", lambda hashed, password: bool(checked.append(hashed)) or True)

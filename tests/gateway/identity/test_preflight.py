@@ -118,3 +118,22 @@ def test_a_body_of_a_preflight_goes_nowhere(converse: Start):
 def test_a_forward_proxy_asks_for_the_credential_of_the_proxy(converse: Start):
     talk = converse(forward(CLUSTER.config_map, identity=identity()))
     refused(talk, PREFLIGHT.replace(b"OPTIONS / ", b"OPTIONS http://a.example/ "), 407)
+
+
+@pytest.mark.parametrize("shown", [b"", b"Authorization: Bearer x.y.z\r\n"])
+def test_a_page_may_read_why_its_request_is_refused(converse: Start, shown: bytes):
+    cors = {"type": "CORS", "cors": {**CORS["cors"], "allowCredentials": True, "exposeHeaders": ["Proxy-Status"]}}
+    talk = converse(known(m.prefix_rule("/", "a", filters=[cors])))
+    talk.client >> b"GET / HTTP/1.1\r\nHost: a.example\r\nOrigin: https://b.example\r\n" + shown + b"\r\n"
+    status, _, fields, _ = talk.client.answer()
+    assert status == 401
+    assert fields["Access-Control-Allow-Origin"] == "https://b.example"
+    assert fields["Access-Control-Allow-Credentials"] == "true"
+    assert fields["Access-Control-Expose-Headers"] == "Proxy-Status"
+    assert fields["Vary"] == "Origin"
+    assert fields["WWW-Authenticate"]
+    talk.client >> b"GET / HTTP/1.1\r\nHost: a.example\r\nOrigin: https://c.example\r\n\r\n"
+    status, _, fields, _ = talk.client.answer()
+    assert (status, fields["Vary"]) == (401, "Origin")
+    assert "Access-Control-Allow-Origin" not in fields
+    talk.no_dial()

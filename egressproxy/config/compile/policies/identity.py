@@ -6,7 +6,7 @@ place: clients would not be told apart. Sources: RFC 7517 (key sets), Kubernetes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_network
 from typing import Any
 
@@ -19,7 +19,7 @@ from egressproxy.identity.passwords import hash_problem
 from egressproxy.ir.identity import AddressClientIR, IdentityIR, TokenIssuerIR
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["SECTIONS", "read_identity", "said_required", "said_section"]
+__all__ = ["SECTIONS", "read_identity", "said_required", "said_section", "unusable_keys"]
 
 #: The parts of `identity` that are read here.
 SECTIONS = ("certificate", "token", "basic", "address", "proxy_protocol")
@@ -84,6 +84,26 @@ def said_section(section: str, policy: EgressPolicy) -> EgressPolicy | None:
 def said_required(policy: EgressPolicy) -> bool | None:
     """What it says itself of `identity.required`."""
     return policy.spec.identity.required if policy.spec.identity is not None else None
+
+
+def unusable_keys(policy: EgressPolicy, references: References) -> Iterator[str]:
+    """Keys in its key sets that are left out, since they are weak or malformed: a sentence for each set."""
+    token = policy.spec.identity.token if policy.spec.identity is not None else None
+    for position, written in enumerate(token.issuers if token is not None else ()):
+        if written.jwks_ref is None:
+            continue
+        from egressproxy.identity.key_sets import UnusableKeySet, read_key_set
+
+        try:
+            left_out = read_key_set(references.data(policy, written.jwks_ref, "jwks.json")).unusable
+        except (UnresolvedRef, UnusableKeySet):  # the place is closed, which is told elsewhere
+            continue
+        if left_out:
+            name = references.names(policy, (written.jwks_ref,))
+            yield (
+                f"identity.token.issuers[{position}].jwksRef: keys of {name} cannot be used, and tokens by them are "
+                f"refused: {'; '.join(left_out)}."
+            )
 
 
 def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References) -> TokenIssuerIR:

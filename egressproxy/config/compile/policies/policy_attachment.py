@@ -23,6 +23,7 @@ from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Key, Status, age_of
+from egressproxy.config.compile.policies.identity import unusable_keys
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
 from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
@@ -218,7 +219,8 @@ class PolicyAttachments:
             for note in self._noted.get(policy.key, ()):
                 conditions.add_note("Accepted", note)
             useless = without_effect(policy, target, self._resources, self._references)
-            for note in chain(_notes(policy, ref.kind), self._notes_here(policy, target), useless):
+            unread = unusable_keys(policy, self._references)
+            for note in chain(_notes(policy, ref.kind), self._notes_here(policy, target), useless, unread):
                 conditions.add_note("Accepted", note)
             overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
             for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):

@@ -65,6 +65,7 @@ _LESS: Final[tuple[str, ...]] = (
     "of ports one entry counts",
     "these listeners are not served",
     "does not use an endpoint",
+    "tokens by them are refused",
 )
 #: What the notes of a condition say of a field that has no meaning here: nothing is missing.
 _NO_EFFECT: Final = "has nothing to be applied to"

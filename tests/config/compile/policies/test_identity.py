@@ -78,6 +78,17 @@ def test_a_service_account_is_one_of_a_namespace():
     assert (issuer.namespace_claim, issuer.service_account_claim) == ("tenant", "job")
 
 
+def test_a_weak_key_is_left_out_and_told():
+    weak = {"kty": "RSA", "kid": "old", "n": "gAEB", "e": "AQAB"}
+    made = compiled(FORWARD, tokens(), keys(json.dumps({"keys": [ISSUER.jwk("one"), weak]})))
+    status, _, message = of_policy(made, "Accepted")
+    assert status == "True"
+    assert (
+        "identity.token.issuers[0].jwksRef: keys of ConfigMap default/keys cannot be used, and tokens by them are "
+        "refused: keys[1] (kid old): it has 24 bits, and an RSA key has to have 2048 to 8192." in message
+    ), message
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
