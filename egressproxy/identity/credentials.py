@@ -10,9 +10,12 @@ import binascii
 import re
 from typing import Final, NamedTuple
 
+from egressproxy.model.exchange import CallerIdentity
+
 __all__ = [
     "MAX_PASSWORD_BYTES",
     "MAX_TOKEN_BYTES",
+    "Believed",
     "Credential",
     "CredentialRefused",
     "UnknownKey",
@@ -58,6 +61,14 @@ class Credential(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Credential({'token' if self.user is None else 'password'})"
+
+
+class Believed(NamedTuple):
+    """Whose a credential is, until when it holds (seconds since 1970), and of a token its issuer."""
+
+    identity: CallerIdentity
+    until: float
+    issuer: str = ""
 
 
 def read_credentials(value: bytes, *, takes_tokens: bool, takes_passwords: bool) -> Credential:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import jwt
 
-from egressproxy.identity.credentials import CredentialRefused, UnknownKey
+from egressproxy.identity.credentials import Believed, CredentialRefused, UnknownKey
 from egressproxy.identity.key_sets import KeySet
 from egressproxy.ir.identity import TokenIssuerIR
 from egressproxy.model.exchange import CallerIdentity, service_account_name
@@ -49,8 +49,8 @@ class TokenVerifier:
         self._claims = tuple(claims)
         self._skew_s = skew_s
 
-    def verify(self, token: bytes, keys: Mapping[str, KeySet], now: float) -> tuple[CallerIdentity, float]:
-        """Who this token says that the client is, and until when it may be believed (seconds since 1970, as `now`).
+    def verify(self, token: bytes, keys: Mapping[str, KeySet], now: float) -> Believed:
+        """Who this token says that the client is, and until when it may be believed. `now`: seconds since 1970.
 
         `keys` has those of each issuer. Raises CredentialRefused.
         """
@@ -61,7 +61,7 @@ class TokenVerifier:
         except Exception as error:  # what a hostile token brings about in a library is no error of ours
             raise CredentialRefused("the token is not valid", type(error).__name__) from None
 
-    def _verify(self, token: str, keys: Mapping[str, KeySet], now: float) -> tuple[CallerIdentity, float]:
+    def _verify(self, token: str, keys: Mapping[str, KeySet], now: float) -> Believed:
         head, payload = (_json(part) for part in token.split(".")[:2])
         algorithm, kid, kind = head.get("alg"), head.get("kid"), head.get("typ", "")
         if not isinstance(algorithm, str) or not isinstance(kid, str | None) or not isinstance(kind, str):
@@ -84,7 +84,7 @@ class TokenVerifier:
             raise UnknownKey(issuer.issuer)
         claims = self._claims_of(token, candidates, algorithm, issuer, now)
         ends = float(claims["exp"])
-        return self._identity(claims, issuer), ends + self._skew_s
+        return Believed(self._identity(claims, issuer), ends + self._skew_s, issuer.issuer)
 
     def _claims_of(
         self, token: str, candidates: Sequence[Any], algorithm: str, issuer: TokenIssuerIR, now: float

@@ -18,7 +18,6 @@ from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
-from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode
@@ -32,10 +31,10 @@ from egressproxy.routing.hosts import patterns_of
 
 __all__ = [
     "HTTP_PORT",
+    "admit_again",
     "admit_http",
     "believe_gateway",
     "connect_not_served",
-    "decide_again",
     "decide_names",
     "default_route",
     "identify",
@@ -226,11 +225,13 @@ def decide_names(
     return route_tunnel(listener, authority)
 
 
-def decide_again(x: Exchange, state: OpenConnections, server_name: str) -> None:
-    """Of a request that has waited for a person: whether the configuration that is in service now lets it in.
+async def admit_again(x: Exchange, client: Client) -> None:
+    """Of a request that has waited for a person: whether its client is still believed, and the configuration that is in
+    service now lets it in.
 
     Raises GatewayError, as admission does.
     """
+    state = client.state
     if state.is_closed:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
     assert x.authority is not None
@@ -238,7 +239,11 @@ def decide_again(x: Exchange, state: OpenConnections, server_name: str) -> None:
     if listener.is_stream and x.request.method != b"CONNECT":
         listener = state.port.opened_stream(x.authority.host)
     elif not listener.is_forward and not listener.is_stream:
-        listener = state.port.listener_for(x.authority.host, server_name)
+        listener = state.port.listener_for(x.authority.host, client.server_name)
+    if listener.authenticator is not None:
+        checking = listener.authenticator.admit_again(x, client)
+        if checking is not None:
+            await checking
     decide_names(of_client(x, listener), x.authority, x.request)
 
 

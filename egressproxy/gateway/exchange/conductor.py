@@ -24,7 +24,7 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody, end_if_no_memory
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import decide_again, decide_names, identify, name_request, route_request
+from egressproxy.gateway.exchange.admission import admit_again, decide_names, identify, name_request, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
@@ -157,12 +157,16 @@ class Conductor:
                         self.answer(x, client, answer)
                         return
                 if x.notes is not None:
+                    if x.notes.pop(WAITED, False):
+                        await admit_again(x, client)
                     route = self._noted(x, client, route)
             client.body_limit = x.max_body_bytes
             body = None
             if route.filters_request and head.body != 0:
                 body = await self.begin_request_body(x, client, head, route)
                 if x.notes is not None:
+                    if x.notes.pop(WAITED, False):
+                        await admit_again(x, client)
                     route = self._noted(x, client, route)
             if route.retries is None:
                 backend = resources.backend = route.choose()
@@ -216,12 +220,8 @@ class Conductor:
                 self.complete(x, client)
 
     def _noted(self, x: Exchange, client: Client, route: Route) -> Route:
-        """The route behind filters that have noted something. Raises GatewayError where a request that has waited for a
-        person would not be let in any more.
-        """
+        """The route behind filters that have noted something."""
         assert x.notes is not None
-        if x.notes.pop(WAITED, False):
-            decide_again(x, client.state, client.server_name)
         if BACKEND_CHOICE in x.notes:
             route = client.resources.route = narrowed(route, x)
         return route

@@ -22,9 +22,9 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
+    admit_again,
     admit_http,
     connect_not_served,
-    decide_again,
     identify,
     of_client,
     read_authority,
@@ -158,7 +158,7 @@ async def open_tunnel(
             if answer is not None:
                 return await dressed(answer, x, resources, steps)
         if x.notes is not None and x.notes.pop(WAITED, False):
-            decide_again(x, client.state, client.server_name)
+            await admit_again(x, client)
     backend = resources.backend = route.choose()
     backend.note_denied(x)
     x.backend = backend.name

@@ -1,6 +1,6 @@
 """CORS where clients have to be known. Browsers send preflight requests without credentials: the Cors filter of the
-route answers them, and nothing else of the route sees them. Every other request without a credential is refused, and the
-page that has sent it may read that if the filter allows its origin.
+route answers them, and nothing else of the route sees them. Every other request without a credential is refused, and
+the page that has sent it may read that if the filter allows its origin.
 
 Source: the Fetch standard, CORS-preflight fetch ("credentials mode is "same-origin"") and CORS check.
 """

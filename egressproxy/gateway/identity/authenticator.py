@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.gateway.identity.challenges import Challenges
-from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Verdict
+from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Epoch, Verdict
 from egressproxy.identity.addresses import AddressTable
 from egressproxy.identity.credentials import Credential, CredentialRefused, read_credentials, token_credential
 from egressproxy.ir.identity import IdentityIR
@@ -77,7 +77,7 @@ class Authenticator:
         self.spec = spec
         self._credentials = credentials
         self._addresses = AddressTable(spec.addresses) if spec.addresses else None
-        self._epoch = object()  # of what is concluded from addresses
+        self._epoch = Epoch(object())  # of what is concluded from addresses
         takes_tokens, takes_passwords = bool(spec.issuers), bool(spec.users)
         self._challenges = Challenges(
             is_forward=is_forward,
@@ -129,6 +129,26 @@ class Authenticator:
         x.identity = self._of_connection(x.client, identity, until)
         self._demand(x)
 
+    def admit_again(self, x: Exchange, client: AuthenticatedClient) -> Coroutine[Any, Any, None] | None:
+        """Of an exchange that was admitted and has waited for a person since: whether its client is still who it was,
+        by the rules and keys of now. What was shown is checked again where it is no more fresh. Await what is returned,
+        as of `admit`. Raises as that, and Denied where the client would be somebody else.
+        """
+        verdict = client.verdict
+        if client.tunnel is not None and client.tunnel.has_client:
+            self._admit_inside(client, verdict)
+        elif verdict is None:  # nothing was asked of clients when it came
+            self._demand(x)
+        elif self._holds(verdict) and time() < verdict.fresh_until:
+            pass
+        elif verdict.raw:
+            return self._check_again(x, client, verdict)
+        else:
+            identity = self._of_connection(x.client, client.identity, client.identity_until)
+            self._demand_same(verdict, identity)
+            self._demand(x)
+        return None
+
     def _admit_inside(self, client: AuthenticatedClient, verdict: Verdict | None) -> None:
         """Of a request in a tunnel the client is that of the CONNECT, under the rules of that moment."""
         if verdict is None or not self._holds(verdict):
@@ -141,7 +161,8 @@ class Authenticator:
 
     def _holds(self, verdict: Verdict) -> bool:
         """Whether the rules are those of the verdict; of credentials also the keys."""
-        return verdict.epoch is self._epoch or verdict.epoch is self._credentials.epoch
+        rules = verdict.epoch.rules
+        return rules is self._credentials.rules or rules is self._epoch.rules
 
     def _admit_connection(self, x: Exchange, client: AuthenticatedClient) -> None:
         """Nothing is shown with the request."""
@@ -172,24 +193,57 @@ class Authenticator:
         wrong = credentials.wrong(digest, now)
         if wrong is not None:
             raise self._challenges.refused(*wrong, is_token=False)  # wrong passwords alone are remembered
+        return self._check(x, client, raw, self._read(raw), digest)
+
+    def _read(self, raw: bytes) -> Credential:
+        """Raises Unauthenticated."""
         try:
             if raw.startswith(_OF_FIELD):
-                credential = token_credential(raw[len(_OF_FIELD) :])
-            else:
-                takes_tokens = bool(self.spec.issuers) and self._token_field is None
-                credential = read_credentials(raw, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
+                return token_credential(raw[len(_OF_FIELD) :])
+            takes_tokens = bool(self.spec.issuers) and self._token_field is None
+            return read_credentials(raw, takes_tokens=takes_tokens, takes_passwords=bool(self.spec.users))
         except CredentialRefused as refused:
             is_token = raw[: len(_BEARER)].lower() == _BEARER or raw.startswith(_OF_FIELD)
             raise self._challenges.refused(refused.message, refused.detail, is_token=is_token) from None
-        return self._check(x, client, raw, credential, digest)
 
     async def _check(
         self, x: Exchange, client: AuthenticatedClient, raw: bytes, credential: Credential, digest: bytes
     ) -> None:
-        found = await self._credentials.check(x, credential, digest)
+        self._accept(x, client, raw, await self._checked(x, credential, digest))
+
+    async def _checked(
+        self, x: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
+    ) -> Verdict:
+        """Raises Unauthenticated, LimitExceeded."""
+        found = await self._credentials.check(x, credential, digest, waits_for_keys=waits_for_keys)
         if isinstance(found, CredentialRefused):
             raise self._challenges.refused(found.message, found.detail, is_token=credential.user is None)
+        return found
+
+    async def _check_again(self, x: Exchange, client: AuthenticatedClient, verdict: Verdict) -> None:
+        raw = verdict.raw
+        if not self._reads(raw):
+            raise _somebody_else()
+        digest = self._credentials.digest(raw)
+        found = self._credentials.known(digest, time())
+        if found is None:
+            found = await self._checked(x, self._read(raw), digest, waits_for_keys=True)
+        self._demand_same(verdict, found.identity)
         self._accept(x, client, raw, found)
+
+    def _reads(self, raw: bytes) -> bool:
+        """Whether a credential counts in the field that it was shown in."""
+        if raw.startswith(_OF_FIELD):
+            return self._token_field is not None
+        return self._reads_proxy_authorization or self._authorization is not None
+
+    @staticmethod
+    def _demand_same(verdict: Verdict, identity: CallerIdentity) -> None:
+        """Raises Denied where the client is another than that of the verdict: what has let its request in was said of
+        that one.
+        """
+        if identity != verdict.identity:
+            raise _somebody_else()
 
     def _accept(self, x: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:
         if client.identity.source != "-" and time() >= client.identity_until:
@@ -240,6 +294,11 @@ class _Field:
 
 def _is_known(identity: CallerIdentity) -> bool:
     return identity.name != "-" or identity.namespace != "-"
+
+
+def _somebody_else() -> Denied:
+    message = "who may ask here has changed while the request waited: send it again"
+    return Denied(Reason.CREDENTIALS_REFUSED, message)
 
 
 def _expired() -> Denied:

@@ -15,11 +15,10 @@ from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.checked_credentials import CheckedCredentials
 from egressproxy.gateway.identity.checks import Checks
 from egressproxy.gateway.identity.key_source import KeySource
-from egressproxy.identity.credentials import Credential
+from egressproxy.identity.credentials import Believed, Credential
 from egressproxy.ir.gateway import KeyUrlIR
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import Callee
-from egressproxy.model.exchange import CallerIdentity
 from egressproxy.model.steps import Cooperative
 
 if TYPE_CHECKING:  # for annotations: what verifies is imported where it is needed
@@ -111,10 +110,10 @@ class _Verifier:
         read = partial(read_key_set, may_be_empty=True)  # an issuer that lists none has withdrawn them
         return KeySource(url.issuer, call, url.path, self._keys, read, withdraw)
 
-    def verify(self, credential: Credential, now: float) -> tuple[CallerIdentity, float]:
+    def verify(self, credential: Credential, now: float) -> Believed:
         """Whose it is, and until when it holds. Raises CredentialRefused."""
         if credential.user is None:
             assert self._of_token is not None
             return self._of_token.verify(credential.secret, self._keys, now)
         assert self._of_password is not None
-        return self._of_password.verify(credential.user, credential.secret), inf
+        return Believed(self._of_password.verify(credential.user, credential.secret), inf)

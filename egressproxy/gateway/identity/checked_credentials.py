@@ -5,6 +5,7 @@ Who has which address is no part of these rules: Pods come and go, and say nothi
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -16,11 +17,11 @@ from typing import Final, TypeVar
 
 from egressproxy.gateway.identity.checks import Checks
 from egressproxy.gateway.identity.key_source import REFRESH_S, KeySource
-from egressproxy.identity.credentials import Credential, CredentialRefused, UnknownKey
+from egressproxy.identity.credentials import Believed, Credential, CredentialRefused, UnknownKey
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.shares import client_of
 
-__all__ = ["PASSWORD_S", "WRONG_S", "CheckedCredentials", "Verdict", "Verify"]
+__all__ = ["PASSWORD_S", "WRONG_S", "CheckedCredentials", "Epoch", "Verdict", "Verify"]
 
 T = TypeVar("T")
 
@@ -32,16 +33,29 @@ PASSWORD_S: Final = 300.0
 WRONG_S: Final = 10.0
 
 
+class Epoch:
+    """The time in which what was concluded holds. `rules` are those that it was concluded under, None once a key of its
+    issuer was withdrawn.
+    """
+
+    __slots__ = ("rules",)
+
+    def __init__(self, rules: object) -> None:
+        self.rules: object = rules
+
+    def __repr__(self) -> str:
+        return f"Epoch({'over' if self.rules is None else 'holds'})"
+
+
 class Verdict:
-    """Who a client is, and what that was concluded from: `raw`, under the rules and keys of an `epoch`, until
-    `until` (seconds since 1970). Who shows it in a request behind `fresh_until` has it checked again; in a tunnel
-    `until` holds.
+    """Who a client is, and what that was concluded from: `raw`, in an `epoch`, until `until` (seconds since 1970). Who
+    shows it in a request behind `fresh_until` has it checked again; in a tunnel `until` holds.
     """
 
     __slots__ = ("epoch", "fresh_until", "identity", "raw", "until")
 
     def __init__(
-        self, epoch: object, raw: bytes, identity: CallerIdentity, until: float, fresh_until: float = inf
+        self, epoch: Epoch, raw: bytes, identity: CallerIdentity, until: float, fresh_until: float = inf
     ) -> None:
         self.epoch = epoch
         self.raw = raw
@@ -53,18 +67,19 @@ class Verdict:
         return f"Verdict({self.identity.name})"
 
 
-#: Checks a credential, in a thread: whose it is, and until when it holds (seconds since 1970). Takes the time
-#: of now; raises CredentialRefused.
-Verify = Callable[[Credential, float], tuple[CallerIdentity, float]]
-Found = tuple[CallerIdentity, float] | CredentialRefused
+#: Checks a credential, in a thread. Takes the time of now (seconds since 1970); raises CredentialRefused.
+Verify = Callable[[Credential, float], Believed]
+Found = Believed | CredentialRefused
 
 
 class CheckedCredentials:
-    """Those of one listener, or of several with equal rules. `epoch` is another object as soon as a key holds no more:
-    what was concluded before does not hold, either.
+    """Those of one listener, or of several with equal rules, for which `rules` stands. `epoch` is that of all that keys
+    say nothing of; each issuer whose keys are fetched has one of its own.
     """
 
-    __slots__ = ("_checks", "_key", "_known", "_sources", "_verify", "_wrong", "epoch")
+    __slots__ = (
+        "_checks", "_epochs", "_key", "_known", "_sources", "_verify", "_withdrawn", "_wrong", "epoch", "rules",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -77,12 +92,15 @@ class CheckedCredentials:
         """
         self._checks = checks
         self._verify = verify
-        self._sources = {issuer: make(self._forget_verdicts) for issuer, make in (sources or {}).items()}
+        self._sources = {issuer: make(partial(self._forget, issuer)) for issuer, make in (sources or {}).items()}
+        self.rules = object()
+        self.epoch = Epoch(self.rules)
+        self._epochs = {issuer: Epoch(self.rules) for issuer in self._sources}
+        self._withdrawn = 0  # how often keys were
         self._key = secrets.token_bytes(32)
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()  # by a keyed hash of what was shown
         #: Of wrong passwords what is told, what is logged, and until when. No errors: they lead to what was shown.
         self._wrong: OrderedDict[bytes, tuple[str, str, float]] = OrderedDict()
-        self.epoch = object()
 
     def digest(self, raw: bytes) -> bytes:
         """A keyed hash of what is shown, by which it is known."""
@@ -91,7 +109,7 @@ class CheckedCredentials:
     def known(self, digest: bytes, now: float) -> Verdict | None:
         """Whose it was found to be, unless it has to be checked again. `now`: seconds since 1970."""
         known = self._known.get(digest)
-        if known is None or known.epoch is not self.epoch or now >= known.fresh_until:
+        if known is None or known.epoch.rules is None or now >= known.fresh_until:
             return None
         self._known.move_to_end(digest)
         return known
@@ -101,49 +119,58 @@ class CheckedCredentials:
         message, detail, until = self._wrong.get(digest, ("", "", 0.0))
         return (message, detail) if now < until else None
 
-    async def check(self, x: Exchange, credential: Credential, digest: bytes) -> Verdict | CredentialRefused:
-        """Whose it is, or why it is refused. Raises LimitExceeded: 503, and 429 for who guesses passwords."""
+    async def check(
+        self, x: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
+    ) -> Verdict | CredentialRefused:
+        """Whose it is, or why it is refused. `waits_for_keys`: where keys that are fetched are to be fetched again, not
+        by those of before, unless the issuer does not answer. Raises LimitExceeded: 503, and 429 for who guesses
+        passwords.
+        """
         is_password = credential.user is not None
         if is_password:
             self._checks.refuse_guesses(client_of(x))
-        found, epoch = await self._verified(x, credential, digest)
+        if waits_for_keys and not is_password:
+            await asyncio.gather(*(source.refreshed() for source in self._sources.values()))
+        found, epochs = await self._verified(x, credential, digest)
         if isinstance(found, CredentialRefused):
             if is_password:
                 if digest not in self._wrong:  # who shows the same again does not guess
                     self._checks.note_wrong(client_of(x))
                 _keep(self._wrong, digest, (found.message, found.detail, time() + WRONG_S), MAX_WRONG)
             return found
-        identity, until = found
-        fresh_s = PASSWORD_S if is_password else REFRESH_S if self._sources else inf
-        verdict = Verdict(epoch, b"", identity, until, time() + fresh_s)
+        fresh_s = PASSWORD_S if is_password else REFRESH_S if found.issuer in self._sources else inf
+        verdict = Verdict(epochs.get(found.issuer, self.epoch), b"", found.identity, found.until, time() + fresh_s)
         _keep(self._known, digest, verdict, MAX_KNOWN)
         return verdict
 
-    async def _verified(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, object]:
-        """Whose it is, and until when it may be believed, or why it is refused; and under which rules and keys."""
-        assert self._verify is not None
+    async def _verified(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, Mapping[str, Epoch]]:
+        """Whose it is, and until when it may be believed, or why it is refused; and the epochs of that moment."""
         fetches = {}
         for issuer, source in self._sources.items():
             source.touch()
             fetches[issuer] = source.fetches
-        epoch = self.epoch  # behind `touch`, which may begin another
-        found = await self._checks.run(client_of(x), digest, partial(_outcome, self._verify, credential, time()))
+        found, epochs = await self._run(x, credential, digest)  # behind `touch`, which may begin other epochs
         if not isinstance(found, UnknownKey) or found.issuer not in fetches:
-            return found, epoch
+            return found, epochs
         if await self._sources[found.issuer].renewed(fetches[found.issuer]):
-            epoch = self.epoch
-            check = partial(_outcome, self._verify, credential, time())
-            found = await self._checks.run(client_of(x), digest, check)
-        return found, epoch
+            return await self._run(x, credential, digest)
+        return found, epochs
 
-    def _forget_verdicts(self) -> None:
-        """A key holds no more: whatever was concluded from it does not, either, nor what is being concluded: the same
-        credential has another hash from now on, so that nobody waits for a check that has begun.
+    async def _run(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, Mapping[str, Epoch]]:
+        """As `_verified`, by the keys that are here. Nobody waits for a check that has begun before keys were
+        withdrawn.
         """
-        self.epoch = object()
-        self._key = secrets.token_bytes(32)
-        self._known.clear()
-        self._wrong.clear()
+        assert self._verify is not None
+        epochs, key = self._epochs.copy(), b"%b %d" % (digest, self._withdrawn)
+        return await self._checks.run(client_of(x), key, partial(_outcome, self._verify, credential, time())), epochs
+
+    def _forget(self, issuer: str) -> None:
+        """A key of this issuer holds no more: whatever was concluded from its keys does not, either, nor what is being
+        concluded.
+        """
+        self._epochs[issuer].rules = None
+        self._epochs[issuer] = Epoch(self.rules)
+        self._withdrawn += 1
 
     def __repr__(self) -> str:
         return f"CheckedCredentials({len(self._known)} known)"

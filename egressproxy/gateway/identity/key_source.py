@@ -68,6 +68,12 @@ class KeySource:
         if age >= REFRESH_S:
             self._begin()
 
+    async def refreshed(self) -> None:
+        """As `touch`, and wait for the keys that it has fetched."""
+        self.touch()
+        if self._task is not None and not self._task.done():
+            await asyncio.shield(self._task)
+
     async def renewed(self, since: int) -> bool:
         """Fetch the keys, or wait for those that are being fetched, unless more than `since` fetches have ended. False:
         they were fetched a moment ago.

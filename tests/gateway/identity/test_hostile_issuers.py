@@ -193,4 +193,4 @@ async def test_keys_that_grow_too_old_while_one_is_checked_take_nothing_from_wha
     lab.clock.s += key_source.MAX_AGE_S + 1
     assert await lab.admits(lab.issuer.token(**FAR), client) == "team"
     assert client.verdict is not None
-    assert client.verdict.epoch is lab.authenticator._credentials.epoch
+    assert client.verdict.epoch.rules is lab.authenticator._credentials.rules

@@ -25,7 +25,7 @@ from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead
 from egressproxy.model.steps import finished
-from tests.support.tokens import AUDIENCE, ISSUER, TokenIssuer
+from tests.support.tokens import AUDIENCE, TokenIssuer
 
 
 class Issuer:
@@ -44,8 +44,13 @@ class Issuer:
         return self.answer()
 
 
+class Tunnel:
+    has_client = True
+
+
 class Client:
-    identity, identity_until, tunnel = ANONYMOUS, inf, None
+    identity, identity_until = ANONYMOUS, inf
+    tunnel: Tunnel | None = None
     verdict: Verdict | None = None
 
     def remember(self, verdict: Verdict) -> None:
@@ -63,16 +68,23 @@ class Clock:
 
 
 class Lab:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`call` is that of the first issuer; there may be `others`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *others: TokenIssuer) -> None:
         self.issuer = TokenIssuer()
-        self.call = Issuer(self.issuer)
+        issuers = (self.issuer, *others)
+        calls = [Issuer(each) for each in issuers]
+        self.call, waiting = calls[0], iter(calls)
         self.clock = Clock(monkeypatch)
-        rules = TokenIssuerIR(
-            ISSUER, (AUDIENCE,), key_host=("login.test", 443), key_path="/keys?v=1", service_accounts=True
+        rules = tuple(
+            TokenIssuerIR(
+                each.issuer, (AUDIENCE,), key_host=("login.test", 443), key_path="/keys?v=1", service_accounts=True
+            )
+            for each in issuers
         )
-        url = KeyUrlIR(ISSUER, rules.key_path, WeightedBackend(None))
+        urls = tuple(KeyUrlIR(each.issuer, each.key_path, WeightedBackend(None)) for each in rules)
         made = finished(
-            Authenticators().of(IdentityIR(True, (rules,)), (url,), lambda _, __: self.call, is_forward=True)
+            Authenticators().of(IdentityIR(True, rules), urls, lambda _, __: next(waiting), is_forward=True)
         )
         assert made is not None
         self.authenticator: Authenticator = made
@@ -127,6 +139,21 @@ async def test_a_key_that_is_withdrawn_holds_no_more(lab: Lab):
     lab.clock.s += key_source.REFRESH_S + 1
     await lab.admits(lab.issuer.token(kid="two"))
     assert await lab.admits(old, client) == UNKNOWN
+
+
+async def test_a_key_that_one_issuer_withdraws_ends_no_tunnel_of_another(monkeypatch: pytest.MonkeyPatch):
+    other = TokenIssuer("https://login.test")
+    lab = Lab(monkeypatch, other)
+    theirs, ours = Client(), Client()
+    assert await lab.admits(other.token(), theirs) == "team"
+    assert await lab.admits(lab.issuer.token(), ours) == "team"
+    lab.issuer.add("two")
+    del lab.issuer.keys["one"]
+    lab.clock.s += key_source.REFRESH_S + 1
+    await lab.admits(lab.issuer.token(kid="two"))
+    theirs.tunnel = ours.tunnel = Tunnel()
+    assert await lab.admits("", theirs) == "-", "who opened it is who asks, which the conductor knows"
+    assert "changed" in await lab.admits("", ours)
 
 
 async def test_nobody_is_believed_for_longer_than_the_keys_are_fresh(lab: Lab):
@@ -214,3 +241,22 @@ def test_what_a_url_may_be():
 def test_what_none_is(text: str):
     with pytest.raises(ValueError):
         read_key_uri(text)
+
+
+async def test_a_key_that_is_withdrawn_while_a_request_waits_for_a_person(lab: Lab):
+    """Nobody else has shown a token meanwhile: the keys are fetched before it goes on."""
+    token, client = lab.issuer.token(), Client()
+    assert await lab.admits(token, client) == "team"
+    lab.clock.s += key_source.REFRESH_S + 1
+    x = Exchange("10.0.0.1:5", "gw", "l", 0.0)
+    goes_on = lab.authenticator.admit_again(x, client)
+    assert goes_on is not None
+    await goes_on
+    assert x.identity.namespace == "team"
+    lab.clock.s += key_source.REFRESH_S + 1
+    lab.issuer.keys.clear()
+    lab.issuer.add("another")
+    refused = lab.authenticator.admit_again(x, client)
+    assert refused is not None
+    with pytest.raises(GatewayError, match=UNKNOWN):
+        await refused
