@@ -13,20 +13,8 @@ from egressproxy.protocols.http2.stream import Http2Stream, StreamCarrier
 
 __all__ = ["NO_DEADLINE", "DownstreamCarrier"]
 
-
-class _NoDeadline(Deadline):
-    """That of a stream which is over: whoever moves it moves nothing."""
-
-    __slots__ = ()
-
-    def set(self, at: float) -> None:
-        """Nothing."""
-
-    def after(self, seconds: float) -> None:
-        """Nothing."""
-
-
-NO_DEADLINE = _NoDeadline(TimerWheel(), lambda: None)
+#: That of a stream which is over. It may be set, but never passes: nobody turns its wheel.
+NO_DEADLINE = Deadline(TimerWheel(), lambda: None)
 
 
 class DownstreamCarrier(StreamCarrier, Protocol):
