@@ -21,7 +21,7 @@ from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.kill_switch import KillChange, NotKilled
 
 __all__ = ["Questions"]
@@ -112,13 +112,17 @@ class Questions:
             decision = HoldDecision.of(request.query.items())
         except ValueError as error:
             raise bad_request(str(error)) from None
-        found = await self._held(decision)
+        found = await self._held(decision, HoldPage())
         if not found["decided"]:
             raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
         return web.Response(text=json.dumps(found), content_type=JSON)
 
     async def _holds(self, request: web.BaseRequest) -> web.StreamResponse:
-        found = await self._held(None)
+        try:
+            page = HoldPage.of(request.query.items())
+        except ValueError as error:
+            raise bad_request(str(error)) from None
+        found = await self._held(None, page)
         if not await self._may_decide(request):  # who reads what is in requests could send them
             for hold in found["holds"]:
                 for name in CONTENT:
@@ -134,13 +138,22 @@ class Questions:
             return False
         return True
 
-    async def _held(self, decision: HoldDecision | None) -> dict[str, Any]:
+    async def _held(self, decision: HoldDecision | None, page: HoldPage) -> dict[str, Any]:
+        """Of all workers: the `holds` of this page, how many are `waiting`, what to `continue` with ("" behind the last
+        page), and how many were `decided`.
+        """
         try:
-            answers = [json.loads(each) for each in await self._state.holds(decision)]
+            answers = [json.loads(each) for each in await self._state.holds(decision, page)]
         except NotAnswered as error:
             raise _not_all(error) from None
-        waiting = sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["leftSeconds"])
-        return {"holds": waiting, "decided": sum(each["decided"] for each in answers)}
+        every = sorted((hold for each in answers for hold in each["holds"]), key=_place)
+        shown = every[: page.limit]
+        is_last = len(shown) == len(every) and not any(each["behind"] for each in answers)
+        following = page.following(_place(shown[-1])) if shown and not is_last else ""
+        for hold in shown:
+            del hold["deadline"]
+        waiting, decided = (sum(each[name] for each in answers) for name in ("waiting", "decided"))
+        return {"holds": shown, "waiting": waiting, "continue": following, "decided": decided}
 
     async def kill(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /kill-switch: for those who may write, and for no web page."""
@@ -186,6 +199,10 @@ class Questions:
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._places:
             return web.Response(body=await self._state.model(), content_type=JSON)
+
+
+def _place(hold: dict[str, Any]) -> HoldPlace:
+    return hold["deadline"], hold["id"]
 
 
 def _not_all(error: NotAnswered) -> ApiError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.telemetry.metrics import Metrics
 
@@ -43,8 +43,10 @@ class AdminState(Protocol):
     async def caches(self, purge: CachePurge | None) -> Sequence[bytes]:
         """The caches of each worker as JSON, behind this purge. Raises errors.NotAnswered."""
 
-    async def holds(self, decision: HoldDecision | None) -> Sequence[bytes]:
-        """What waits for approval in each worker as JSON, behind this decision. Raises errors.NotAnswered."""
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> Sequence[bytes]:
+        """This page of what waits for approval in each worker, behind this decision, as JSON. Raises
+        errors.NotAnswered.
+        """
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
         """Who is out of service behind this change, as JSON. Raises ValueError, NotKilled, errors.NotAnswered, and

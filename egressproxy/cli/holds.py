@@ -13,6 +13,7 @@ from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import admin_option, api_token_option, output_option
 from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import near_lines
+from egressproxy.model.hold_decision import MAX_PAGE
 
 __all__ = ["command", "hold_line"]
 
@@ -30,21 +31,23 @@ def command() -> None:
 
 
 @command.command("list", short_help="Show what waits.")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="The most that are shown.")
 @api_token_option
 @output_option
 @admin_option("The admin address of the process.")
-def list_holds(token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
-    """Print each request that waits: its id, who asks for what, and how long it has. Who may not decide sees no query
-    and no body.
+def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
+    """Print each request that waits: its id, who asks for what, and how long it has, those first that are denied first.
+    Who may not decide sees no query and no body.
 
     \b
     Examples:
       egressproxy holds list
+      egressproxy holds list --limit 1000
       egressproxy holds list -o json
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
-    found = ask(admin or ADMIN, "/holds", token=token_of(token))
+    found = _first(limit, admin or ADMIN, token_of(token))
     if output == "json":
         click.echo(json.dumps(found, indent=2))
         return
@@ -54,6 +57,20 @@ def list_holds(token: Path | None, output: str, admin: tuple[str, int] | None) -
             click.echo(f"    {printable(line)}")
     if not found["holds"]:
         click.echo("nothing waits")
+    elif found["continue"]:
+        click.echo(f"… {found['waiting']} wait; --limit {found['waiting']} shows all of them")
+
+
+def _first(limit: int, admin: tuple[str, int], token: str) -> dict[str, Any]:
+    """What /holds answers, with so many requests, of as many pages as that needs."""
+    found: dict[str, Any] = {"holds": [], "continue": ""}
+    while True:
+        pairs = [("limit", str(min(limit - len(found["holds"]), MAX_PAGE)))]
+        pairs += [("continue", found["continue"])] if found["continue"] else []
+        page = ask(admin, "/holds", pairs, token=token)
+        found = {**page, "holds": [*found["holds"], *page["holds"]]}
+        if not page["continue"] or len(found["holds"]) >= limit:
+            return found
 
 
 def hold_line(hold: dict[str, Any]) -> str:
@@ -122,10 +139,10 @@ def _decide(
     pairs = [(verdict, key), *((name, text) for name, text in (("by", by), ("why", why)) if text)]
 
     def near() -> str:
-        ids = [each["id"] for each in ask(admin or ADMIN, "/holds")["holds"]]
+        ids = [each["id"] for each in ask(admin or ADMIN, "/holds", [("limit", str(MAX_PAGE))])["holds"]]
         return near_lines(key, ids, "nothing waits", "what waits has the ids")
 
     found: dict[str, Any] = ask(
         admin or ADMIN, "/holds", pairs, method="POST", not_found=1, token=token_of(token), near=near
     )  # fmt: skip
-    click.echo(json.dumps(found, indent=2) if output == "json" else f"done; {len(found['holds'])} wait")
+    click.echo(json.dumps(found, indent=2) if output == "json" else f"done; {found['waiting']} wait")

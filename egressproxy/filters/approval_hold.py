@@ -12,9 +12,13 @@ import asyncio
 import json
 import secrets
 import time
-from collections import Counter
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import merge
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
@@ -23,6 +27,7 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.content.entities import KEYS
 from egressproxy.filters.content.redactor import Redactor
 from egressproxy.filters.held_request import UNREADABLE, called_tools, shown_content, shown_request
+from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
 from egressproxy.filters.settings import (
     CalledBackendRef,
     CallPath,
@@ -33,11 +38,13 @@ from egressproxy.filters.settings import (
     duration_of_at_most,
     seconds,
 )
+from egressproxy.filters.shared_counters import Row
 from egressproxy.ir.policy import ExtensionIR, FieldFault
 from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
 from egressproxy.model.fields import every_spelling
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.shares import identity_of
+from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, OwnCounters
 
 __all__ = ["APPROVAL_HOLD", "ApprovalHold", "ApprovalHoldConfig", "holds"]
 
@@ -61,7 +68,7 @@ class ApprovalHoldConfig(FilterConfig):
     timeout: Annotated[str, duration_of_at_most(86_400.0, "a day")] = "5m"
     """How long a request waits. Then it is denied."""
     max_waiting: Annotated[int, Within(ge=1, le=10_000)] = 100
-    """Requests that may wait at one time, in each worker; further ones get 429."""
+    """Requests that may wait at one time, in all workers; further ones get 429."""
     max_waiting_per_client: Annotated[int, Within(ge=1, le=10_000)] = 4
     """Of one identity, or of one address where the client is not known."""
     max_body_bytes: Annotated[int, Within(ge=1, le=16 * 1024 * 1024)] = 256 * 1024
@@ -85,19 +92,33 @@ _OUT_OF_SERVICE: Final = HoldDecision(
 )
 _DRAINED: Final = HoldDecision("", approves=False, why="the gateway stops")
 _OUTCOMES: Final = {id(_TIME_IS_OVER): "timeout", id(_DRAINED): "drained"}
+_NO_LOCK: Final = nullcontext()
+_ALL: Final = HoldPage()
 
 
 class _Hold:
-    """One request that waits. `decided` gives who decided, and how; `owner` is whose it is (`identity_of`), "" of a
-    client that is not known.
+    """One request that waits until its `deadline` (monotonic seconds). `decided` gives who decided, and how;
+    `description` is what people and the webhook read of it; `owner` is whose it is (`identity_of`), "" of a client that
+    is not known.
     """
 
-    __slots__ = ("decided", "owner", "shown", "since")
+    __slots__ = ("deadline", "decided", "description", "owner", "since")
 
-    def __init__(self, shown: dict[str, Any], owner: str) -> None:
-        self.shown, self.owner = shown, owner
+    def __init__(self, description: dict[str, Any], owner: str, timeout_s: float) -> None:
+        self.description, self.owner = description, owner
         self.since = time.monotonic()
+        self.deadline = self.since + timeout_s
         self.decided: asyncio.Future[HoldDecision] = asyncio.get_running_loop().create_future()
+
+    @property
+    def place(self) -> HoldPlace:
+        """Among those that wait: the first is denied first."""
+        return self.deadline, self.description["id"]
+
+    def told(self, now: float) -> dict[str, Any]:
+        """For JSON. `deadline` is for who puts those of several workers in order."""
+        waits, left = round(now - self.since, 1), round(self.deadline - now, 1)
+        return {**self.description, "waitsSeconds": waits, "leftSeconds": left, "deadline": self.deadline}
 
 
 class ApprovalHold(Filter):
@@ -114,15 +135,18 @@ class ApprovalHold(Filter):
         self._methods = frozenset(each.upper().encode() for each in config.methods)
         self._tools = frozenset(config.tools)
         self._timeout_s = seconds(config.timeout)
-        self._most, self._most_of_client = config.max_waiting, config.max_waiting_per_client
+        self._most = config.max_waiting
+        row = context.row or Row()
+        self._counts, self._mine, self._lock = row.held, row.mine, row.lock or _NO_LOCK
+        self._of_client = _share_of_client(context)
         self.max_buffer_bytes = config.max_body_bytes
         self._call = context.calls.get(config.webhook.label) if config.webhook is not None else None
         self._webhook_path = config.webhook_path.encode()
         self._notices = context.notices
         self._redactor = Redactor(KEYS)
         self._shows_content = config.shows == "Content"
-        self._waiting: dict[str, _Hold] = {}
-        self._of_client: Counter[str] = Counter()
+        self._waiting: dict[str, _Hold] = {}  # the first is denied first
+        self._of_owner: defaultdict[str, dict[str, _Hold]] = defaultdict(dict)
         self._calls: set[asyncio.Task[None]] = set()
         self._is_closed = self._is_draining = False
         self._outcomes = context.meter.counter(
@@ -170,13 +194,9 @@ class ApprovalHold(Filter):
     async def _wait(self, x: Exchange, body: bytes, tool: str) -> None:
         if self._is_draining:
             raise self._drained("")
-        client = identity_of(x)
-        if self._is_closed or len(self._waiting) >= self._most or self._of_client[client] >= self._most_of_client:
-            self._outcomes.add(1, "refused")
-            message = "too many requests wait for approval"
-            raise LimitExceeded(Reason.APPROVAL_LIMIT, message, status=429, rule=self._source, retry_after_s=30)
+        place = self._enter(x)
         key = secrets.token_hex(8)
-        shown = {
+        description = {
             "id": key,
             **shown_request(x, body, self._redactor),
             "tool": tool[:256],
@@ -184,10 +204,9 @@ class ApprovalHold(Filter):
             "from": self._source,
         }
         if self._shows_content:
-            shown |= shown_content(x, body, self._redactor)
-        hold = _Hold(shown, client if x.identity.name != ANONYMOUS.name else "")
-        self._waiting[key] = hold
-        self._of_client[client] += 1
+            description |= shown_content(x, body, self._redactor)
+        hold = _Hold(description, identity_of(x) if x.identity.name != ANONYMOUS.name else "", self._timeout_s)
+        self._waiting[key] = self._of_owner[hold.owner][key] = hold
         self._gauge.set(len(self._waiting))
         self._notices.normal("ApprovalRequested", "requests wait for approval: `egressproxy holds list`")
         timer = asyncio.get_running_loop().call_later(self._timeout_s, self._decide, key, _TIME_IS_OVER)
@@ -198,10 +217,8 @@ class ApprovalHold(Filter):
             outcome = _OUTCOMES.get(id(decision), "approved" if decision.approves else "denied")
         finally:
             timer.cancel()
-            del self._waiting[key]
-            self._of_client[client] -= 1
-            if not self._of_client[client]:
-                del self._of_client[client]
+            self._leave(place)
+            self._forget(key)
             self._gauge.set(len(self._waiting))
             self._outcomes.add(1, outcome)
         waited_s = round(time.monotonic() - hold.since, 3)
@@ -225,6 +242,26 @@ class ApprovalHold(Filter):
         told = f"{decision.by or 'somebody'} has approved a request to {x.authority}"
         self._notices.normal("ApprovalGranted", f"{told}: {why}" if why else told)
 
+    def _enter(self, x: Exchange) -> int:
+        """Count a request that is to wait. Returns the place that `_leave` needs. Raises LimitExceeded (429)."""
+        place = -1
+        if not self._is_closed:
+            with self._lock:
+                is_free = sum(self._counts) < self._most
+                self._counts[self._mine] += is_free
+            if is_free:
+                place = self._of_client.enter(x, "")
+                self._counts[self._mine] -= place < 0
+        if place < 0:
+            self._outcomes.add(1, "refused")
+            message = "too many requests wait for approval"
+            raise LimitExceeded(Reason.APPROVAL_LIMIT, message, status=429, rule=self._source, retry_after_s=30)
+        return place
+
+    def _leave(self, place: int) -> None:
+        self._counts[self._mine] -= 1
+        self._of_client.leave(place)
+
     def _drained(self, detail: str) -> GatewayFault:
         message = "the gateway stops, and this request, which has to wait for approval, was not sent: ask again"
         return GatewayFault(
@@ -236,7 +273,16 @@ class ApprovalHold(Filter):
         if hold is None or hold.decided.done():
             return False
         hold.decided.set_result(decision)
+        self._forget(key)
         return True
+
+    def _forget(self, key: str) -> None:
+        hold = self._waiting.pop(key, None)
+        if hold is not None:
+            of_owner = self._of_owner[hold.owner]
+            del of_owner[key]
+            if not of_owner:
+                del self._of_owner[hold.owner]
 
     def _tell(self, hold: _Hold) -> None:
         """Call the webhook, beside. Where it cannot be called, the request waits all the same."""
@@ -245,13 +291,13 @@ class ApprovalHold(Filter):
         if len(self._calls) >= MAX_CALLS:
             self._untold(f"{MAX_CALLS} calls of the webhook are under way")
             return
-        task = asyncio.get_running_loop().create_task(self._told(hold.shown))
+        task = asyncio.get_running_loop().create_task(self._told(hold.description))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _told(self, shown: dict[str, Any]) -> None:
+    async def _told(self, description: dict[str, Any]) -> None:
         assert self._call is not None
-        message = json.dumps({"type": "egress.approval.requested", **shown}).encode()
+        message = json.dumps({"type": "egress.approval.requested", **description}).encode()
         fields = ((b"content-type", b"application/json"),)
         try:
             answer = await self._call.request(b"POST", self._webhook_path, fields, message, timeout_s=WEBHOOK_S)
@@ -266,20 +312,16 @@ class ApprovalHold(Filter):
         self._notices.warning("ApprovalWebhookFailed", f"who is to approve was not told: {why}; {remedy}")
 
     # --- from outside ------------------------------------------------------------------------------------------------
-    def state(self, decision: HoldDecision | None, owner: str = "") -> tuple[list[dict[str, Any]], int]:
-        """Those that wait behind this decision, of everybody or of this owner, and how many it was about (0 or 1)."""
-        done = int(decision is not None and self._decide(decision.id, decision))
-        now = time.monotonic()
-        waiting = [
-            {
-                **hold.shown,
-                "waitsSeconds": round(now - hold.since, 1),
-                "leftSeconds": round(hold.since + self._timeout_s - now, 1),
-            }
-            for hold in self._waiting.values()
-            if not hold.decided.done() and owner in ("", hold.owner)
-        ]
-        return waiting, done
+    def decide(self, decision: HoldDecision) -> bool:
+        """Whether it was about a request that waits here."""
+        return self._decide(decision.id, decision)
+
+    def waiting(self, page: HoldPage) -> tuple[int, list[_Hold], int]:
+        """How many wait; those of this page, the first to be denied first; and how many come behind it."""
+        held = list((self._of_owner.get(page.identity, {}) if page.identity else self._waiting).values())
+        begin = bisect_right(held, page.after, key=lambda hold: hold.place)
+        shown = held[begin : begin + page.limit]
+        return len(held), shown, len(held) - begin - len(shown)
 
     def approval(self, x: Exchange) -> str:
         """See Filter."""
@@ -310,19 +352,31 @@ def _methods_of(x: Exchange) -> set[bytes]:
 
 
 def holds(
-    filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None, owner: str = ""
+    filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None, page: HoldPage = _ALL
 ) -> dict[str, Any]:
-    """What waits at these filters, of all clients or of this one (`identity_of`), behind this decision: `holds`, and
-    how many were `decided`.
+    """What waits at these filters behind this decision: the `holds` of this page, how many are `waiting`, how many come
+    `behind` the page, and how many were `decided` (0 or 1).
     """
-    found: list[dict[str, Any]] = []
-    decided = 0
-    for _, each in filters:
-        if isinstance(each, ApprovalHold):
-            waiting, done = each.state(decision, owner)
-            found += waiting
-            decided += done
-    return {"holds": found, "decided": decided}
+    found = [each for _, each in filters if isinstance(each, ApprovalHold)]
+    decided = sum(each.decide(decision) for each in found) if decision is not None else 0
+    states = [each.waiting(page) for each in found]
+    every = list(merge(*(shown for _, shown, _ in states), key=lambda hold: hold.place))
+    now = time.monotonic()
+    return {
+        "holds": [hold.told(now) for hold in every[: page.limit]],
+        "waiting": sum(count for count, _, _ in states),
+        "behind": sum(behind for _, _, behind in states) + len(every[page.limit :]),
+        "decided": decided,
+    }
+
+
+def _share_of_client(context: FilterContext) -> ConcurrencyRule:
+    """What one client may have waiting, in all workers."""
+    known_by = repr((context.source, context.scope, context.name, "ApprovalHold")).encode()
+    table = (context.keyed or OwnCounters().keyed)(SHARED, SHARED_KEYS)
+    table = table.of_limit(blake2b(known_by, digest_size=KEY_BYTES).digest())
+    most = context.config.max_waiting_per_client
+    return ConcurrencyRule(context.name, most, lambda x, _: identity_of(x).encode(), table, "requests that wait")
 
 
 def _refs(config: ApprovalHoldConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
@@ -336,5 +390,6 @@ APPROVAL_HOLD: Final = FilterType(
     build=ApprovalHold,
     also=frozenset((Phase.REQUEST_BODY,)),
     backend_refs=_refs,
+    is_shared=True,
     summary="Has requests, or calls of tools, wait until a person has approved them.",
 )

@@ -14,7 +14,7 @@ from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, NotKilled
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
@@ -34,16 +34,22 @@ class State(PlainState):
         self.purges: list[CachePurge | None] = []
         self.silent = ""
         self.shown: dict[str, object] = {}
+        self.held = [(7.5, "a")]
         self.decided: list[HoldDecision | None] = []
         self.changes: list[KillChange | None] = []
 
-    async def holds(self, decision: HoldDecision | None) -> Sequence[bytes]:
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> Sequence[bytes]:
         self.decided.append(decision)
         known = decision is not None and decision.id == "5e1f"
-        return [
-            b'{"holds": [], "decided": 0}',
-            json.dumps({"holds": [{"leftSeconds": 2.0, **self.shown}], "decided": int(known)}).encode(),
-        ]
+        every = [{"id": name, "leftSeconds": 2.0, "deadline": at, **self.shown} for at, name in self.held]
+        of_workers = [[hold for hold in every if (hold["id"] in "bd") is is_first] for is_first in (True, False)]
+        answers = []
+        for mine in of_workers:
+            behind = [hold for hold in mine if (hold["deadline"], hold["id"]) > page.after]
+            shown, left = behind[: page.limit], len(behind[page.limit :])
+            answers.append({"holds": shown, "waiting": len(mine), "behind": left, "decided": int(known)})
+            known = False
+        return [json.dumps(each).encode() for each in answers]
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
         if self.silent:
@@ -192,11 +198,28 @@ async def test_a_purge_says_which_answers(admin: AdminServer, state: State, quer
 
 
 async def test_holds_are_shown_and_decided(admin: AdminServer, state: State):
-    assert (await ask(admin, "/holds")).json() == {"holds": [{"leftSeconds": 2.0}], "decided": 0}
+    assert (await ask(admin, "/holds")).json() == {
+        "holds": [{"id": "a", "leftSeconds": 2.0}], "waiting": 1, "continue": "", "decided": 0,
+    }  # fmt: skip
     assert (await ask(admin, "/holds?approve=5e1f&by=alice", "POST", extra=MARK)).json()["decided"] == 1
     assert (await ask(admin, "/holds?deny=other", "POST", extra=MARK)).status == 404
     assert (await ask(admin, "/holds", "POST", extra=MARK)).status == 400
     assert state.decided[:2] == [None, HoldDecision("5e1f", approves=True, by="alice")]
+
+
+async def test_holds_are_shown_page_by_page_those_first_that_are_denied_first(admin: AdminServer, state: State):
+    state.held = [(1.5, "c"), (1.5, "d"), (2.25, "a"), (3.0, "b"), (3.0, "e")]
+    pages, following = [], ""
+    while True:
+        page = (await ask(admin, f"/holds?limit=2{following and '&continue='}{following}")).json()
+        assert page["waiting"] == 5
+        pages.append("".join(hold["id"] for hold in page["holds"]))
+        following = page["continue"]
+        if not following:
+            break
+    assert pages == ["cd", "ab", "e"]
+    for wrong in ("limit=0", "limit=501", "limit=x", "limit=-1", "limit=1&limit=2", "continue=x-y", "id=a"):
+        assert (await ask(admin, f"/holds?{wrong}")).status == 400
 
 
 async def test_what_is_in_a_request_is_shown_to_those_who_may_decide(
@@ -206,7 +229,9 @@ async def test_what_is_in_a_request_is_shown_to_those_who_may_decide(
     state.shown = {"path": "/pay", **content}
     assert (await ask(admin, "/holds")).json()["holds"][0]["body"] == "b"
     for extra in ("Origin: http://evil.example\r\n", "Via: 1.1 front\r\n"):
-        assert (await ask(admin, "/holds", extra=extra)).json()["holds"] == [{"leftSeconds": 2.0, "path": "/pay"}]
+        assert (await ask(admin, "/holds", extra=extra)).json()["holds"] == [
+            {"id": "a", "leftSeconds": 2.0, "path": "/pay"}
+        ]
     file = tmp_path / "token"
     file.write_text("0123456789abcdef0123456789abcdef")
     file.chmod(0o600)
@@ -215,7 +240,7 @@ async def test_what_is_in_a_request_is_shown_to_those_who_may_decide(
         await network.start()
         network.host = "127.0.0.1"
         told = (await ask(network, "/holds")).json()["holds"]
-        assert told == [{"leftSeconds": 2.0, "path": "/pay"}]
+        assert told == [{"id": "a", "leftSeconds": 2.0, "path": "/pay"}]
         told = (await ask(network, "/holds", extra=f"Authorization: Bearer {file.read_text()}\r\n")).json()["holds"]
         assert ("body" in told[0]) is (access is not None)
         await network.stop()

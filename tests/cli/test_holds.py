@@ -44,5 +44,33 @@ CALLS = [{"tool": "pay", "arguments": '{"to": "a"}'}, {"tool": "look", "argument
     ids=["digests", "no body", "query", "call", "calls", "control characters"],
 )  # fmt: skip
 def test_what_waits_is_listed(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], shown: str):
-    monkeypatch.setattr(holds, "ask", lambda *_arguments, **_more: {"holds": [HOLD | more]})
+    monkeypatch.setattr(holds, "ask", lambda *_arguments, **_more: {"holds": [HOLD | more], "continue": ""})
     assert CliRunner().invoke(main, ["holds", "list"]).output == shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "last"),
+    [
+        ([], ["100"], "… 1300 wait; --limit 1300 shows all of them"),
+        (["--limit", "1200"], ["500", "500", "200"], "… 1300 wait; --limit 1300 shows all of them"),
+        (["--limit", "2000"], ["500", "500", "500"], "    the body is not shown"),
+    ],
+)
+def test_of_many_that_wait_as_many_are_shown_as_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], asked: list[str], last: str
+):
+    limits, begins = [], []
+
+    def ask(_admin: object, _path: str, pairs: list[tuple[str, str]], **_more: object) -> dict[str, Any]:
+        limit, begin = int(dict(pairs)["limit"]), int(dict(pairs).get("continue", "0"))
+        limits.append(dict(pairs)["limit"])
+        begins.append(begin)
+        end = min(begin + limit, 1300)
+        return {"holds": [HOLD] * (end - begin), "waiting": 1300, "continue": str(end) if end < 1300 else ""}
+
+    monkeypatch.setattr(holds, "ask", ask)
+    lines = CliRunner().invoke(main, ["holds", "list", *arguments]).output.splitlines()
+    assert limits == asked
+    assert begins == [500 * number for number in range(len(asked))]
+    assert lines[-1] == last
+    assert sum(line.startswith(HOLD["id"]) for line in lines) == min(sum(map(int, asked)), 1300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from egressproxy.config.reading.problems import ConfigError
 from egressproxy.errors import Denied, LimitExceeded
 from egressproxy.filters.approval_hold import ApprovalHold, ApprovalHoldConfig, holds
 from egressproxy.filters.base import FilterContext
+from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import identity_of
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
@@ -162,6 +164,82 @@ def test_waiting_is_bounded_for_each_client_and_for_all(converse: Start):
     assert refused(third) == (429, "approval_limit")
 
 
+def test_many_that_wait_are_told_page_by_page(converse: Start):
+    talk = held(converse, maxWaitingPerClient=10, timeout="5m")
+    clients = [talk.client, *(talk.connect() for _ in range(6))]
+    for client in clients:
+        client >> GET
+    talk.settle()
+    filters = talk.snapshot.filters.of_type(TYPE)
+    every = [each["id"] for each in holds(filters, None)["holds"]]
+    assert len(every) == 7
+    found, page, lefts = [], HoldPage(3), []
+    while True:
+        told = holds(filters, None, page)
+        assert told["waiting"] == 7
+        lefts.append(told["behind"])
+        found += [each["id"] for each in told["holds"]]
+        if not told["behind"]:
+            break
+        last = told["holds"][-1]
+        page = HoldPage(3, (last["deadline"], last["id"]))
+    assert (found, lefts) == (every, [4, 1, 0])
+    for key in every:
+        decide(talk, key, approves=False)
+    assert holds(filters, None)["waiting"] == 0
+
+
+def test_waiting_is_bounded_over_all_workers(tmp_path: Path):
+    """Two filters of the same spec, as two workers have them, on one memory."""
+    with (tmp_path / "memory").open("wb+") as file:
+        counters = [SharedCounters(file.fileno(), 2, worker) for worker in (1, 2)]
+        asyncio.run(_two_workers(counters))
+
+
+async def _two_workers(counters: list[SharedCounters]) -> None:
+    config = ApprovalHoldConfig(max_waiting=3, max_waiting_per_client=2)
+    meter = FilterMeter(FilterMetrics(), "hold", TYPE)
+    one, two = (
+        ApprovalHold(
+            FilterContext(config, {}, "hold", "", "", meter=meter, row=each.row(bytes(16)), keyed=each.keyed)
+        )
+        for each in counters
+    )  # fmt: skip
+
+    async def begun(hold: ApprovalHold, address: str) -> asyncio.Task[None]:
+        x = Exchange(f"{address}:5000", "agents/gw", "http", 0.0, ANONYMOUS)
+        x.request, x.method, x.path = RequestHead(b"GET", b"/", Fields()), b"GET", b"/"
+        x.authority = Authority("a.example", 80)
+        waiting = hold.request_headers(x)
+        assert waiting is not None
+        task = asyncio.ensure_future(waiting)
+        await asyncio.sleep(0)
+        return task
+
+    async def refused(hold: ApprovalHold, address: str) -> None:
+        with pytest.raises(LimitExceeded):
+            await (await begun(hold, address))
+
+    first, second = await begun(one, "10.0.0.1"), await begun(two, "10.0.0.1")
+    await refused(one, "10.0.0.1")
+    await refused(two, "10.0.0.1")
+    third = await begun(two, "10.0.0.2")
+    await refused(one, "10.0.0.3")
+    one.close()
+    with pytest.raises(Denied):
+        await first
+    fourth = await begun(two, "10.0.0.1")
+    await refused(two, "10.0.0.3")
+    counters[0].forget(2)  # the second worker has ended, and another begins
+    fresh = ApprovalHold(
+        FilterContext(config, {}, "hold", "", "", meter=meter, row=counters[0].row(bytes(16)), keyed=counters[0].keyed)
+    )  # fmt: skip
+    fifth, sixth = await begun(fresh, "10.0.0.1"), await begun(fresh, "10.0.0.1")
+    for task in (second, third, fourth, fifth, sixth):
+        task.cancel()
+    await asyncio.gather(second, third, fourth, fifth, sixth, return_exceptions=True)
+
+
 def test_only_what_is_meant_waits(converse: Start):
     talk = held(converse, hostnames=["*.other.example"], methods=["POST"])
     talk.client >> GET
@@ -263,8 +341,8 @@ def test_a_service_account_has_one_share_and_sees_its_own_by_whatever_it_was_sho
             await (await begun(by_certificate))
         stranger = await begun(ANONYMOUS)
         for identity, count in ((by_token, 1), (by_certificate, 1), (named_like_an_address, 0)):
-            assert len(hold.state(None, identity_of(request(identity)))[0]) == count
-        assert len(hold.state(None)[0]) == 2
+            assert len(hold.waiting(HoldPage(identity=identity_of(request(identity))))[1]) == count
+        assert len(hold.waiting(HoldPage())[1]) == 2
         hold.close()
         for task in (first, stranger):
             with pytest.raises(Denied, match="the configuration changed"):

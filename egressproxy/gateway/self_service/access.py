@@ -6,7 +6,7 @@ not there, and names of routes, policies and backends are left out, since they t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -29,14 +29,15 @@ MAX_MATCHES: Final = 2000
 
 #: Two of one name of which so much of the limit is the difference are one, which grows while it is looked at.
 SAME: Final = 0.001
-#: What a client is told of a request of its own that waits.
+#: Requests of its own that wait, of which a client is told, and what.
+MAX_WAITING: Final = 100
 OF_HOLDS: Final = ("id", "method", "authority", "path", "tool", "waitsSeconds", "leftSeconds")
 
 Rules = Iterable[tuple[str, Route]]
 
 
 def access_of(
-    x: Exchange, listener: ActiveListener, waiting: Iterable[Mapping[str, Any]] | None = ()
+    x: Exchange, listener: ActiveListener, waiting: Sequence[Mapping[str, Any]] | None = ()
 ) -> dict[str, Any]:
     """For JSON. `listener`: as it is for the caller of `x`; `waiting`: its requests that wait for approval, as
     `filters.approval_hold.holds` gives them, None where not all of them are known. Nothing is counted or changed.
@@ -61,8 +62,11 @@ def access_of(
         "deny": _entries(destinations.deny),
         "hostnames": hostnames[:MAX_ENTRIES],
         "limits": _limits(x, listener, rules),
-        "waiting": [{name: hold[name] for name in OF_HOLDS} for hold in waiting or ()],
-        "isComplete": is_whole and waiting is not None and all(len(each) <= MAX_ENTRIES for each in lists),
+        "waiting": [{name: hold[name] for name in OF_HOLDS} for hold in islice(waiting or (), MAX_WAITING)],
+        "isComplete": is_whole
+        and waiting is not None
+        and len(waiting) <= MAX_WAITING
+        and all(len(each) <= MAX_ENTRIES for each in lists),
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.net.huge_pages import collapse_heap
@@ -83,10 +83,9 @@ class Fleet(Protocol):
         not None. Raises errors.NotAnswered where a process has not answered, and may have purged nothing.
         """
 
-    async def holds(self, decision: HoldDecision | None, identity: str = "") -> list[bytes]:
-        """What waits for approval in each process that serves, of all clients or of this one, as JSON
-        (`filters.approval_hold.holds`), behind this decision, if it is not None. Raises errors.NotAnswered where a
-        process has not answered.
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
+        """This page of what waits for approval in each process that serves, as JSON (`filters.approval_hold.holds`),
+        behind this decision, if it is not None. Raises errors.NotAnswered where a process has not answered.
         """
 
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:

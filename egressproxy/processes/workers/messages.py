@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
@@ -120,12 +120,10 @@ class Caches:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What waits for approval, of all clients or of this one, behind this decision, if there is one: answered with
-    JSON.
-    """
+    """A page of what waits for approval, behind this decision, if there is one: answered with JSON."""
 
-    decision: HoldDecision | None = None
-    identity: str = ""
+    decision: HoldDecision | None
+    page: HoldPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +243,7 @@ _FIND: Final = classes(
         Configuration,
         CachePurge,
         HoldDecision,
+        HoldPage,
         KillChange,
         ProcessLimits,
         FilterListener,

@@ -202,8 +202,8 @@ class WorkerProcess:
                     value = await self.worker.decisions()
                 case messages.Caches(purge):
                     value = await self.worker.caches(purge)
-                case messages.Holds(decision, identity):
-                    value = await self.worker.holds(decision, identity)
+                case messages.Holds(decision, page):
+                    value = await self.worker.holds(decision, page)
                 case messages.SetKilled(names, revision):
                     value = self.worker.set_killed(KilledIdentities(map(KilledIdentity, names), revision))
                 case messages.Kill(change, revision):

@@ -22,7 +22,7 @@ from egressproxy.errors import NotAnswered
 from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import MAX_PAGE, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
@@ -340,9 +340,9 @@ class Supervisor:
         """See `fleet.Fleet`. A worker that ends meanwhile takes its caches with it."""
         return await self._of_all(Caches(purge))
 
-    async def holds(self, decision: HoldDecision | None, identity: str = "") -> list[bytes]:
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
         """See `fleet.Fleet`. What waits in a worker that ends meanwhile ends with it."""
-        return await self._of_all(Holds(decision, identity))
+        return await self._of_all(Holds(decision, page))
 
     def _asked_by(self, handle: Handle, asked: AskedOfAll) -> None:
         task = asyncio.create_task(self._answer_worker(handle, asked))
@@ -352,7 +352,7 @@ class Supervisor:
     async def _answer_worker(self, handle: Handle, asked: AskedOfAll) -> None:
         values: tuple[bytes, ...] | None = None
         with suppress(NotAnswered):
-            values = tuple(await self.holds(None, asked.identity))
+            values = tuple(await self.holds(None, HoldPage(MAX_PAGE, identity=asked.identity)))
         handle.tell(AnsweredByAll(asked.number, values))
 
     async def _of_all(self, asked: Request) -> list[bytes]:

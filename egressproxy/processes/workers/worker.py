@@ -29,9 +29,10 @@ from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import MAX_PAGE, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
+from egressproxy.model.steps import Cooperative
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
 from egressproxy.net.tls_key_log import start_key_log
@@ -198,21 +199,23 @@ class Worker:
 
         return json.dumps(states(found, purge)).encode()
 
-    async def holds(self, decision: HoldDecision | None, identity: str = "") -> bytes:
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> bytes:
         """See `fleet.Fleet`."""
         snapshot = self.gateway.snapshot
         found = snapshot.filters.of_type(APPROVAL_HOLD) if snapshot is not None else []
         if not found:
-            return b'{"holds": [], "decided": 0}'
+            return b'{"holds": [], "waiting": 0, "behind": 0, "decided": 0}'
         from egressproxy.filters.approval_hold import holds  # where there is one, it is imported already
 
-        return json.dumps(holds(found, decision, identity)).encode()
+        return await in_slices(_written(holds(found, decision, page)))
 
     async def _own_holds(self, identity: str) -> tuple[bytes, ...]:
-        return (await self.holds(None, identity),)
+        return (await self.holds(None, HoldPage(MAX_PAGE, identity=identity)),)
 
     async def waiting(self, identity: str) -> list[dict[str, Any]] | None:
-        """What waits for approval of this client, in all workers; None where not all have answered."""
+        """What waits for approval of this client, in all workers, as much as fits in a page of each; None where not all
+        have answered.
+        """
         snapshot = self.gateway.snapshot
         if snapshot is None or not snapshot.filters.of_type(APPROVAL_HOLD):
             return []
@@ -220,10 +223,10 @@ class Worker:
             asking = self._asking[identity] = asyncio.ensure_future(self.holds_of_all(identity))
             asking.add_done_callback(lambda _done: self._asking.pop(identity, None))
         try:
-            answers = await asyncio.shield(asking)
+            answers = [json.loads(each) for each in await asyncio.shield(asking)]
         except NotAnswered:
             return None
-        return [hold for each in answers for hold in json.loads(each)["holds"]]
+        return sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["deadline"])
 
     def set_killed(self, killed: KilledIdentities) -> int:
         """Put these clients out of service, and no others. Returns how many exchanges were cut."""
@@ -241,6 +244,15 @@ class Worker:
     def close(self) -> None:
         """Write what is to be logged."""
         self.access_log.close()
+
+
+def _written(found: dict[str, Any]) -> Cooperative[bytes]:
+    """What `holds` gives, as JSON: each request is some kilobytes."""
+    written = []
+    for each in found.pop("holds"):
+        written.append(json.dumps(each))
+        yield None
+    return f'{{"holds": [{", ".join(written)}], {json.dumps(found)[1:]}'.encode()
 
 
 class InProcess:
@@ -305,9 +317,9 @@ class InProcess:
         """See `fleet.Fleet`."""
         return [await self.worker.caches(purge)]
 
-    async def holds(self, decision: HoldDecision | None, identity: str = "") -> list[bytes]:
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
         """See `fleet.Fleet`."""
-        return [await self.worker.holds(decision, identity)]
+        return [await self.worker.holds(decision, page)]
 
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         """See `fleet.Fleet`."""

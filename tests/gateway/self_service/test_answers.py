@@ -11,6 +11,7 @@ import pytest
 from egressproxy.filters.approval_hold import holds
 from egressproxy.gateway.self_service import answers
 from egressproxy.gateway.self_service.answers import ASKED_S, MAX_ASKED
+from egressproxy.model.hold_decision import HoldPage
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM
@@ -212,7 +213,8 @@ def waiting_for(talk: Conversation) -> Any:
     """As a worker tells it that is alone."""
 
     async def waiting(identity: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = holds(talk.snapshot.filters.of_type(HOLD["type"]), None, identity)["holds"]
+        page = HoldPage(identity=identity)
+        found: list[dict[str, Any]] = holds(talk.snapshot.filters.of_type(HOLD["type"]), None, page)["holds"]
         return found
 
     return waiting

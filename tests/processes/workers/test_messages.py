@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
@@ -45,7 +45,7 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         Asked(3, LookUp((("name", "a.example"),))),
         Asked(4, Caches()),
         Asked(5, Caches(CachePurge("agents/r", "/v1", "agents/me"))),
-        Asked(5, Holds(HoldDecision("5e1f", approves=True, by="alice"))),
+        Asked(5, Holds(HoldDecision("5e1f", approves=True, by="alice"), HoldPage(5, (7.25, "5e1f"), "me"))),
         Asked(5, Kill(KillChange("alice", kills=True, why="leaks keys"), 7)),
         Asked(6, SetKilled(("alice", "bob"), 7)),
         Asked(4, Drain(0.5)),
