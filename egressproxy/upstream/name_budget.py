@@ -65,11 +65,19 @@ class NameBudget:
                 detail=f"{host}: more than {self._limit} new names below {domain} in {self._window_s:g} s",
                 retry_after_s=max(1, round(wait_s)),
             )
+        self._remember(name, now)
+        return None
+
+    def know(self, host: str, now: float) -> None:
+        """This name is looked up for the gateway or its operator: it is new to no client."""
+        self._remember(self._names.key(host.encode()), now)
+
+    def _remember(self, name: bytes, now: float) -> None:
+        names = self._names
         with names.lock:
             found = names.find(name, now)
             if not names.is_shared_entry(found):
                 names.cells[found] = now + max(self._window_s, NAMES_S)
-        return None
 
     def _wait_s(self, client: bytes, now: float) -> float:
         """Take one name of this client's; else the seconds until it may have one. `until` is when the count is full."""

@@ -32,7 +32,7 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.shares import Shares
 from egressproxy.net.keyed_counters import OwnCounters
-from egressproxy.upstream.dns_cache import RESULTS, DnsCache, KnownName, NameFailure
+from egressproxy.upstream.dns_cache import MAX_NAMES, RESULTS, DnsCache, KnownName, NameFailure
 from egressproxy.upstream.dns_client import DnsAnswer, DnsClient, DnsFailure, OnQuery, give_up
 from egressproxy.upstream.dns_server import Server, parse_server
 from egressproxy.upstream.lookups import Lookups
@@ -58,8 +58,8 @@ _KINDS = ((dns.rdatatype.A, Family.IPV4), (dns.rdatatype.AAAA, Family.IPV6))
 _ONLY = (Family.IPV4, Family.IPV6)
 
 _LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
-#: RFC 6761 section 6.4 and RFC 7686 section 2: never asked of a DNS server.
-_NEVER_ASKED = ("invalid", "onion")
+#: RFC 6761 sections 6.3 and 6.4, and RFC 7686 section 2: never asked of a DNS server.
+_NEVER_ASKED = ("invalid", "localhost", "onion")
 
 
 class ServerAnswer(NamedTuple):
@@ -107,6 +107,7 @@ class Resolver:
         if spec.new_names:
             tables = tables or OwnCounters().keyed
             self._new_names = NameBudget(spec.new_names, spec.new_names_window_s, tables, spec.servers)
+        self._asked_of_parent: dict[str, None] = {}  # names that are not new, the oldest first
         self._timeout_s = spec.timeout_s or DnsIR().timeout_s
         self._grace_s = PREFERRED_GRACE_S if spec.family is Family.IPV6_PREFERRED else AAAA_GRACE_S
         self._lookups = Lookups(self._run, self._too_late, self._timeout_s)
@@ -163,9 +164,10 @@ class Resolver:
             return waiter
         stale = entry if entry is not None and entry.stale_until > now else None
         lookup = self._lookups.known.get(host)
-        if entry is None and lookup is None and identity and self._new_names is not None:
-            exceeded = self._new_names.take(identity, host, now)
-            if exceeded is not None:
+        if entry is None and lookup is None and self._new_names is not None:
+            if not identity:
+                self._new_names.know(host, now)
+            elif (exceeded := self._new_names.take(identity, host, now)) is not None:
                 self._stats("error")
                 waiter.set_exception(exceeded)
                 return waiter
@@ -188,6 +190,17 @@ class Resolver:
         if stale is not None:
             loop.call_later(STALE_AFTER_S, self._use_stale, waiter, stale)
         return waiter
+
+    def count_for_parent(self, host: str, identity: str) -> None:
+        """Count a name that a parent looks up in our place, as one that is looked up here. Raises LimitExceeded."""
+        if self._new_names is None or host in self._asked_of_parent:
+            return
+        exceeded = self._new_names.take(identity, host, time.monotonic())
+        if exceeded is not None:
+            raise exceeded
+        self._asked_of_parent[host] = None
+        if len(self._asked_of_parent) > MAX_NAMES:
+            del self._asked_of_parent[next(iter(self._asked_of_parent))]
 
     def retire(self) -> None:
         """No configuration has this resolver any more: connections to servers close behind the questions on them."""
@@ -286,7 +299,7 @@ class Resolver:
     # --- one name ------------------------------------------------------------------------------------------------
     async def _find(self, host: str) -> DnsAnswer:
         servers, names = self._servers_for(host)
-        if host == OWN_HOST or host.rpartition(".")[2] in _NEVER_ASKED:
+        if not names:
             return DnsAnswer((), 0.0, is_nxdomain=True)
         deadline = time.monotonic() + self._timeout_s
         failure: DnsFailure | None = None
@@ -343,10 +356,12 @@ class Resolver:
 
     def _servers_for(self, host: str) -> tuple[Sequence[Server], list[str]]:
         """The servers that are asked for this name, and the absolute names that they are asked for, in turn."""
+        if _is_nobodys(host):
+            return self._servers, []
         if self._servers:
             return self._servers, [host]
         system = self._system.read()
-        return system.servers, system.names(host)
+        return system.servers, [name for name in system.names(host) if not _is_nobodys(name)]
 
     def why_not_asked(self, host: str) -> str:
         """Why no server is asked for a name, in words; "" where one is."""
@@ -423,6 +438,11 @@ class Resolver:
     def __repr__(self) -> str:
         asked = len(self._lookups.known)
         return f"Resolver({len(self._cache)} names, {asked} being asked for, {self._waiting.total} waiting)"
+
+
+def _is_nobodys(name: str) -> bool:
+    """Whether no server is asked for this name, though a search list has made it."""
+    return name == OWN_HOST or name.rpartition(".")[2] in _NEVER_ASKED
 
 
 def _qname(host: str) -> dns.name.Name:

@@ -97,6 +97,33 @@ def test_two_hosts_through_a_proxy_with_a_password_that_changes(workers: int, tm
             assert gateway.stop() == 0
 
 
+def test_names_that_the_proxy_looks_up_are_counted_for_the_client(tmp_path: Path):
+    forward = free_port()
+    with (
+        NameServer({"proxy.corp.test": ["127.0.0.1"]}) as dns,
+        Origin() as origin,
+        BasicProxy("robot", PASSWORD) as proxy,
+    ):
+        objects = through(forward, proxy.port, dns.address)
+        objects[1]["spec"]["destinations"] = {"allow": [{"hostnames": ["*.test"]}]}
+        objects[1]["spec"]["dns"]["newNames"] = {"limit": 2, "window": "1h"}
+        with GatewayProcess(tmp_path / "gw", objects) as gateway:
+
+            def plain(host: str) -> int:
+                with client(forward) as sock:
+                    return ask(sock, get(host, origin.port))[0]
+
+            def tunnelled(host: str) -> int:
+                with client(forward) as sock:
+                    return tunnel(sock, host, origin.port)
+
+            assert [plain("a.x.test"), tunnelled("b.x.test"), plain("a.x.test"), plain("b.x.test")] == [200] * 4
+            assert [plain("c2VjcmV0.x.test"), tunnelled("c2VjcmV0.x.test")] == [429] * 2
+            assert [plain("b.x.test"), tunnelled("a.x.test"), plain("a.y.test")] == [200] * 3
+            assert not any(b"c2VjcmV0" in line for line in proxy.asked)
+            assert gateway.wait_for_record(status=429)["reason"] == "dns_new_names"
+
+
 def test_a_route_of_another_namespace_does_not_say_where_the_password_goes(tmp_path: Path):
     forward, reverse = free_port(), free_port()
     with (

@@ -15,9 +15,11 @@ import pytest_asyncio
 
 from egressproxy.errors import LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.policy import DnsIR, Dnssec, Family
+from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.net.loop import new_loop
 from egressproxy.upstream import dns_cache, system_files, turns
 from egressproxy.upstream import resolver as resolver_module
+from egressproxy.upstream.name_budget import KeyedTables
 from egressproxy.upstream.resolved import Resolved
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
@@ -44,11 +46,12 @@ class Bench:
         self.counted: Counter[str] = Counter()
         self.resolver = self.make()
 
-    def make(self, **options: Any) -> Resolver:
+    def make(self, *, tables: KeyedTables | None = None, **options: Any) -> Resolver:
         spec = replace(DnsIR(servers=(f"127.0.0.1:{self.server.port}",), timeout_s=WAIT_S), **options)
         self.resolver = Resolver(
             spec,
             lambda word: self.counted.update([word]),
+            tables=tables,
             resolv_conf=str(self.folder / "resolv.conf"),
             hosts_file=str(self.folder / "hosts"),
         )
@@ -372,6 +375,21 @@ async def test_names_of_fewer_dots_than_ndots_are_completed_first(bench: Bench, 
     assert bench.server.count("a.b.example.one.test") == 0
     assert (await bench.fault("a.invalid")).reason is Reason.DNS_NXDOMAIN  # RFC 6761 section 6.4
     assert bench.server.count("a.invalid.one.test") == 0
+
+
+@pytest.mark.parametrize(("domain", "host"), [("internal", "egress"), ("localhost", "db"), ("invalid", "db")])
+async def test_a_search_list_makes_no_name_of_one_that_no_server_is_asked_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, domain: str, host: str
+):
+    (bench.folder / "resolv.conf").write_text(f"nameserver 127.0.0.1\nsearch {domain} two.test\n")
+    monkeypatch.setitem(resolver_module.parse_server.__globals__["_PORTS"], "udp", bench.server.port)
+    bench.make(servers=())
+    bench.server.zone[f"{host}.{domain}"] = Rule(("192.0.2.66",))
+    bench.server.zone[f"{host}.two.test"] = Rule(("192.0.2.1",))
+    assert await bench.addresses(host) == ["192.0.2.1"]
+    assert bench.server.count(f"{host}.{domain}") == 0
+    assert {each.name for each in await bench.resolver.ask_each_server(host)} == {f"{host}.two.test", host}
+    assert await bench.resolver.ask_each_server("egress.internal") == []
 
 
 async def test_a_search_domain_that_fails_is_not_the_names_fault(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -752,3 +770,28 @@ async def test_new_names_of_a_client_are_bounded_and_known_ones_cost_nothing(ben
     await resolver.resolve("d.x.test", "10.0.0.1")  # asked for again for connections that are there
     await resolver.resolve("d.y.test", "10.0.0.1", "client")
     assert bench.counted["error"] == 1
+
+
+async def test_a_name_that_the_gateway_or_its_operator_had_looked_up_is_new_to_nobody_over_a_reload(bench: Bench):
+    bench.server.zone["*"] = Rule(("192.0.2.1",), ttl=5)
+    tables = OwnCounters().keyed
+    first = bench.make(new_names=1, new_names_window_s=60.0, tables=tables)
+    await first.resolve("a.x.test")  # by `egressproxy dns`, or a health check
+    second = bench.make(new_names=1, new_names_window_s=60.0, tables=tables, max_ttl_s=4.0)
+    await second.resolve("a.x.test", "10.0.0.1", "client")
+    await second.resolve("b.x.test", "10.0.0.1", "client")
+    with pytest.raises(LimitExceeded):
+        await second.resolve("c.x.test", "10.0.0.1", "client")
+
+
+async def test_names_that_a_parent_looks_up_count_as_new_ones_too(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resolver_module, "MAX_NAMES", 2)
+    resolver = bench.make(new_names=3, new_names_window_s=60.0)
+    for name in ("a.x.test", "b.x.test", "a.x.test", "c.x.test", "a.x.test"):
+        resolver.count_for_parent(name, "client")
+    with pytest.raises(LimitExceeded):
+        resolver.count_for_parent("d.x.test", "client")
+    resolver.count_for_parent("d.x.test", "other")
+    resolver.count_for_parent("d.x.test", "client")
+    assert len(resolver._asked_of_parent) == 2
+    assert sum(bench.server.queries.values()) == 0

@@ -125,8 +125,8 @@ class Connector:
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """The connector and target whose connection carries a request to this target: the parent's for plain http
-        (absolute-form; a SOCKS5 proxy has none), else our own. Raises Denied for a target that no parent may be asked
-        for.
+        (absolute-form; a SOCKS5 proxy has none), else our own. Raises Denied or LimitExceeded for a target that no
+        parent may be asked for.
 
         An upgrade goes through a tunnel (RFC 6455 section 4.1): after a 101 on a connection to the parent, the client
         could ask a parent that reads on for anything.
@@ -136,7 +136,7 @@ class Connector:
             return present.way(x, present.same_target(x, target))
         if self.parent is None or self._tunnels_only or target.is_secure or x.request.upgrade:
             return self, target
-        self.opener.judge_for_parent(target)
+        self.opener.ask_parent_for(x, target)
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
 
     def same_target(self, x: Exchange, target: Target) -> Target:

@@ -207,7 +207,7 @@ class ConnectionOpener:
     async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6, RFC 1928)."""
         assert self._parent is not None
-        self.judge_for_parent(target)
+        self.ask_parent_for(x, target)
         parent_target = self._parent.target(x)
         handshake = self._parent_handshake(x, target)
         transport = await self._parent.opener.open(x, parent_target, connect, handshake)
@@ -293,6 +293,15 @@ class ConnectionOpener:
     def first_hop(self) -> ConnectionOpener:
         """The opener whose addresses are dialled: that of the parent nearest to us, or this one."""
         return self if self._parent is None else self._parent.opener.first_hop()
+
+    def ask_parent_for(self, x: Exchange, target: DialTarget) -> None:
+        """A parent is to be asked for this target: whether it may be, and whether the client has another new name left.
+
+        Raises Denied, LimitExceeded.
+        """
+        self.judge_for_parent(target)
+        if self._spec.dns.new_names and self._spec.backend.destination not in OPERATOR and not _literal(target.host):
+            self.resolver.count_for_parent(target.host, identity_of(x))
 
     def judge_for_parent(self, target: DialTarget) -> None:
         """A parent resolves names. What is an address, or this machine by its name, is judged here, for clients
