@@ -4,9 +4,9 @@ forward proxy name as many as they like. A DialTarget is what is dialled, and ho
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.chain import Steps
@@ -34,34 +34,29 @@ FREED_TARGETS = 64
 Key = tuple[str, int, bool]  # host, port, whether over TLS
 
 
-class TargetWatch(ABC):
+class TargetWatch(Protocol):
     """Is asked before an attempt at a target, and told what became of it (see `endpoints`). It holds no target."""
 
     __slots__ = ()
 
-    @abstractmethod
     def admit(self, target: Target) -> None:
         """An attempt begins. Raises LimitExceeded, or UpstreamFault, (503) where there may be none."""
 
-    @abstractmethod
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         """The endpoint at this address ("host:port") gave a final status; 0: a connection, for a tunnel."""
 
-    @abstractmethod
     def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
         """An attempt failed, on this connection or before there was one."""
 
-    @abstractmethod
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
         """Those of the addresses of a name that may be dialled now."""
 
 
-class WatchesTargets(ABC):
+class WatchesTargets(Protocol):
     """Sets a watch on each target that is made."""
 
     __slots__ = ()
 
-    @abstractmethod
     def watch(self, target: Target) -> TargetWatch:
         """The watch of a new target. It may change the limits of the target's pool."""
 
@@ -79,47 +74,39 @@ class DialTarget:
     resumption: TlsResumption | None = None  # None: each handshake is a whole one
 
 
-class SharedConnections(ABC):
+class SharedConnections(Protocol):
     """Connections to a target that carry many exchanges at a time (HTTP/2), and are in no Pool."""
 
     __slots__ = ()
 
-    @abstractmethod
     async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
         """A place for this exchange; or a connection that was just opened, where the server has chosen HTTP/1.1.
 
         `alpn` is what may be offered. Raises UpstreamFault, Denied, LimitExceeded.
         """
 
-    @abstractmethod
     def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> Upstream:
         """Take over a connection that speaks HTTP/2, opened when the name had this version: a place on it."""
 
-    @abstractmethod
     def retire(self) -> None:
         """No connection takes another exchange; idle ones close now."""
 
-    @abstractmethod
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle)."""
 
     @property
-    @abstractmethod
     def waiting(self) -> int:
         """Exchanges that wait for a connection."""
 
     @property
-    @abstractmethod
     def in_flight(self) -> int:
         """Exchanges that are there now."""
 
     @property
-    @abstractmethod
     def is_empty(self) -> bool:
         """Whether no connection is open and no exchange waits."""
 
     @property
-    @abstractmethod
     def is_all_idle(self) -> bool:
         """Whether no connection is in use and no exchange waits."""
 
