@@ -31,6 +31,7 @@ from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind, bind_error
+from egressproxy.net.loop import poller
 from egressproxy.net.system_roots import put_in_force
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
@@ -212,6 +213,7 @@ class GatewayServer:
             self.snapshot.filters.close()
         self._forget_prepared()
         await asyncio.sleep(0)
+        await poller().all_ended()
         self.overload.stop()
         self.wheel.stop()
         return cut

@@ -6,11 +6,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
 from egressproxy.net.loop import poller
-from egressproxy.net.poller import READABLE, Poller
+from egressproxy.net.poller import MAX_ENDS, READABLE, Poller
 from tests.support.loops import BOTH_LOOPS
 from tests.support.waiting import WAIT_S
 
@@ -234,6 +235,27 @@ async def test_what_is_flushed_while_things_end_comes_before_the_next_end():
     poller().end_later(end)
     await asyncio.sleep(0)
     assert said == ["end", "flush", "last"]
+
+
+async def test_where_thousands_end_together_the_loop_has_turns_between():
+    loop, said = asyncio.get_running_loop(), list[int]()
+    number = 3 * MAX_ENDS + 1
+    for each in range(number):
+        poller().end_later(lambda each=each: said.append(each))
+    poller().end_later(lambda: poller().end_later(lambda: said.append(number)))
+    between: list[int] = []
+
+    def look() -> None:
+        between.append(len(said))
+        if between[-1] <= number:
+            loop.call_soon(look)
+
+    look()
+    await poller().all_ended()
+    assert said == [*range(number + 1)]
+    steps = [after - before for before, after in pairwise(between)]
+    assert max(steps, default=0) <= MAX_ENDS
+    assert len(between) > 3
 
 
 async def test_a_failing_flush_and_a_failing_end_are_reported_alone():

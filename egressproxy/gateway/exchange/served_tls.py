@@ -11,6 +11,7 @@ from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.open_connections import Holder, OpenConnections
 from egressproxy.model.exchange import CallerIdentity
+from egressproxy.net.loop import poller
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import server_name
@@ -29,6 +30,7 @@ class ServedTls(TlsStream):
     def __init__(self, context: ssl.SSLContext, client: ClientConnection, metrics: Metrics) -> None:
         self._client: ClientConnection | ClientHttp2 = client
         self._metrics = metrics
+        self._closes_later = False  # see `close_if_idle`
         super().__init__(
             context, server_side=True, server_hostname=None, inner=client, on_handshake=self._handshake_ended
         )
@@ -56,8 +58,21 @@ class ServedTls(TlsStream):
         del self._client  # it holds us as its transport: let go
 
     def close_if_idle(self) -> bool:
-        """True if it closes: no exchange is under way."""
-        return self._client.close_if_idle()
+        """True if it closes: no exchange is under way. The client is told at the end of the turn: thousands may be
+        closed together.
+        """
+        self._closes_later = True
+        try:
+            return self._client.close_if_idle()
+        finally:
+            self._closes_later = False
+
+    def close(self) -> None:
+        """As of TlsStream."""
+        if self._closes_later:
+            poller().end_later(super().close)
+        else:
+            super().close()
 
     @property
     def identity(self) -> CallerIdentity:

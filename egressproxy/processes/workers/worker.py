@@ -36,7 +36,7 @@ from egressproxy.model.steps import Cooperative
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
 from egressproxy.net.tls_key_log import start_key_log
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, process_limits
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, collect_garbage, process_limits
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
@@ -123,7 +123,7 @@ class Worker:
 
         Raises ConfigRefused; Guarded where it would allow what was recently denied, and this is to be refused.
         """
-        gc.collect()  # what is garbage now would be frozen with the rest, for good
+        collect_garbage(self.gateway.conductor.clients.total)
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
             spec = replace(await in_slices(unpacking(asked.packed)), generation=asked.generation)

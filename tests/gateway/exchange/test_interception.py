@@ -246,8 +246,8 @@ def test_a_connection_that_waits_for_its_next_request_makes_way(converse: Start)
     talk = start(converse)
     inside(talk)
     (connection,) = talk.ports[0].state.connections
-    assert connection.close_if_idle()
-    talk.until(lambda: not talk.ports[0].state.connections)
+    talk.act(connection.close_if_idle)
+    assert not talk.ports[0].state.connections
     assert talk.client.is_gone
 
 
