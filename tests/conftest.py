@@ -26,7 +26,7 @@ from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
 from tests.support import states
 
 #: What the first line says of the whole suite: how many tests, and the time of one core that they take. Roughly.
-TESTS, CORE_S = 7_800, 440.0
+TESTS, CORE_S = 17_600, 2400.0
 FEWEST_WORKERS, MOST_WORKERS = 2, 8  # much of what is tested are other processes, and waits
 SELECTING = ("keyword", "lf", "failedfirst", "stepwise", "usepdb")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import ceil, floor
 from typing import Any, ClassVar, Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
@@ -135,7 +136,7 @@ class UnusableReference(ValueError):
 
 class LimitState(NamedTuple):
     """A limit as it is now: `left` of `limit`, and in how many seconds all of it is there again (0: it is, or nobody
-    can know). `allows` says it in words.
+    can know). `allows` says it in words. `is_whole`: it counts what has no halves.
     """
 
     name: str
@@ -143,6 +144,18 @@ class LimitState(NamedTuple):
     limit: float
     left: float
     reset_s: float = 0.0
+    is_whole: bool = True
+
+    def told(self) -> dict[str, Any]:
+        """For JSON: numbers as people count. A part of a request is none that is left; who comes back after
+        `resetSeconds` has all of it.
+        """
+        # What is left of a bucket is a sum of seconds: 4.9999999 is 5.
+        is_whole = self.is_whole or self.left == int(self.left)
+        left = floor(self.left + 1e-6) if is_whole else round(self.left, 4)
+        reset = ceil(round(self.reset_s, 3))
+        limit = int(self.limit) if self.limit == int(self.limit) else self.limit
+        return {"name": self.name, "allows": self.allows, "limit": limit, "left": left, "resetSeconds": reset}
 
 
 class Filter:

@@ -119,7 +119,14 @@ class Quota(Filter):
         takes = [Take(rule, rule.text(x, ""), rule.window.period(now), 0.0) for rule in self.rules]
         self._store.peek(takes)
         states = [
-            LimitState(take.rule.name, take.rule.allows, take.rule.window.limit, take.left, take.reset_s)
+            LimitState(
+                take.rule.name,
+                take.rule.allows,
+                take.rule.window.limit,
+                take.left,
+                take.reset_s,
+                is_whole=take.rule.type != "Cost",
+            )
             for take in takes
         ]
         for each in self.concurrency:

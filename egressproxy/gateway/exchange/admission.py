@@ -39,6 +39,7 @@ __all__ = [
     "default_route",
     "identify",
     "identify_stream",
+    "is_served_for_others",
     "judge",
     "name_request",
     "name_stream",
@@ -203,7 +204,15 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
         route, prefix = found
         return route, prefix, judge(route, authority) if route.is_judged else ()
     if listener.is_forward or listener.is_stream:
-        route, noted = default_route(listener, authority)
+        try:
+            route, noted = default_route(listener, authority)
+        except Denied as denied:
+            if found is None and is_served_for_others(listener, authority, denied):
+                denied.remedy = (
+                    f"add a rule for this request (path, method, headers, query) to the HTTPRoute of {authority.host},"
+                    " where it is meant to be served; destinations.allow would open all of the host"
+                )
+            raise
         return route, b"", noted
     raise GatewayFault(
         Reason.NO_ROUTE,
@@ -211,6 +220,15 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
         status=404,
         remedy="attach a route whose hostnames and matches (path, method, headers, query) fit; status of those"
         " that are there says whether they are attached",
+    )
+
+
+def is_served_for_others(listener: ActiveListener, authority: Authority, denied: Denied) -> bool:
+    """Whether a route names the host of a request that was denied because nothing allows it. Who follows the usual
+    advice opens the whole host.
+    """
+    return denied.reason in (Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY) and any(
+        each.hostname for each in listener.http.rules_of(authority.host)
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from egressproxy.errors import Reason
+from egressproxy.errors import Denied
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.cors import CORS, is_preflight
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
-from egressproxy.gateway.exchange.admission import HTTP_PORT
+from egressproxy.gateway.exchange.admission import HTTP_PORT, is_served_for_others
 from egressproxy.gateway.explain.decision import Decision
 from egressproxy.gateway.explain.render import steps_of
 from egressproxy.gateway.route import Route
@@ -77,25 +77,20 @@ def notes(decided: Decision) -> list[str]:
 
 def _of_other_requests(decided: Decision, authority: Authority) -> list[str]:
     """Of a request that is not allowed, where an HTTPRoute names the host and no rule of it fits."""
-    if decided.error is None or decided.error.reason not in (Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY):
-        return []
     routes, head = decided.listener.http, decided.x.request
-    named = next((each.origin for each in routes.rules_of(authority.host) if each.hostname), None)
-    if named is None or routes.match(authority.host, head.method, head.path, head.fields) is not None:
+    if not isinstance(decided.error, Denied) or not is_served_for_others(decided.listener, authority, decided.error):
         return []
-    return [
-        f"{named.kind} {named.route} serves requests for {authority.host}, and no rule of it fits this one (path,"
-        " method, headers, query): add a rule, where it is meant to be served; destinations.allow opens all of the host"
-    ]
+    if routes.match(authority.host, head.method, head.path, head.fields) is not None:
+        return []
+    named = next(each.origin for each in routes.rules_of(authority.host) if each.hostname)
+    return [f"{named.kind} {named.route} serves requests for {authority.host}, and no rule of it fits this one"]
 
 
 def _of_requests_alone(decided: Decision, authority: Authority) -> list[str]:
     """Of a tunnel that is not allowed, where an HTTPRoute names the host: it serves requests, and no tunnel."""
-    if decided.error is None or decided.error.reason not in (Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY):
+    if not isinstance(decided.error, Denied) or not is_served_for_others(decided.listener, authority, decided.error):
         return []
-    named = next((each.origin for each in decided.listener.http.rules_of(authority.host) if each.hostname), None)
-    if named is None:
-        return []
+    named = next(each.origin for each in decided.listener.http.rules_of(authority.host) if each.hostname)
     return [
         f"{named.kind} {named.route} serves requests for {authority.host}, and no tunnel: a tunnel needs a TLSRoute or "
         "destinations.allow"

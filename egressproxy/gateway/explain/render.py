@@ -185,11 +185,7 @@ def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict
         for step in steps_of(chain, phase):
             values = _filter_values(step.spec, step.stats.phase) | _service_values(step)
             if values["phase"] == step.spec.phase and (limits := step.filter.explain(x)):
-                values["limits"] = [
-                    {"name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 4),
-                     "resetSeconds": round(each.reset_s, 3)}
-                    for each in limits
-                ]  # fmt: skip
+                values["limits"] = [each.told() for each in limits]
             made.append(values)
     return skipped + made
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from egressproxy.filters.base import LimitState
 from egressproxy.filters.chain import Chain
 from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.ir.policy import DestinationRule
+from egressproxy.ir.policy import DestinationRule, Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 
@@ -33,6 +34,9 @@ SAME: Final = 0.001
 MAX_WAITING: Final = 100
 OF_HOLDS: Final = ("id", "method", "authority", "path", "tool", "waitsSeconds", "leftSeconds")
 
+#: By what a client is known, in words; others by their name.
+_SHOWN_BY: Final = {"basic": "user name and password", "gateway": "other gateway, which has signed it"}
+
 Rules = Iterable[tuple[str, Route]]
 
 
@@ -46,12 +50,17 @@ def access_of(
     rules, is_whole = _rules(listener)
     hostnames = sorted({hostname or "*": None for hostname, _ in rules})
     destinations = policy.destinations
-    groups = destinations.allow if listener.is_forward else ()
-    lists = [*groups, destinations.deny, hostnames]
+    groups = destinations.allow if policy.mode is Mode.ENFORCE else destinations.allow[: destinations.firm_allow]
+    if not listener.is_forward:
+        groups = ()
+    deny = [rule for rule in destinations.deny if rule.is_firm or policy.mode is not Mode.REPORT]
+    lists = [*groups, deny, hostnames]
     return {
+        "summary": f"{_who(who)} {_what(listener, is_listed=bool(groups or hostnames), is_open=not groups)}",
+        # null: it is not known.
         "identity": {
-            "name": who.name, "source": who.source, "namespace": who.namespace, "serviceAccount": who.service_account,
-            "groups": list(who.groups),
+            "name": _known(who.name), "source": _known(who.source), "namespace": _known(who.namespace),
+            "serviceAccount": _known(who.service_account), "groups": list(who.groups),
         },
         "listener": {
             "gateway": listener.gateway, "name": listener.name, "kind": "forward" if listener.is_forward else "reverse",
@@ -59,15 +68,41 @@ def access_of(
         },
         # Each list has to have an entry that fits: one for each level that has any.
         "allow": [_entries(group) for group in groups],
-        "deny": _entries(destinations.deny),
+        "deny": _entries(deny),
         "hostnames": hostnames[:MAX_ENTRIES],
         "limits": _limits(x, listener, rules),
-        "waiting": [{name: hold[name] for name in OF_HOLDS} for hold in islice(waiting or (), MAX_WAITING)],
+        "waiting": [_waiting(hold) for hold in islice(waiting or (), MAX_WAITING)],
         "isComplete": is_whole
         and waiting is not None
         and len(waiting) <= MAX_WAITING
         and all(len(each) <= MAX_ENTRIES for each in lists),
     }  # fmt: skip
+
+
+def _who(who: CallerIdentity) -> str:
+    if who.name == ANONYMOUS.name:
+        return "The gateway does not know who you are."
+    return f"You are {who.name}; the gateway knows it by your {_SHOWN_BY.get(who.source, who.source)}."
+
+
+def _what(listener: ActiveListener, *, is_listed: bool, is_open: bool) -> str:
+    """`is_listed`: something is allowed by name; `is_open`: no list of policies has to have a destination."""
+    mode = listener.spec.policy.mode
+    if not listener.is_forward:
+        return "You may ask for what the routes of this listener serve."
+    if mode is not Mode.ENFORCE and is_open:
+        noted = " What policies would deny passes, and is noted (mode Report)." if mode is Mode.REPORT else ""
+        return f"You may reach every public host but those that are denied.{noted}"
+    return "You may reach what is listed here, and nothing else." if is_listed else "You may reach nothing."
+
+
+def _known(text: str) -> str | None:
+    return None if text == "-" else text
+
+
+def _waiting(hold: Mapping[str, Any]) -> dict[str, Any]:
+    """In whole seconds."""
+    return {name: round(hold[name]) if name.endswith("Seconds") else hold[name] for name in OF_HOLDS}
 
 
 def _entries(rules: Iterable[DestinationRule]) -> list[dict[str, Any]]:
@@ -112,20 +147,16 @@ def _limits(x: Exchange, listener: ActiveListener, rules: Rules) -> list[dict[st
     """Of each limit that may hold for the caller: what it allows and what is left. Those that read the same, as that of
     a Gateway does in each rule, stand there once.
     """
-    found: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    found: dict[tuple[object, ...], list[LimitState]] = {}
     for name, hostname, chain, backend in islice(_chains(listener, rules), MAX_RULES):
         asked = _asked(x, hostname)
         asked.route, asked.backend = name, backend
         for step in (*(chain.request_headers or ()), *(chain.backend_request or ())):
             for each in step.filter.explain(asked):
-                made = {
-                    "name": each.name, "allows": each.allows, "limit": each.limit, "left": round(each.left, 4),
-                    "resetSeconds": round(each.reset_s, 3),
-                }  # fmt: skip
                 known = found.setdefault((each.name, each.allows, each.limit), [])
-                if not any(abs(other["left"] - each.left) <= each.limit * SAME for other in known):
-                    known.append(made)
-    return [made for known in found.values() for made in known][:MAX_ENTRIES]
+                if not any(abs(other.left - each.left) <= each.limit * SAME for other in known):
+                    known.append(each)
+    return [each.told() for known in found.values() for each in known][:MAX_ENTRIES]
 
 
 def _chains(listener: ActiveListener, rules: Rules) -> Iterator[tuple[str, str, Chain, str]]:

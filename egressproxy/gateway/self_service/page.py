@@ -44,13 +44,12 @@ POLICY: Final = (
 
 def page(access: Mapping[str, Any], checked: Mapping[str, Any] | None = None) -> bytes:
     """HTML of what `access_of` gives; with what a check has found, if one was asked for."""
-    who, listener = access["identity"], access["listener"]
-    name = who["name"] if who["name"] != "-" else "a client that is not known"
+    listener = access["listener"]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>What may I reach?</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><main><h1>What may I reach?</h1>",
-        f"<p>You are <code>{escape(name)}</code>, known by {escape(_known_by(who['source']))}.</p>"
+        f"<p>{escape(access['summary'])}</p>"
         f'<p class="dim">Listener <code>{escape(listener["gateway"])}/{escape(listener["name"])}</code>,'
         f" {escape(listener['kind'])}, mode {escape(listener['mode'])}.</p>",
         _section("May I go there?", _form(checked)),
@@ -117,16 +116,12 @@ def _limits(limits: Iterable[Mapping[str, Any]]) -> str:
         (
             each["name"],
             each["allows"],
-            f"{_amount(each['left'])} of {_amount(each['limit'])}",
+            f"{each['left']:,} of {each['limit']:,}",
             _duration(each["resetSeconds"]),
         )
         for each in limits
     ]
     return _table(("limit", "allows", "left", "all again in"), rows) if rows else "<p>no limit</p>"
-
-
-def _amount(value: float) -> str:
-    return f"{int(value):,}" if value >= 10 else f"{value:g}"
 
 
 def _duration(seconds: float) -> str:
@@ -150,10 +145,6 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _known_by(source: str) -> str:
-    return "nothing" if source == "-" else f"its {source}"
 
 
 def _entries(group: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from ipaddress import ip_address
 from typing import Any
 
@@ -779,3 +780,21 @@ def test_a_decision_takes_values_and_returns_what_is_to_be_noted(converse: Start
     assert reporting.records == []
     with pytest.raises(Denied):
         decide(converse(forward()).ports[0].state.port.first, Authority("b.example", 80))
+
+
+def test_who_asks_for_a_path_that_no_rule_has_is_not_told_to_open_the_host(converse: Start):
+    objects = [
+        m.gateway(m.forward_listener(3128)),
+        m.policy(("other.example",)),
+        m.backend("a", "a.example", 80),
+        m.http_route("a", m.prefix_rule("/v1", "a"), hostnames=["a.example"]),
+    ]
+    talk = converse(objects)
+    for url, is_advised in (("http://a.example/v2", True), ("http://c.example/v2", False)):
+        talk.client >> f"GET {url} HTTP/1.1\r\nHost: {url.split('/')[2]}\r\n\r\n".encode()
+        status, _, _, error = talk.client.answer()
+        assert (status, error["reason"]) == (403, "destination_not_allowed")
+        assert ("add a rule for this request (path, method, headers" in error["remedy"]) is is_advised
+        assert ("hostnames: [" in error["remedy"]) is not is_advised
+        talk.client >> f"GET http://egress.internal/check?url={url} HTTP/1.1\r\nHost: egress.internal\r\n\r\n".encode()
+        assert json.dumps(error["remedy"]).encode() in talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n(\{.*\})")[1]
