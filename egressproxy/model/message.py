@@ -111,6 +111,24 @@ class RequestHead:
         """A credential for us; see Hop."""
         return self.hop.proxy_authorization
 
+    def copy(self) -> RequestHead:
+        """The same head with fields of its own, to be changed for another receiver."""
+        made = RequestHead(self.method, self.target, Fields(self.fields.block), self.hop)
+        made.form = self.form
+        made.scheme = self.scheme
+        made.host = self.host
+        made.authority = self.authority
+        made.path = self.path
+        made.http_1_0 = self.http_1_0
+        made.body = self.body
+        made.connection_close = self.connection_close
+        made.expect_continue = self.expect_continue
+        made.te_trailers = self.te_trailers
+        made.upgrade = self.upgrade
+        made.via = self.via
+        made.max_forwards = self.max_forwards
+        return made
+
     def forget(self) -> None:
         """Drop what may be long, the fields and the query, when the head is kept while a tunnel runs."""
         self.hop = NOTHING_SAID

@@ -9,6 +9,7 @@ from itertools import pairwise
 from egressproxy.errors import GatewayError
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
+from tests.support.attributes import attributes
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Message:
 
     def as_value(self) -> tuple[object, ...]:
         """Everything that the reader said, comparable."""
-        said = [getattr(self.head, name) for name in self.head.__slots__ if name not in ("fields", "hop")]
+        said = [value for name, value in attributes(self.head).items() if name not in ("fields", "hop")]
         return (
             *said,
             getattr(self.head, "proxy_authorization", b""),

@@ -24,7 +24,6 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, BodyLength, RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import Driver
@@ -119,8 +118,7 @@ class Copy(UpstreamCaller):
 
     def __post_init__(self, original: Exchange) -> None:
         self._x = own = copy(original)
-        own.request = copy(original.request)
-        own.request.fields = Fields(original.request.fields.block)
+        own.request = original.request.copy()
         own.request.fields.remove(b"expect")  # we do not wait for a 100
         own.request.expect_continue = False
         own.backend = self._mirror.backend

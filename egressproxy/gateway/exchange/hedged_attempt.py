@@ -30,7 +30,6 @@ from egressproxy.gateway.backends.upstream_call import (
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
@@ -102,8 +101,7 @@ class HedgedAttempt(UpstreamCaller):
         self.is_over = False
         self.is_cancelled = False
         self.x = own = copy(x)
-        own.request = copy(x.request)
-        own.request.fields = Fields(x.request.fields.block)
+        own.request = x.request.copy()
         if body is not None:
             own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)
         own.notes = dict(x.notes) if x.notes is not None else None

@@ -97,6 +97,16 @@ class ChunkedDecoder:
         self._extensions = 0  # bytes of extensions so far
         self._scanned = 0  # bytes of an unfinished line, or trailer section, known to hold no end
 
+    def copy(self) -> ChunkedDecoder:
+        """One that is as far as this one, to look ahead with."""
+        made = ChunkedDecoder(self._limits, self._named)
+        made._part = self._part
+        made._left = self._left
+        made._total = self._total
+        made._extensions = self._extensions
+        made._scanned = self._scanned
+        return made
+
     def decode(self, buffer: bytes | bytearray, at: int) -> tuple[bytes | EndOfMessage | None, int]:
         """What `buffer` holds from offset `at` on: all its data in one piece, or the end, or None; and the new offset.
 

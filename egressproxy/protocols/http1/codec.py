@@ -27,7 +27,6 @@ it reads in the same way whatever is accepted here (but for optional blanks and 
 from __future__ import annotations
 
 import re
-from copy import copy
 from functools import partial
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason, RetrySafety, UpstreamFault
@@ -233,7 +232,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:
-                has_begun = copy(self._chunks).decode(self._buffer, self._at)[0] is not None
+                has_begun = self._chunks.copy().decode(self._buffer, self._at)[0] is not None
             except Malformed as fault:
                 self._break(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}")
         if has_begun and self._fault is None:
@@ -266,7 +265,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         buffer = self._buffer
         if self._chunks is None or not buffer.endswith(b"\r\n0\r\n\r\n"):
             return -1
-        chunks, at, pieces = copy(self._chunks), self._at, []
+        chunks, at, pieces = self._chunks.copy(), self._at, []
         try:
             event, at = chunks.decode(buffer, at)
             while type(event) is bytes:

@@ -8,6 +8,7 @@ import pytest
 from egressproxy.errors import BadRequest, LimitExceeded, Reason
 from egressproxy.protocols.http1 import chunked
 from egressproxy.protocols.http1.codec import HeadLimits
+from tests.support.attributes import attributes
 from tests.support.http1_reading import Reading, read_requests
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\nConnection: X-Named\r\n\r\n"
@@ -201,3 +202,17 @@ def test_an_unfinished_line_that_comes_octet_by_octet_is_read_once_it_is_whole(
     assert got[:3] == [b"a", b"b", b"c"]
     assert isinstance(got[3], chunked.EndOfMessage)
     assert Counting.tries < 20
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [(b"5;a=b\r\nhel", b"lo\r\n0\r\n\r\n"), (b"3\r\nabc\r\n2;c", b"=d\r\nde\r\n"), (b"0\r\nA: 1", b"\r\n\r\n")],
+)
+def test_a_copy_goes_on_where_its_original_stands(before: bytes, behind: bytes) -> None:
+    decoder = chunked.ChunkedDecoder(HeadLimits(), frozenset((b"x-named",)))
+    at = decoder.decode(before, 0)[1]
+    copied = decoder.copy()
+    assert attributes(copied) == attributes(decoder)
+    event, size = copied.decode(before[at:] + behind, 0)
+    assert event is not None
+    assert (type(event), size) == (type(event), decoder.decode(before[at:] + behind, 0)[1])
