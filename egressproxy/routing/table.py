@@ -118,11 +118,11 @@ class HttpTable(Generic[T]):
         else:
             found = bucket.always
             if found is not None:
-                return found
+                return found.result
             asked = MatchInput(path, fields) if bucket.asks else _UNASKED
             found = bucket.match(method, path, asked)
             if found is not None:
-                return found
+                return found.result
         for bucket in self._hosts.after_exact(host):
             found = bucket.always
             if found is None:
@@ -130,14 +130,14 @@ class HttpTable(Generic[T]):
                     asked = MatchInput(path, fields)
                 found = bucket.match(method, path, asked)
             if found is not None:
-                return found
+                return found.result
         return None
 
     def sole(self, host: str) -> T | None:
         """The payload that serves every request for this host; None where that depends on the request."""
         first = next(self._buckets(host), None)
         always = first.always if first is not None else None
-        return always[0] if always is not None else None
+        return always.result[0] if always is not None else None
 
     def payloads(self) -> Iterator[T]:
         """The payload of every rule, once for each of its matches and hostnames."""
@@ -151,8 +151,8 @@ class HttpTable(Generic[T]):
         for bucket in self._buckets(host):
             left = bucket
             while (found := left.always or left.match(method, path, MatchInput(path, fields))) is not None:
-                yield left.candidate_of(found).described(bucket.hostname)
-                left = left.without(found[0])
+                yield found.described(bucket.hostname)
+                left = left.without(found.result[0])
 
     def every(self) -> Iterator[tuple[str, T]]:
         """The hostname ("" for every host) and payload of every match."""
@@ -260,7 +260,7 @@ class _Candidate(Generic[T]):
 class _Bucket(Generic[T]):
     """The matches of one hostname pattern ("" for every host). Filled with `candidates`, then sealed, then only read.
 
-    `always` is the result where the first match by precedence takes every request. `asks`: matches ask for more than
+    `always` is the first match by precedence where that takes every request. `asks`: matches ask for more than
     paths and methods. Prefixes are kept without a slash at their end, so that "/" is b"".
     """
 
@@ -272,7 +272,7 @@ class _Bucket(Generic[T]):
     def __init__(self, hostname: str) -> None:
         self.hostname = hostname
         self.candidates: list[_Candidate[T]] = []
-        self.always: tuple[T, bytes] | None = None
+        self.always: _Candidate[T] | None = None
         self.asks = False
         self._exact: dict[bytes, list[_Candidate[T]]] = {}
         self._patterns: list[_Candidate[T]] = []
@@ -288,7 +288,7 @@ class _Bucket(Generic[T]):
             return
         first = ranked[0]
         if first.plain and first.path_type is PathMatchType.PREFIX and not first.path:
-            self.always = first.result
+            self.always = first
         for candidate in ranked:
             if candidate.pattern is not None or candidate.headers or candidate.query:
                 self.asks = True
@@ -303,7 +303,7 @@ class _Bucket(Generic[T]):
         self._longest = max(map(len, self._prefixes), default=0)
         self._is_bound = bool(self._exact or self._patterns or self._methods or self._longest)
 
-    def match(self, method: bytes, target: bytes, asked: MatchInput) -> tuple[T, bytes] | None:
+    def match(self, method: bytes, target: bytes, asked: MatchInput) -> _Candidate[T] | None:
         if self._is_bound:
             path = target.partition(b"?")[0]
             if has_dot_segment(path):
@@ -317,40 +317,36 @@ class _Bucket(Generic[T]):
             if self._exact:
                 for candidate in self._exact.get(path, ()):
                     if candidate.plain or candidate.holds(method, asked):
-                        return candidate.result
+                        return candidate
             if self._patterns:
                 for candidate in self._patterns:
                     assert candidate.pattern is not None
                     if asked.fits(candidate.pattern, path, Reason.TARGET_TOO_LONG) and (
                         candidate.plain or candidate.holds(method, asked)
                     ):
-                        return candidate.result
+                        return candidate
             prefixes = self._prefixes
             # No prefix is longer than `_longest`: a path of many slashes costs no more than the longest prefix has.
             cut = len(path) if len(path) <= self._longest else path.rfind(b"/", 0, self._longest + 1)
             while cut > 0:
                 for candidate in prefixes.get(path[:cut], ()):
                     if candidate.plain or candidate.holds(method, asked):
-                        return candidate.result
+                        return candidate
                 cut = path.rfind(b"/", 0, cut)
             if self._methods:
                 cut = path.find(b"/", 1)
                 for candidate in self._methods.get(path[cut:], ()) if cut > 1 else ():
                     if candidate.plain or candidate.holds(method, asked):
-                        return candidate.result
+                        return candidate
         for candidate in self._prefixes.get(b"", ()):
             if candidate.plain or candidate.holds(method, asked):
-                return candidate.result
+                return candidate
         return None
 
     def sealed(self) -> Iterator[_Candidate[T]]:
         """Every candidate, those of one path in their order."""
         for candidates in (*self._exact.values(), self._patterns, *self._methods.values(), *self._prefixes.values()):
             yield from candidates
-
-    def candidate_of(self, result: tuple[T, bytes]) -> _Candidate[T]:
-        """The candidate that has this result."""
-        return next(candidate for candidate in self.sealed() if candidate.result is result)
 
     def without(self, payload: T) -> _Bucket[T]:
         """The same without the rule of this payload."""
