@@ -76,7 +76,8 @@ def _domains(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ..
 @click.option(
     "--trust-domain", "trust_domains", multiple=True, metavar="NAME", callback=_domains,
     help="Believe the SPIFFE ids of clients in this trust domain, where Envoy sends the attribute"
-    " connection.uri_san_peer_certificate; may be given again.",
+    " connection.uri_san_peer_certificate; may be given again. The first is the own one; a namespace of another is"
+    " NAMESPACE@DOMAIN.",
 )  # fmt: skip
 @admin_option("Health, metrics and the configuration in service. `off`: none.")
 @serving_options

@@ -5,7 +5,7 @@ Source: Envoy API v3, service/ext_proc/v3/external_processor.proto.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.ext_proc_server.head_changes import dropped_fields
@@ -76,7 +76,7 @@ def configured_mode(protocol: ProtocolConfiguration | None) -> ProcessingMode:
     return ProcessingMode(request_body_mode=protocol.request_body_mode, response_body_mode=protocol.response_body_mode)
 
 
-def client_of_envoy(message: ProcessingRequest, trust_domains: Collection[str]) -> tuple[str, CallerIdentity]:
+def client_of_envoy(message: ProcessingRequest, trust_domains: Sequence[str]) -> tuple[str, CallerIdentity]:
     """Address and identity of the client, as far as Envoy tells them; "" for no address."""
     attributes: dict[str, object] = {}
     for said in message.attributes.values():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFault, Reason
 from egressproxy.ext_proc_server.call import MalformedCall, StreamingCall
@@ -54,7 +54,7 @@ class ProcessedExchange:
         gateways: ServedGateways,
         accounting: Accounting,
         peer: str,
-        trust_domains: Collection[str],
+        trust_domains: Sequence[str],
         note_misconfigured: Callable[[EnvoyMisconfigured, str], None],
     ) -> None:
         """`peer`: the address and port of the Envoy. `trust_domains`: those of SPIFFE ids that its attributes tell.

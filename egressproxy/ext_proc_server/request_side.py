@@ -4,7 +4,7 @@ and of the rule's backend.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.ext_proc_server.bodies import begun, limit_of_whole
@@ -69,7 +69,7 @@ class RequestSide:
         self.wants_whole = False
         self.is_over = False
 
-    async def take_head(self, message: ProcessingRequest, port: Port, trust_domains: Collection[str]) -> None:
+    async def take_head(self, message: ProcessingRequest, port: Port, trust_domains: Sequence[str]) -> None:
         """Find the rule, run the filters of the head, and ask for what they need. `trust_domains`: those of SPIFFE ids
         that Envoy's attributes tell. Raises what refuses the request.
         """

@@ -58,7 +58,7 @@ class FilterServer:
         self._gateway = gateway
         self._at = at
         self._tls = tls
-        self._trust_domains = frozenset(at.trust_domains)
+        self._trust_domains = at.trust_domains
         self._served: ServedGateways | None = None
         self._sock: socket.socket | None = None
         self._told: set[str] = set()

@@ -19,7 +19,7 @@ import jwt
 from egressproxy.identity.credentials import Believed, CredentialRefused, UnknownKey
 from egressproxy.identity.key_sets import KeySet
 from egressproxy.ir.identity import TokenIssuerIR
-from egressproxy.model.exchange import CallerIdentity, service_account_name
+from egressproxy.model.exchange import CallerIdentity, namespace_in, service_account_name
 
 __all__ = ["SKEW_S", "TokenVerifier"]
 
@@ -40,11 +40,20 @@ _ACCOUNT_NAME: Final = re.compile(_ACCOUNT)
 
 
 class TokenVerifier:
-    """Verifies the tokens of these issuers. `claims` are the names of those that policies ask for."""
+    """Verifies the tokens of these issuers. `claims` are the names of those that policies ask for. `trust_domain` is
+    the listener's own.
+    """
 
-    __slots__ = ("_claims", "_issuers", "_skew_s")
+    __slots__ = ("_claims", "_issuers", "_own", "_skew_s")
 
-    def __init__(self, issuers: Sequence[TokenIssuerIR], claims: Sequence[str] = (), skew_s: float = SKEW_S) -> None:
+    def __init__(
+        self,
+        issuers: Sequence[TokenIssuerIR],
+        claims: Sequence[str] = (),
+        trust_domain: str = "",
+        skew_s: float = SKEW_S,
+    ) -> None:
+        self._own = trust_domain
         self._issuers = {each.issuer: each for each in issuers}
         self._claims = tuple(claims)
         self._skew_s = skew_s
@@ -127,6 +136,7 @@ class TokenVerifier:
         else:
             namespace = _mapped(claims, issuer.namespace_claim, _NAMESPACE)
             account = _mapped(claims, issuer.service_account_claim, _ACCOUNT_NAME)
+        namespace = namespace_in(issuer.trust_domain, namespace, self._own)
         name = service_account_name(namespace, account) if issuer.service_accounts else f"{issuer.issuer}#{subject}"
         groups = tuple(_texts(claims, issuer.groups_claim))
         told = tuple((claim, value) for claim in self._claims for value in _texts(claims, claim))

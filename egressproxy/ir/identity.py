@@ -17,7 +17,7 @@ class TokenIssuerIR:
     `key_set` is JSON (RFC 7517); "" where the keys are fetched: from `key_path` of `key_host` (name, port) by TLS, of
     which one of the CAs in `ca_pem` has signed the certificate ("": one of the system's). `service_accounts`: they are
     those of Kubernetes, whose subject is a service account; else the claims of these names say namespace and service
-    account ("": none does).
+    account ("": none does). `trust_domain` is that of these namespaces; "": the listener's own.
     """
 
     issuer: str
@@ -30,6 +30,7 @@ class TokenIssuerIR:
     namespace_claim: str = ""
     service_account_claim: str = ""
     groups_claim: str = "groups"
+    trust_domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class IdentityIR:
 
     `token_field` is the field that carries the token, "" for the usual one. `users` are user names and hashes of
     passwords, of the Secret `users_of` ("namespace/name"). `claims` are the names of those that policies ask for, or
-    that another gateway is told. `senders` say in a PROXY header whose a connection is.
+    that another gateway is told. `senders` say in a PROXY header whose a connection is. `trust_domain` is the
+    listener's own, whose namespaces are written without it ("": it has no name).
     """
 
     is_required: bool = False
@@ -70,6 +72,7 @@ class IdentityIR:
     addresses: tuple[AddressClientIR, ...] = ()
     claims: tuple[str, ...] = ()
     senders: tuple[IPv4Network | IPv6Network, ...] = ()
+    trust_domain: str = ""
 
     @property
     def takes_credentials(self) -> bool:

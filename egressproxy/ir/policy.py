@@ -409,6 +409,8 @@ class PolicyIR:
     extended_connect: bool = False
     #: Keys of gateways that may say who their clients are (X-Egress-Identity).
     gateway_keys: tuple[SecretBytes, ...] = ()
+    #: That of the namespaces which they tell without one; "": the listener's own.
+    gateway_trust_domain: str = ""
     #: Of a listener: tunnels that are opened. Of two for one name the first holds.
     intercepts: tuple[InterceptIR, ...] = ()
     #: How a listener learns who its clients are; None: they need not be known.

@@ -26,6 +26,7 @@ __all__ = [
     "Exchange",
     "LocalResponse",
     "NotesFull",
+    "namespace_in",
     "service_account_name",
     "tenant_of",
 ]
@@ -52,8 +53,10 @@ class NotesFull(ValueError):
 class CallerIdentity(NamedTuple):
     """Who the client is; "-" where that is not known. Keys of limits, caches and the access log are made of it.
 
-    `namespace` and `service_account` are those of Kubernetes. Of a client that another gateway of ours serves, which
-    has signed it: `origin_client` is its address there, and `origin_gateway` that Gateway.
+    `namespace` and `service_account` are those of Kubernetes; a namespace of another trust domain than the listener's
+    own is "NAMESPACE@DOMAIN" (`namespace_in`), so that it counts as no namespace of here. Of a client that another
+    gateway of ours serves, which has signed it: `origin_client` is its address there, and `origin_gateway` that
+    Gateway.
 
     `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
     "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or
@@ -83,13 +86,24 @@ def tenant_of(identity: CallerIdentity) -> str:
     return f"namespace {identity.namespace}" if identity.namespace != "-" else identity.name
 
 
-def service_account_name(namespace: str, service_account: str) -> str:
-    """The name of a service account as Kubernetes has it, for `CallerIdentity.name`; "-" where a part is not known.
+def namespace_in(trust_domain: str, namespace: str, own: str) -> str:
+    """The namespace of a trust domain, for `CallerIdentity.namespace`. `own` is that of the listener; no trust domain
+    ("") is its own, too, and a namespace that is not known ("-", or "" in a configuration) is one of nowhere.
+    """
+    return namespace if trust_domain in ("", own) or namespace in ("", "-") else f"{namespace}@{trust_domain}"
 
-    Source: Kubernetes, Authenticating, Service account tokens.
+
+def service_account_name(namespace: str, service_account: str) -> str:
+    """The name of a service account, for `CallerIdentity.name`: as Kubernetes has it, and in another trust domain as
+    SPIFFE has it; "-" where a part is not known.
+
+    Sources: Kubernetes, Authenticating, Service account tokens; Istio, SPIFFE ids.
     """
     if namespace == "-" or service_account == "-":
         return "-"
+    label, _, trust_domain = namespace.partition("@")
+    if trust_domain:
+        return f"spiffe://{trust_domain}/ns/{label}/sa/{service_account}"
     return f"system:serviceaccount:{namespace}:{service_account}"
 
 

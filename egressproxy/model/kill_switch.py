@@ -102,7 +102,8 @@ class KilledIdentities:
 
     def has(self, identity: CallerIdentity) -> bool:
         """Whether this client is killed."""
-        return identity.name in self._by_name or (identity.namespace, identity.service_account) in self._accounts
+        namespace = identity.namespace.partition("@")[0]  # in any trust domain
+        return identity.name in self._by_name or (namespace, identity.service_account) in self._accounts
 
     def refuse(self, identity: CallerIdentity) -> None:
         """Raises Denied (403) where this client is killed."""

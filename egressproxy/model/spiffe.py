@@ -6,10 +6,10 @@ Sources: SPIFFE-ID (trust domain and path), X509-SVID section 2 (a certificate h
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, namespace_in
 
 __all__ = ["TRUST_DOMAIN", "workload"]
 
@@ -22,11 +22,13 @@ _WORKLOAD: Final = re.compile(
 )
 
 
-def workload(uris: Sequence[str], trust_domains: Collection[str]) -> CallerIdentity:
+def workload(uris: Sequence[str], trust_domains: Sequence[str]) -> CallerIdentity:
     """Who shows a verified certificate with these URIs (subject alternative names). ANONYMOUS where it has another
-    number of them than one, or its id is that of no workload in one of these trust domains.
+    number of them than one, or its id is that of no workload in one of these trust domains, of which the first is the
+    gateway's own.
     """
     found = _WORKLOAD.fullmatch(uris[0]) if len(uris) == 1 else None
     if found is None or found["domain"] not in trust_domains:
         return ANONYMOUS
-    return CallerIdentity(found["namespace"], found["account"], name=found[0], source="certificate")
+    namespace = namespace_in(found["domain"], found["namespace"], trust_domains[0])
+    return CallerIdentity(namespace, found["account"], name=found[0], source="certificate")

@@ -409,10 +409,11 @@ class _Run:
         self, made: ListenerIR, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes
     ) -> ListenerIR:
         """The listener with what it is for clients that fit `subjects`."""
-        is_complete = False
+        is_complete, identity = False, made.policy.identity
+        own_domain = identity.trust_domain if identity is not None else ""
         while not is_complete:  # another parent, say, may have policies of its own
             policies, met = self._policies.with_subjects(served.met), len(served.met)
-            found = client_sets(policies)
+            found = client_sets(policies, own_domain)
             variants = tuple(
                 VariantIR(frozenset(map(_full_name, each)), self._variant(gateway, plan, served, each))
                 for each in found.sets
@@ -424,8 +425,10 @@ class _Run:
             for sentence in closed_to_clients(made, variant.listener):
                 for key in holding:
                     self._policies.note(key, f"For its subjects {sentence}")
-        subjects = tuple((each.full_name, tuple(map(subject_ir, each.spec.subjects))) for each in policies)
-        identity = made.policy.identity
+        subjects = tuple(
+            (each.full_name, tuple(subject_ir(subject, own_domain) for subject in each.spec.subjects))
+            for each in policies
+        )
         if identity is not None:
             claims = tuple(sorted({*identity.claims, *claims_of(policies)}))
             made = replace(made, policy=replace(made.policy, identity=replace(identity, claims=claims)))

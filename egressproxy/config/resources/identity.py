@@ -22,7 +22,7 @@ from egressproxy.config.resources.values import (
 from egressproxy.identity.certificates import read_subject
 from egressproxy.identity.key_uris import read_key_uri
 
-__all__ = ["CertificateClient", "CertificateIdentity", "Identity", "TokenIssuer"]
+__all__ = ["CertificateClient", "CertificateIdentity", "Identity", "TokenIdentity", "TokenIssuer"]
 
 
 def _subject(text: str) -> str:
@@ -69,7 +69,8 @@ class CertificateIdentity(Model):
     """ConfigMaps (key crl.pem) with lists of revoked client certificates."""
     trust_domains: Annotated[tuple[TrustDomain, ...], Field(max_length=16)] = ()
     """SPIFFE trust domains that are believed, such as cluster.local: spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT is
-    that service account. Default: none, and clients are not told apart by their certificates.
+    that service account. The first is the gateway's own; a namespace of another counts as NAMESPACE@DOMAIN. Default:
+    none, and clients are not told apart by their certificates.
     """
     clients: Annotated[tuple[CertificateClient, ...], Field(max_length=1024)] = ()
     """Who shows which certificates without such an id."""
@@ -127,6 +128,15 @@ class TokenIssuer(Model):
     """The tokens are those of Kubernetes service accounts: their subject says namespace and service account."""
     claim_mappings: ClaimMappings = ClaimMappings()
     """Which claims say what, for issuers other than Kubernetes."""
+    trust_domain: TrustDomain | None = None
+    """The trust domain of the namespaces in these tokens. One that is not the gateway's own (the first of
+    certificate.trustDomains, else that of the first issuer) counts as NAMESPACE@DOMAIN. Default: the gateway's own.
+    """
+
+    @property
+    def says_namespaces(self) -> bool:
+        """Whether its tokens say the namespace of a client."""
+        return self.service_accounts or self.claim_mappings.namespace is not None
 
     def model_post_init(self, context: Any) -> None:
         """The keys are told once, and so is the namespace."""
@@ -172,6 +182,13 @@ class TokenIdentity(Model):
     @classmethod
     def _issuers_are_unique(cls, issuers: tuple[TokenIssuer, ...]) -> tuple[TokenIssuer, ...]:
         check_unique((each.issuer for each in issuers), "issuer", "issuers")
+        told = [each for each in issuers if each.says_namespaces]
+        untold = [each.issuer for each in told if each.trust_domain is None]
+        if len(told) > 1 and untold:
+            raise RefusedValue(
+                f"{len(told)} issuers say namespaces: workloads of the same name would count as one",
+                f"write trustDomain at {', '.join(untold)}, the same one where they are of one cluster",
+            )
         return issuers
 
 
@@ -218,6 +235,8 @@ class GatewayIdentity(Model):
     """Secrets (entry `key`, 32 bytes or more) that those gateways name in parent.identityKeyRef. Several: while one is
     replaced.
     """
+    trust_domain: TrustDomain | None = None
+    """The trust domain of the namespaces that they tell. Default: the gateway's own."""
 
 
 class Identity(Model):
@@ -226,7 +245,9 @@ class Identity(Model):
     """
 
     required: Bool | None = None
-    """Refuse clients that are not known: 407 on a forward proxy, 401 elsewhere. Default: true with token or basic."""
+    """Refuse clients that are not known: 407 on a forward proxy, 401 elsewhere, 403 without token and basic. Default:
+    true with token or basic.
+    """
     certificate: CertificateIdentity | None = None
     """By client certificate."""
     token: TokenIdentity | None = None

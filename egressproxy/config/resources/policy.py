@@ -25,6 +25,7 @@ from egressproxy.config.resources.values import (
     Positive,
     RefusedValue,
     ServerAddress,
+    TrustDomain,
     check_unique,
 )
 from egressproxy.ir.policy import Dnssec, Family, Mode, ReverseCheck, SniCheck
@@ -217,6 +218,8 @@ class Subject(Model):
 
     namespace: Label | None = None
     """The clients of this namespace."""
+    trust_domain: TrustDomain | None = None
+    """The trust domain of the namespace. Default: the gateway's own."""
     service_account: Name | None = None
     """Of these, the ones with this service account. Left out: all."""
     group: Annotated[str, Field(min_length=1, max_length=253)] | None = None
@@ -231,8 +234,9 @@ class Subject(Model):
             raise RefusedValue(
                 message, "write namespace" if self.service_account else "write namespace, group or claim"
             )
-        if self.service_account is not None and self.namespace is None:
-            raise RefusedValue("serviceAccount needs its namespace", "write namespace")
+        for name, value in (("serviceAccount", self.service_account), ("trustDomain", self.trust_domain)):
+            if value is not None and self.namespace is None:
+                raise RefusedValue(f"{name} needs its namespace", "write namespace")
 
 
 class EgressPolicySpec(Model):

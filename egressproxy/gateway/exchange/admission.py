@@ -20,9 +20,9 @@ from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.ir.policy import Mode
+from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import CallerIdentity, Exchange, service_account_name
+from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, service_account_name
 from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_host import OWN_HOST
@@ -182,11 +182,21 @@ def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListene
         counted[error.result] += 1
         return
     counted["verified"] += 1
-    name = who.name if who.name != "-" else service_account_name(who.namespace, who.service_account)
+    namespace = _told_namespace(who.namespace, listener.spec.policy)
+    name = who.name
+    if name in ("-", service_account_name(who.namespace, who.service_account)):
+        name = service_account_name(namespace, who.service_account)
     x.identity = CallerIdentity(
-        who.namespace, who.service_account, who.client, who.gateway, name, "gateway", who.groups, who.claims,
+        namespace, who.service_account, who.client, who.gateway, name, "gateway", who.groups, who.claims,
         who.claims_read,
     )  # fmt: skip
+
+
+def _told_namespace(told: str, policy: PolicyIR) -> str:
+    """The namespace that another gateway has told, as this listener has it."""
+    namespace, _, trust_domain = told.partition("@")
+    own = policy.identity.trust_domain if policy.identity is not None else ""
+    return namespace_in(trust_domain or policy.gateway_trust_domain, namespace, own)
 
 
 def of_client(x: Exchange, listener: ActiveListener) -> ActiveListener:

@@ -231,11 +231,11 @@ def test_how_clients_are_known_is_shown():
         ]
 
     found = ask(objects(), "CONNECT", "a.example:443", dns="false")
-    assert found["listener"]["identity"] == {"gatewayKeys": 1, "trustDomains": ["a.test", "b.test"]}
+    assert found["listener"]["identity"] == {"gatewayKeys": 1, "trustDomains": ["b.test", "a.test"]}
     text = [" ".join(part for part in line[:2] if part).strip() for line in lines(found)]
     assert (
         "clients other gateways say who they are (X-Egress-Identity, 1 key); "
-        "their certificates say who they are (SPIFFE ids of a.test b.test)"
+        "their certificates say who they are (SPIFFE ids of b.test a.test)"
     ) in text
     found = ask(objects(mode="AllowInsecureFallback"), "CONNECT", "a.example:443", dns="false")
     assert found["listener"]["identity"] == {"gatewayKeys": 1}

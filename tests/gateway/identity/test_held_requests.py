@@ -112,6 +112,7 @@ def test_a_tunnel_and_a_stream_of_http2_are_not_opened_with_one_that_expired(con
     hold = the_hold(talk)
     later(2 * 3600)
     decide(talk, hold["id"], approves=True)
+    assert talk.until(lambda: not talk.snapshot.authenticators.checks.is_busy)
     assert client.answer(stream).status == 407
     talk.no_dial()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import tempfile
 from typing import Any
@@ -150,11 +151,27 @@ def test_a_gateway_with_a_certificate_speaks_for_its_clients_where_it_has_signed
 
 def test_of_several_lists_only_what_stands_in_all_is_believed(asks: Any):
     target = {"group": m.GATEWAY_API, "kind": "Gateway", "name": "gw"}
-    more = m.policy(identity={"certificate": {"trustDomains": ["cluster.local", "c.test"]}}, targetRefs=[target])
+    listed = {"certificate": {"trustDomains": ["own.test", "cluster.local", "c.test"]}}
+    more = m.policy(identity=listed, targetRefs=[target])
     more["metadata"]["name"] = "more"
-    for domains, expected in ((("b.test", "cluster.local"), "team"), (("b.test", "c.test"), "-")):
+    for domains, expected in (
+        (("own.test", "b.test", "cluster.local"), "team@cluster.local"), (("own.test", "b.test", "c.test"), "-"),
+    ):  # fmt: skip
         talk, tls = asks([*proxy(*domains), more], Workload(ROBOT))
         assert who(served(talk, tls))[0] == expected
+
+
+def test_lists_of_one_port_agree_on_the_trust_domain_of_the_gateway(asks: Any):
+    """The first is the own one, whose namespaces are written without it: in both policies, or nobody is served."""
+    target = {"group": m.GATEWAY_API, "kind": "Gateway", "name": "gw"}
+    more = m.policy(identity={"certificate": {"trustDomains": ["cluster.local", "b.test"]}}, targetRefs=[target])
+    more["metadata"]["name"] = "more"
+    text = [json.dumps(each) for each in (*proxy("b.test", "cluster.local"), more)]
+    status = compiled(*text).statuses["gateway.networking.k8s.io", "Gateway", "agents", "gw"]
+    (accepted,) = (each for each in status["listeners"][0]["conditions"] if each["type"] == "Accepted")
+    assert accepted["status"] == "False"
+    assert "begin with different domains" in accepted["message"]
+    assert "list the same one first" in accepted["message"]
 
 
 @pytest.mark.parametrize("name", ["spiffe://cluster.local", "Cluster.local", "", "a/b"])

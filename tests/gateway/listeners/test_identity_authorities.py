@@ -64,7 +64,7 @@ def test_who_shows_none_is_let_in_and_unknown(asks: Any):
     assert who(served(talk, tls)) == ("-", "-")
     talk, tls = asks(proxy(policy(PKI, required=True)), None)
     tls >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
-    assert tls.reads().startswith(b"HTTP/1.1 407 ")
+    assert tls.reads().startswith(b"HTTP/1.1 403 Denied: the gateway does not know this client\r\n")
 
 
 def test_a_certificate_of_another_authority_is_refused_where_only_these_are_taken(asks: Any):

@@ -374,4 +374,4 @@ def test_a_client_is_known_by_its_address_for_requests_and_tunnels(converse: Sta
     assert talk.record()["service_account"] == "robot"
     stranger = talk.connect(address="192.0.2.7")
     stranger >> GET
-    assert stranger.answer()[0] == 407
+    assert stranger.answer()[0] == 403

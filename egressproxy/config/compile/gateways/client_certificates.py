@@ -48,7 +48,7 @@ def add_certificate_rules(
         refs = ((policy, ref) for policy, each in certificates for ref in each.crl_refs)
         pem = references.crls(refs, "identity.certificate.crlRefs", problems)
         ca_pem = _authorities(certificates, references, problems)
-        domains = _trust_domains(each for _, each in certificates)
+        domains = _trust_domains(certificates, problems)
         known = _known(each for _, each in certificates)
         asks_itself = any(each.ca_certificate_refs for _, each in certificates)
         for listener in together:
@@ -101,7 +101,21 @@ def _client(written: CertificateClient) -> CertificateClientIR:
     return CertificateClientIR(kind, value, written.namespace, written.service_account)
 
 
-def _trust_domains(certificates: Iterable[CertificateIdentity]) -> tuple[str, ...]:
-    """Those that every policy lists which lists any: another one on the port makes nobody known."""
-    lists = [frozenset(each.trust_domains) for each in certificates if each.trust_domains]
-    return tuple(sorted(frozenset.intersection(*lists))) if lists else ()
+def _trust_domains(
+    certificates: Iterable[tuple[EgressPolicy, CertificateIdentity]], problems: dict[str, None]
+) -> tuple[str, ...]:
+    """Those that every policy lists which lists any: another one on the port makes nobody known. The first is the own
+    one: where it is not the same in all lists, that is added to `problems`.
+    """
+    lists = [(policy, each.trust_domains) for policy, each in certificates if each.trust_domains]
+    if not lists:
+        return ()
+    policy, first = lists[0]
+    for other, listed in lists[1:]:
+        if listed[0] != first[0]:
+            names = f"{policy} ({first[0]}) and of {other} ({listed[0]})"
+            problems[
+                f"identity.certificate.trustDomains of {names} begin with different domains, and this port is for both:"
+                " the first is the gateway's own, so list the same one first"
+            ] = None
+    return tuple(domain for domain in first if all(domain in listed for _, listed in lists))

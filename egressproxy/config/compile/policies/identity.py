@@ -12,7 +12,7 @@ from typing import Any
 
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.core import Pod
-from egressproxy.config.resources.identity import TokenIssuer
+from egressproxy.config.resources.identity import CertificateIdentity, TokenIdentity, TokenIssuer
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.identity.key_uris import read_key_uri
 from egressproxy.identity.passwords import hash_problem
@@ -67,6 +67,7 @@ def read_identity(
         addresses=tuple(addresses),
         claims=tuple(sorted(set(token.forward_claims))) if token is not None else (),
         senders=senders.from_ if senders is not None else (),
+        trust_domain=own_trust_domain(_written(chosen, "certificate"), token),
     )
 
 
@@ -74,6 +75,16 @@ def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:
     """The section as the policy has it that was chosen for it; None where none was."""
     policy = chosen.get(section)
     return getattr(policy.spec.identity, section) if policy is not None else None
+
+
+def own_trust_domain(certificate: CertificateIdentity | None, token: TokenIdentity | None) -> str:
+    """The trust domain whose namespaces are written without it: the first that is named, by `trustDomains` before the
+    issuers of tokens; "" where none is.
+    """
+    if certificate is not None and certificate.trust_domains:
+        return certificate.trust_domains[0]
+    said = (each.trust_domain for each in token.issuers if each.says_namespaces) if token is not None else iter(())
+    return next(said, None) or ""
 
 
 def said_section(section: str, policy: EgressPolicy) -> EgressPolicy | None:
@@ -133,6 +144,7 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References) 
         mapped.namespace or "",
         mapped.service_account or "",
         mapped.groups,
+        written.trust_domain or "",
     )
 
 

@@ -124,6 +124,7 @@ class Merger:
         bound = {level for level, own in modes.items() if mode is not own is Mode.ENFORCE}
         opened = self._intercepts(ordered)
         identity = self._identity(ordered, blockers)
+        gateway_keys, gateway_trust_domain = self._gateways(ordered, blockers)
         spec = PolicyIR(
             mode=mode,
             destinations=merge_destinations(ordered, is_routed, mode, reported, bound, opened),
@@ -134,7 +135,8 @@ class Merger:
             extended_connect=bool(
                 self._traffic_winner(ordered, "http2.extendedConnect", attrgetter("http2.extended_connect"))
             ),
-            gateway_keys=self._gateway_keys(ordered, blockers),
+            gateway_keys=gateway_keys,
+            gateway_trust_domain=gateway_trust_domain,
             intercepts=tuple(opened.values()) if not is_routed else (),
             identity=None if is_routed else identity,
             limits=merge_limits(ordered),
@@ -186,14 +188,14 @@ class Merger:
         chosen: ChosenParent | None = self._winners.choose("parent", candidates)
         return chosen
 
-    def _gateway_keys(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> tuple[SecretBytes, ...]:
-        """Those of one policy: the most specific that says `identity.gateways`."""
+    def _gateways(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> tuple[tuple[SecretBytes, ...], str]:
+        """Keys and trust domain of one policy: the most specific that says `identity.gateways`."""
         candidates = _said(
             ordered, lambda policy: policy if policy.spec.identity and policy.spec.identity.gateways else None
         )
         policy: EgressPolicy | None = self._winners.choose("identity.gateways", candidates)
         if policy is None or policy.spec.identity is None or policy.spec.identity.gateways is None:
-            return ()
+            return (), ""
         keys: list[SecretBytes] = []
         for ref in policy.spec.identity.gateways.key_refs:
             try:
@@ -201,7 +203,7 @@ class Merger:
                 keys.append(checked_key(self._references.data(policy, ref, "key"), name))
             except UnresolvedRef as unresolved:
                 blockers[f"identity.gateways of {policy}: {unresolved.message}"] = None
-        return tuple(keys)
+        return tuple(keys), policy.spec.identity.gateways.trust_domain or ""
 
     def _intercepts(self, ordered: Sequence[Layer]) -> dict[tuple[Layer, EgressPolicy], InterceptIR]:
         """The tunnels that policies of the Gateway and the listener have opened, the more specific policy first."""

@@ -56,6 +56,7 @@ def _policy_text(policy: EgressPolicy) -> str:
 def _subject_text(subject: Subject) -> str:
     parts = (
         ("namespace", subject.namespace),
+        ("trust domain", subject.trust_domain),
         ("service account", subject.service_account),
         ("group", subject.group),
         ("claim", f"{subject.claim.name}={subject.claim.value}" if subject.claim is not None else None),

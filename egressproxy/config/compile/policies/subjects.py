@@ -14,6 +14,7 @@ from itertools import chain
 from egressproxy.config.compile.interface import Key
 from egressproxy.config.resources.policy import EgressPolicy, Subject
 from egressproxy.ir.gateway import ListenerIR, SubjectIR
+from egressproxy.model.exchange import namespace_in
 
 __all__ = [
     "MAX_COMBINED",
@@ -45,10 +46,17 @@ class ClientSets:
     at_most: int | None
 
 
-def subject_ir(subject: Subject) -> SubjectIR:
-    """One entry of `subjects`, for the data plane."""
+def subject_ir(subject: Subject, own_domain: str) -> SubjectIR:
+    """One entry of `subjects`, for the data plane. `own_domain` is the listener's own trust domain."""
     claim = (subject.claim.name, subject.claim.value) if subject.claim is not None else None
-    return SubjectIR(subject.namespace or "", subject.service_account or "", subject.group or "", claim)
+    namespace, account = _place_of(subject, own_domain)
+    return SubjectIR(namespace, account, subject.group or "", claim)
+
+
+def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
+    """The namespace, as CallerIdentity has it, and the service account; "" for what it does not say."""
+    namespace = namespace_in(subject.trust_domain or "", subject.namespace or "", own_domain)
+    return namespace, subject.service_account or ""
 
 
 def claims_of(policies: Iterable[EgressPolicy]) -> tuple[str, ...]:
@@ -80,13 +88,14 @@ def has_conditions(subject: Subject) -> bool:
     return subject.group is not None or subject.claim is not None
 
 
-def client_sets(policies: Iterable[EgressPolicy]) -> ClientSets:
-    """Every set of these policies that may hold for one client, as far as MAX_COMBINED allows."""
+def client_sets(policies: Iterable[EgressPolicy], own_domain: str) -> ClientSets:
+    """Every set of these policies that may hold for one client, as far as MAX_COMBINED allows. `own_domain` is the
+    listener's own trust domain.
+    """
     by_place: dict[tuple[str, str], list[tuple[Key, _Conditions]]] = defaultdict(list)
     for policy in policies:
         for subject in policy.spec.subjects:
-            place = (subject.namespace or "", subject.service_account or "")
-            by_place[place].append((policy.key, _conditions(subject)))
+            by_place[_place_of(subject, own_domain)].append((policy.key, _conditions(subject)))
     places = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_place), *by_place))
     held = {place: tuple(_held_at(place, by_place)) for place in places}
     sets = dict.fromkeys(_set(entries, frozenset()) for entries in held.values())

@@ -21,7 +21,7 @@ YOUNGER = 'creationTimestamp: "2025-01-01T00:00:00Z"'
 def sets(*subjects: str) -> tuple[set[frozenset[str]], int | None]:
     """What may hold together of policies p0, p1 … with these subjects, and the bound."""
     text = "\n---\n".join(policy(f"subjects: [{each}]", policy_name=f"p{n}") for n, each in enumerate(subjects))
-    found = client_sets(load_text(text, "config.yaml").of(EgressPolicy))
+    found = client_sets(load_text(text, "config.yaml").of(EgressPolicy), "")
     return {frozenset(key[3] for key in each) for each in found.sets}, found.at_most
 
 
