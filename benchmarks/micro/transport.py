@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.micro.stage import Stage
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.timers import Deadline, TimerWheel
 
 __all__ = ["stages"]
@@ -25,7 +25,7 @@ def stages() -> Iterator[Stage]:
 
 async def endless() -> None:
     while True:
-        await pause()
+        await PAUSE
 
 
 async def nothing() -> None:

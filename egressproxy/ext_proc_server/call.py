@@ -9,7 +9,7 @@ from collections import deque
 
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.grpc_status import GrpcStatus
-from egressproxy.net.driver import pause
+from egressproxy.net.driver import PAUSE
 from egressproxy.protocols.grpc.framing import framed
 from egressproxy.protocols.grpc.messages import GrpcMessageReader, MessageTooLong
 from egressproxy.protocols.grpc.statuses import encoded_message
@@ -85,7 +85,7 @@ class StreamingCall:
                 if not self._reader.is_between:
                     raise MalformedCall(GrpcStatus.INTERNAL, "the call ends within a message")
                 return None
-            await pause()
+            await PAUSE
         message = self._waiting.popleft()
         if self._stream.is_reading_paused and len(self._waiting) < MAX_WAITING:
             self._stream.resume_reading()

@@ -1,6 +1,6 @@
 """Driver: runs the coroutine of an exchange without a task.
 
-`start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `pause()`; the
+`start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `PAUSE`; the
 callback that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a
 filter's task), the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only
 waits for its sockets.
@@ -14,24 +14,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Generator
-from types import coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-__all__ = ["Driver", "driven", "pause"]
+__all__ = ["PAUSE", "Driver", "driven"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("egressproxy.net")
 
 
-@coroutine
-def pause() -> Generator[None, None, None]:
-    """Wait until `Driver.resume` is called. Always in a loop: `while not done: await pause()`.
+class Pause:
+    """Awaited, it waits until `Driver.resume` is called. Always in a loop: `while not done: await PAUSE`.
 
     A call of `resume` carries nothing and may be spurious; what happened stands in the state that the loop looks at.
     That is why a call that comes while the coroutine runs can be dropped: it looks at the state before it pauses.
     """
-    yield None
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield None
+
+
+PAUSE: Final = Pause()
 
 
 class Driver:

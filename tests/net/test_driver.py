@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import lists, sampled_from
 
 from egressproxy.errors import ClientGone
-from egressproxy.net.driver import Driver, driven, pause
+from egressproxy.net.driver import PAUSE, Driver, driven
 from tests.support.properties import examples
 
 
@@ -33,7 +33,7 @@ def test_a_pause_ends_with_resume_and_a_spurious_one_does_no_harm():
     async def life() -> None:
         while not state["is_there"]:
             state["looks"] += 1
-            await pause()
+            await PAUSE
 
     driver = Driver()
     driver.start(life())
@@ -48,7 +48,7 @@ def test_a_pause_ends_with_resume_and_a_spurious_one_does_no_harm():
 
 def test_a_driver_drives_one_at_a_time():
     async def life() -> None:
-        await pause()
+        await PAUSE
 
     driver = Driver()
     driver.start(life())
@@ -62,7 +62,7 @@ def test_the_next_exchange_may_start_as_soon_as_the_one_before_has_ended():
 
     async def life(number: int) -> None:
         seen.append(number)
-        await pause()
+        await PAUSE
 
     driver = Driver()
     driver.on_idle = lambda: driver.start(life(2)) if seen == [1] else None
@@ -141,7 +141,7 @@ def test_a_throw_from_within_waits_for_the_next_pause():
         driver.throw(ClientGone())
         seen.append("still here")
         try:
-            await pause()
+            await PAUSE
         except ClientGone:
             seen.append("gone")
 
@@ -156,7 +156,7 @@ def test_a_throw_from_within_dies_with_its_coroutine():
         driver.throw(ClientGone())
 
     async def second() -> None:
-        await pause()
+        await PAUSE
 
     driver.start(first())
     driver.start(second())
@@ -194,7 +194,7 @@ def test_whatever_the_order_of_events_an_exchange_ends_once(waits: list[str], ev
                 for index, kind in enumerate(waits):
                     now[0] = index
                     if kind == "pause":
-                        await pause()
+                        await PAUSE
                     else:
                         await futures[index]
             except (ClientGone, ValueError, asyncio.CancelledError):
@@ -239,7 +239,7 @@ async def test_a_task_may_wait_for_what_pauses():
     async def work(driver: Driver) -> str:
         drivers.append(driver)
         while not is_done:
-            await pause()
+            await PAUSE
         return "done"
 
     result = driven(work)
@@ -263,7 +263,7 @@ async def test_what_is_driven_ends_with_the_wait_for_it():
     async def work(_driver: Driver) -> None:
         try:
             while True:
-                await pause()
+                await PAUSE
         finally:
             ended.append("ended")
 

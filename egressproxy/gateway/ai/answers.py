@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
-from egressproxy.net.driver import pause
+from egressproxy.net.driver import PAUSE
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
@@ -112,7 +112,7 @@ class TranslatedStream:
         while not self.has_ended:
             if self._upstream.error is not None:
                 raise self._upstream.error
-            await pause()
+            await PAUSE
 
     # --- Reads: the client's connection asks ------------------------------------------------------------------------
     def pause_reading(self) -> None:
@@ -199,7 +199,7 @@ async def gathered(upstream: Upstream, client: ReadingClient, limit: int) -> byt
         while not (gathering.is_whole or gathering.is_too_long):
             if upstream.error is not None:
                 raise upstream.error
-            await pause()
+            await PAUSE
         if not gathering.is_too_long:
             return gathering.parts.joined()
     elif len(body) <= limit:

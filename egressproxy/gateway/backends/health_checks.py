@@ -25,7 +25,7 @@ from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import address_text
 from egressproxy.net.timers import TICK_S, Deadline
 from egressproxy.protocols.grpc.framing import call_fields, framed, reply
@@ -222,7 +222,7 @@ class EndpointCheck:
             connection.send_head(x.request, host, self._network.pseudonym)
             while (response := connection.next_head()) is None or response.is_interim:
                 if response is None:
-                    await pause()
+                    await PAUSE
             return response.status in self._check.statuses
         finally:
             connection.deadline.close()

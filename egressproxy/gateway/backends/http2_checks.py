@@ -8,7 +8,7 @@ from egressproxy.gateway.backends.health_answer import HealthAnswer
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.model.exchange import Exchange
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.upstream import Http2Upstream
@@ -46,7 +46,7 @@ async def ask_over_http2(
             stream.end_body(b"")
         while (head := stream.next_head()) is None or head.is_interim:
             if head is None:
-                await pause()
+                await PAUSE
         answer.head = head
         if not stream.has_ended:
             stream.send_response_body_to(answer)

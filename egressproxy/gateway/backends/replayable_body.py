@@ -14,7 +14,7 @@ from typing import Protocol
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.model.message import CHUNKED, BodyLength
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 
@@ -174,7 +174,7 @@ class ReplayableBody:
                 self._source = start(self)
             self.resume_reading()
             while self._trailers is None and self._bytes <= limit:
-                await pause()
+                await PAUSE
             self._collecting = None
             self.pause_reading()
         if self._bytes > limit:

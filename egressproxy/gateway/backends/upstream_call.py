@@ -18,7 +18,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange, LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.shares import client_of
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.protocols.grpc.statuses import failure_status
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Claim
@@ -216,7 +216,7 @@ async def call_upstream(
                 send_to_parent(caller, x, upstream, body, via, target)
             response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
             while response is None:
-                await pause()
+                await PAUSE
                 response = upstream.next_head()
             if response.status < 200:
                 response = await final_head(caller, x, upstream, response)
@@ -333,7 +333,7 @@ async def final_head(caller: UpstreamCaller, x: Exchange, upstream: Upstream, he
         caller.pass_interim(head, x)
         following = upstream.next_head()
         while following is None:
-            await pause()
+            await PAUSE
             following = upstream.next_head()
         head = following
     if head.status == 101:

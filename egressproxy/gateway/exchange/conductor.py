@@ -50,7 +50,7 @@ from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import BACKEND_CHOICE, WAITED, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.model.shares import Tries
-from egressproxy.net.driver import pause
+from egressproxy.net.driver import PAUSE
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
@@ -269,7 +269,7 @@ class Conductor:
             client.feed_from(body_filter)
             await upstream.response_end()
             while not body_filter.is_over or body_filter.has_failed:
-                await pause()
+                await PAUSE
         resources.release(reusable=upstream.is_reusable)
 
     async def filter_response(self, x: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
@@ -326,7 +326,7 @@ class Conductor:
         upstream.send_response_body_to(body_filter)
         await upstream.response_end()
         while not collector.is_whole:
-            await pause()
+            await PAUSE
         return collector
 
     # --- bodies ----------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ class Conductor:
                 invite_body(client, head)
                 client.send_request_body_to(short)
                 while not short.is_whole:
-                    await pause()
+                    await PAUSE
                 whole = short.body
             if whole is not None:
                 end_if_no_memory(client, len(whole))
@@ -371,7 +371,7 @@ class Conductor:
             sink.send_body(early)
             sink.end_body(b"")
         while not collector.is_whole:
-            await pause()
+            await PAUSE
         if collector.trailers:
             return ReplayableBody.whole(collector.body, collector.trailers)
         return collector.body

@@ -45,7 +45,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import WAITED, Exchange, LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
-from egressproxy.net.driver import pause
+from egressproxy.net.driver import PAUSE
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
@@ -133,7 +133,7 @@ async def first_bytes(client: Client) -> ActiveListener:
     client.deadline.after(client.request_headers_s or client.idle_s)
     while not client.unread and not client.has_ended:
         client.listen()
-        await pause()
+        await PAUSE
     client.stop_listening()
     client.deadline.clear()
     client.state.check_open()

@@ -31,7 +31,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange, LocalResponse
-from egressproxy.net.driver import pause
+from egressproxy.net.driver import PAUSE
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
 
@@ -112,7 +112,7 @@ class HedgedCall:
             self._backend = backend
             self._begin(backend, untried(backend, self._x, self._tried, self._down))
             while self.decisive is None:
-                await pause()
+                await PAUSE
         finally:
             if self._timer is not None:
                 self._timer.cancel()

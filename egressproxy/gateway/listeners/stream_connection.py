@@ -35,7 +35,7 @@ from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import HIGH_WATER, FlowControl
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.pieces import Pieces
@@ -227,7 +227,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
                 raise error
             finally:
                 del error  # its traceback holds this frame: no cycle
-        await pause()
+        await PAUSE
     client.deadline.clear()
     client.state.check_open()
     listener = name_stream(x, client.state.port, client.hello)

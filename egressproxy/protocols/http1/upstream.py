@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, BodySink, FlowControl
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.net.tls import TlsStream
@@ -221,7 +221,7 @@ class UpstreamConnection(FlowControl):
                 raise self.error
             if self.reader.has_begun_body():
                 return
-            await pause()
+            await PAUSE
 
     def settle_length(self) -> int:
         """How many bytes a body without a length has, if the buffer holds all of it and nothing behind it, trailers
@@ -247,7 +247,7 @@ class UpstreamConnection(FlowControl):
         while not self.has_ended:
             if self.error is not None:
                 raise self.error
-            await pause()
+            await PAUSE
 
     def finish(self) -> None:
         """End the exchange: the connection is idle, and holds nothing of the exchange any more."""

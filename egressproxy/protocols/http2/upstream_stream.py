@@ -15,7 +15,7 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import keep
 from egressproxy.net.timers import TimerWheel
@@ -210,7 +210,7 @@ class UpstreamStream(Http2Stream):
         while not (self._pieces or self._is_complete or self.has_ended):
             if self.error is not None:
                 raise self.error
-            await pause()
+            await PAUSE
 
     def settle_length(self) -> int:
         """As of `UpstreamConnection`."""
@@ -251,7 +251,7 @@ class UpstreamStream(Http2Stream):
         while not self.has_ended:
             if self.error is not None:
                 raise self.error
-            await pause()
+            await PAUSE
 
     def finish(self) -> None:
         """End the exchange: its place is free. A stream that is not over is reset."""

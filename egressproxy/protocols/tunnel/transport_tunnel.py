@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import FlowControl, reset
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import TimerWheel
@@ -82,7 +82,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
     async def ended(self) -> None:
         """Wait for the end. Raises Denied if the guard refused."""
         while not self.is_over:
-            await pause()
+            await PAUSE
         if self.error is not None:
             error, self.error = self.error, None
             try:

@@ -11,7 +11,7 @@ import pytest
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls import TlsTruncated
 from egressproxy.protocols.http1.codec import HeadLimits
@@ -57,7 +57,7 @@ class Exchange:
         try:
             while (head := self.upstream.next_head()) is None or head.is_interim:
                 if head is None:
-                    await pause()
+                    await PAUSE
             if not self.upstream.has_ended:
                 self.upstream.send_response_body_to(self.sink)
             await self.upstream.response_end()

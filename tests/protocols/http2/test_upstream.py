@@ -11,7 +11,7 @@ from h2.errors import ErrorCodes
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead
-from egressproxy.net.driver import Driver, pause
+from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -77,14 +77,14 @@ class Call:
             while True:
                 head = self.stream.next_head()
                 if head is None:
-                    await pause()
+                    await PAUSE
                     continue
                 if not head.is_interim:
                     break
                 self.interim.append(head.status)
             self.status, self.fields = head.status, head.fields
             while self.is_slow:
-                await pause()
+                await PAUSE
             if self.has_first_byte is False:
                 await self.stream.first_byte()
                 self.has_first_byte = True
