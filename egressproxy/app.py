@@ -182,10 +182,9 @@ class App:
         if self._started is not None:
             self._started(await self._live.forward_listeners())
         tasks = [
-            asyncio.create_task(each) for each in (self._live.reload_when_asked(), self._live.watch_certificates())
+            asyncio.create_task(each)
+            for each in (self._live.reload_when_asked(), self._live.watch_certificates(), self._watch(changed))
         ]
-        if self.options.sources:
-            tasks.append(asyncio.create_task(self._watch(changed)))
         await self._stop.wait()
         self._live.is_draining = True
         for server in self._servers:

@@ -32,8 +32,9 @@ from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind, bind_error
 from egressproxy.net.loop import poller
-from egressproxy.net.system_roots import put_in_force
+from egressproxy.net.system_roots import in_force, put_in_force
 from egressproxy.net.timers import TimerWheel
+from egressproxy.net.tls_contexts import make_ready
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import FilterStats
@@ -108,8 +109,10 @@ class GatewayServer:
         self._forget_prepared()
         builder = SnapshotBuilder(self.catalog, self.network, self.metrics, self.snapshot)
         self._prepared = builder.filters
-        put_in_force(config.system_roots)
         try:
+            if config.system_roots != in_force():
+                await asyncio.to_thread(make_ready, config.system_roots)
+                put_in_force(config.system_roots)
             return await in_slices(builder.snapshot(config))
         except BaseException:
             self._forget_prepared()

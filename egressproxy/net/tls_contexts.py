@@ -17,7 +17,7 @@ import hmac
 import os
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -41,6 +41,7 @@ __all__ = [
     "has_said_hello",
     "is_about_certificate",
     "leaf_context",
+    "make_ready",
     "server_context",
     "server_name",
     "verified_certificate",
@@ -58,6 +59,8 @@ _CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1
 #: To clients no CBC, either: only those of before 2014 lack GCM in TLS 1.2.
 _SERVER_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:!aNULL:!eNULL:!aDSS:!AESCCM:@SECLEVEL=2"
 _MAX_CONTEXTS = 256
+#: That are made anew before other roots of the system come into force: a megabyte each.
+_MAX_READY = 16
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 #: Of OpenSSL 3, which earlier ones do without.
 _IGNORE_TRUNCATION = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
@@ -100,17 +103,54 @@ def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.
     """
     if spec.min_version not in _VERSIONS:
         raise ValueError(f"minVersion {spec.min_version!r}: has to be one of {', '.join(_VERSIONS)}")
-    make = _context_of_own_roots if spec.ca_pem else _of_system_roots(in_force())
-    return make(
+    arguments = (
         spec.ca_pem, spec.crl_pem, spec.client_certificate, spec.client_key, spec.min_version,
         spec.insecure_skip_verify, bool(spec.names), alpn,
     )  # fmt: skip
+    return _context_of_own_roots(*arguments) if spec.ca_pem else _of_system_roots().context(arguments)
 
 
-@lru_cache(maxsize=1)
-def _of_system_roots(_mark: str) -> Callable[..., ssl.SSLContext]:
-    """Gives contexts that trust the system's roots of this mark. Those with former roots are forgotten."""
-    return lru_cache(maxsize=_MAX_CONTEXTS)(_client_context)
+def make_ready(mark: str) -> None:
+    """Make the contexts that are in use anew, for the system's roots of this mark, before these are put in force. Each
+    reads the system's bundle, which takes 20 ms: call this in a thread.
+    """
+    global _next
+    fresh = _OfSystemRoots(mark)
+    for arguments in list(_present.made)[-_MAX_READY:]:
+        with suppress(ssl.SSLError, ValueError, OSError):  # who needs it is told
+            fresh.context(arguments)
+    _next = fresh
+
+
+class _OfSystemRoots:
+    """Contexts that trust the system's roots of one mark: what was made first goes first."""
+
+    __slots__ = ("made", "mark")
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.made: dict[tuple[Any, ...], ssl.SSLContext] = {}
+
+    def context(self, arguments: tuple[Any, ...]) -> ssl.SSLContext:
+        """That for these arguments of `_client_context`."""
+        found = self.made.get(arguments)
+        if found is None:
+            if len(self.made) >= _MAX_CONTEXTS:
+                del self.made[next(iter(self.made))]
+            found = self.made[arguments] = _client_context(*arguments)
+        return found
+
+
+_present = _next = _OfSystemRoots("")
+
+
+def _of_system_roots() -> _OfSystemRoots:
+    """The contexts of those in force. Those with former roots are forgotten."""
+    global _present, _next
+    mark = in_force()
+    if _present.mark != mark:
+        _present = _next = _next if _next.mark == mark else _OfSystemRoots(mark)
+    return _present
 
 
 def _client_context(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.net import system_roots
+from egressproxy.net import system_roots, tls_contexts
 from egressproxy.net.system_roots import LOOK_S, in_force, mark, put_in_force, watched
-from egressproxy.net.tls_contexts import client_context
+from egressproxy.net.tls_contexts import client_context, make_ready
 from tests.support.pki import Pki
 
 
@@ -24,6 +24,8 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
     monkeypatch.setenv("SSL_CERT_DIR", str(folder))
     monkeypatch.setattr(system_roots, "_in_force", "")
+    monkeypatch.setattr(tls_contexts, "_present", tls_contexts._OfSystemRoots(""))
+    monkeypatch.setattr(tls_contexts, "_next", tls_contexts._OfSystemRoots(""))
     return file
 
 
@@ -88,3 +90,28 @@ def test_contexts_that_trust_the_system_are_made_anew_with_other_roots_and_no_ot
     assert after is not before
     assert after.get_ca_certs() != [known]
     assert client_context(own) is before_own
+
+
+def test_contexts_in_use_are_made_anew_beforehand_and_the_loop_reads_no_bundle(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
+    used, spec = [client_context(BackendTlsIR(), alpn) for alpn in (("h2",), ("http/1.1",))], BackendTlsIR()
+    bundle.write_text(Pki().ca_pem)
+    make_ready(mark())
+    assert client_context(spec, ("h2",)) is used[0], "they are not in force yet"
+    monkeypatch.setattr(tls_contexts, "_client_context", None)  # nothing is made from here on
+    put_in_force(mark())
+    fresh = [client_context(spec, alpn) for alpn in (("h2",), ("http/1.1",))]
+    assert not set(fresh) & set(used)
+    assert fresh[0].get_ca_certs() != used[0].get_ca_certs()
+
+
+def test_roots_that_were_made_ready_and_never_came_into_force_are_not_used(bundle: Path):
+    client_context(BackendTlsIR())
+    make_ready("refused")
+    bundle.write_text(Pki().ca_pem)
+    put_in_force(mark())
+    (known,) = client_context(BackendTlsIR()).get_ca_certs()
+    bundle.write_text(Pki().ca_pem)
+    put_in_force("refused")
+    assert client_context(BackendTlsIR()).get_ca_certs() != [known]

@@ -489,12 +489,12 @@ def test_the_systems_roots_are_those_that_openssl_is_told(
     (tmp_path / f"{name}.0").write_text(PKI.ca_pem)
     assert refused(BackendTlsIR(), "a.test", "a.test")
     monkeypatch.setenv(variable, str(tmp_path / "ca.pem" if variable == "SSL_CERT_FILE" else tmp_path))
-    tls_contexts._of_system_roots.cache_clear()  # they are read once for each setting
+    tls_contexts._present.made.clear()  # they are read once for each setting
     try:
         assert handshake(BackendTlsIR(), "a.test", "a.test").certificate_names == ["a.test"]
     finally:
         monkeypatch.undo()
-        tls_contexts._of_system_roots.cache_clear()
+        tls_contexts._present.made.clear()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

@@ -30,6 +30,8 @@ _QUIET_MS = 50
 #: … but a folder that is written to without end is reported after this.
 _PATIENCE_MS = 300
 _LOOK_MS = 500
+#: How often `also` alone is asked, in seconds.
+ALONE_S = 5.0
 
 _FILTERS = ".py"
 
@@ -46,8 +48,9 @@ def changes(
     """Yield once for every settled change of these files and folders, counted from this call, until `stop` is set.
 
     A single file is watched through its folder, since replacing it by rename gives it a new inode. Files and folders
-    that are not there are waited for. Changes during the consumer's work are yielded after it. Of Secrets in raw files
-    every file counts. `also` is called, in any thread, for what else may change.
+    that are not there are waited for; where there are none, `also` alone is asked now and then. Changes during the
+    consumer's work are yielded after it. Of Secrets in raw files every file counts. `also` is called, in any thread,
+    for what else may change.
     """
     paths = tuple(source for source in sources if isinstance(source, Path))
     secrets = tuple(source for source in sources if isinstance(source, SecretSource))
@@ -85,6 +88,10 @@ async def _looks(
     paths: Sequence[Path], raw: Sequence[Path], folders: dict[str, int], stop: asyncio.Event
 ) -> AsyncGenerator[bool, None]:
     """Yield whenever it is time to look; true if one that counts was certainly written to."""
+    if not folders:  # nothing is written to
+        if not await _is_set(stop, ALONE_S):
+            yield False
+        return
     try:
         watch = awatch(
             # The library knows names of UTF-8 alone: others have the regular look alone.
@@ -107,10 +114,16 @@ async def _looks(
                 yield any(_counts(path, paths) for path in ours)
     except (OSError, RuntimeError, ExceptionGroup):
         # No such folder any more, no inotify to be had, or, in a group, a name that is no text: look now and then.
-        try:
-            await asyncio.wait_for(stop.wait(), _LOOK_MS / 1000)
-        except TimeoutError:
+        if not await _is_set(stop, _LOOK_MS / 1000):
             yield False
+
+
+async def _is_set(stop: asyncio.Event, within_s: float) -> bool:
+    try:
+        await asyncio.wait_for(stop.wait(), within_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _in_folders(paths: Iterable[Path], raw: Iterable[Path]) -> Callable[[str], bool]:

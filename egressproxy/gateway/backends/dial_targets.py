@@ -11,9 +11,10 @@ from typing import Protocol
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.chain import Steps
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
+from egressproxy.gateway.backends.tenant_sessions import TenantSessions
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.exchange import BackendOrigin, Exchange
+from egressproxy.model.exchange import BackendOrigin, Exchange, tenant_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Wheel
 from egressproxy.net.tls_resumption import TlsResumption
@@ -71,7 +72,14 @@ class DialTarget:
     name: FollowedName = UNFOLLOWED
     watch: TargetWatch | None = None
     only: IPAddress | None = None  # of the addresses of a name, for health checks
-    resumption: TlsResumption | None = None  # None: each handshake is a whole one
+    resumption: TlsResumption | None = None  # None: each handshake is a whole one, unless `sessions` has some
+    sessions: TenantSessions | None = None  # in place of `resumption`, where tenants are kept apart
+
+    def resumption_of(self, x: Exchange) -> TlsResumption | None:
+        """What a handshake for this exchange may be resumed with; None for a whole one."""
+        if self.sessions is None:
+            return self.resumption
+        return self.sessions.of((self.host, self.port), tenant_of(x.identity))
 
 
 class SharedConnections(Protocol):
@@ -209,11 +217,12 @@ class Targets:
     """The destinations of one connector, each with its pool. `known` is for reading.
 
     `name` is that of the backend. `first_hop` is what is dialled for all of them where there is a parent: connections
-    are kept to its name. `is_per_tenant`: no connection serves several tenants.
+    are kept to its name. `is_per_tenant`: no connection and no TLS session serves several tenants.
     """
 
     __slots__ = (
-        "_first_hop", "_name", "_new_pool", "_of_client", "_resolver", "_wheel", "is_retired", "known", "watches",
+        "_first_hop", "_name", "_new_pool", "_of_client", "_resolver", "_sessions", "_wheel", "is_retired", "known",
+        "watches",
     )  # fmt: skip
 
     def __init__(
@@ -230,6 +239,7 @@ class Targets:
         self.is_retired = False
         self._name = name
         self._new_pool: Callable[[str], Pool[Upstream]] = TenantPool if is_per_tenant else Pool
+        self._sessions = TenantSessions() if is_per_tenant else None
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop
@@ -279,7 +289,8 @@ class Targets:
         own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
         target = Target(host, port, tls, self._first_hop or own, pool=self._new_pool(self._name), client=client)
         if tls is not None and not tls.crl_pem:
-            target.resumption = TlsResumption()
+            target.sessions = self._sessions
+            target.resumption = TlsResumption() if self._sessions is None else None
         if self.watches is not None:
             target.watch = self.watches.watch(target)
         self.known[target.key] = target

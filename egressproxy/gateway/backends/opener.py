@@ -117,7 +117,7 @@ class ConnectionOpener:
             if target.tls is None:
                 parked.hand_over(protocol)
                 return parked.transport
-            return await self._handshake(parked, target, target.tls, protocol, alpn)
+            return await self._handshake(x, parked, target, target.tls, protocol, alpn)
         except UpstreamFault as error:
             if not self._is_parent:
                 raise
@@ -233,6 +233,7 @@ class ConnectionOpener:
 
     async def _handshake(
         self,
+        x: Exchange,
         parked: PendingProtocol,
         target: DialTarget,
         tls: BackendTlsIR,
@@ -267,7 +268,7 @@ class ConnectionOpener:
         stream = TlsStream(
             client.context, server_side=False, server_hostname=client.server_hostname, inner=protocol,
             on_handshake=on_handshake, verify=client.verify, expected=expected,
-            resumption=target.resumption,
+            resumption=target.resumption_of(x),
         )  # fmt: skip
         timer = self._network.loop.call_later(self._spec.tls_handshake_s or 60.0, stream.abort_handshake)
         try:

@@ -360,3 +360,13 @@ async def test_what_else_changes_is_seen_by_the_regular_look(tmp_path: Path) -> 
     others.append("second")
     await asyncio.wait_for(anext(found), WAIT_S)
     stop.set()
+
+
+async def test_without_files_what_else_changes_is_seen_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("egressproxy.config.reading.watch.ALONE_S", 0.01)
+    stop, others = asyncio.Event(), ["first"]
+    found = changes((), stop, lambda: tuple(others))
+    others.append("second")
+    await asyncio.wait_for(anext(found), WAIT_S)
+    stop.set()
+    assert [each async for each in found] == []

@@ -18,6 +18,7 @@ from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import pin
 from tests.support.process import GatewayProcess
+from tests.support.tokens import TokenIssuer
 
 HOST = "origin.test"
 ROOT = issue("Lab Root", is_ca=True)
@@ -89,3 +90,42 @@ def test_a_session_is_of_one_backend_and_one_trust(dns: NameServer, tmp_path: Pa
             assert asked("plain") == (True, "-"), "its trust is what it was"
             assert ask(sock, get("x", port, "/pinned", absolute=False))[0] == 502
             gateway.wait_for_record(reason="upstream_tls_certificate")
+
+
+def test_no_session_is_resumed_for_another_tenant(dns: NameServer, tmp_path: Path):
+    port, cluster = free_port(), TokenIssuer()
+    resumed: list[bool] = []
+
+    def serve(sock: socket.socket) -> None:
+        assert isinstance(sock, ssl.SSLSocket)
+        read_message(sock)
+        resumed.append(bool(sock.session_reused))
+        sock.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+
+    with Origin(serve, server(GOOD)) as origin:
+
+        def objects(**connections: bool) -> list[m.Manifest]:
+            identity = {"token": {"issuers": [cluster.written]}}
+            sections = {"traffic": {"connections": connections}} if connections else {}
+            return [
+                m.gateway(m.http_listener(port)), cluster.config_map, m.config_map("ca", {"ca.crt": ROOT.pem}),
+                m.policy(dns=dns.address, cidrs=ALLOW_LOOPBACK, identity=identity, **sections),
+                m.backend("plain", HOST, origin.port, tls=True, ca="ca"),
+                m.http_route("r", m.prefix_rule("/", "plain")),
+            ]  # fmt: skip
+
+        def asked(tenant: str, account: str = "robot") -> bool:
+            token = cluster.token(f"system:serviceaccount:{tenant}:{account}")
+            line = f"Authorization: Bearer {token}\r\n\r\n".encode()
+            with client(port) as sock:
+                request = get("x", port, "/", absolute=False).removesuffix(b"\r\n") + line
+                assert ask(sock, request) == (200, b"ok")
+            return resumed[-1]
+
+        with GatewayProcess(tmp_path / "gw", objects()) as gateway:
+            assert [asked("one") for _ in range(3)] == [False, True, True]
+            assert [asked("two") for _ in range(2)] == [False, True]
+            assert [asked("one"), asked("one", "another"), asked("two")] == [True] * 3
+            gateway.replace(objects(shareTenants=True))
+            gateway.wait_for_diagnostics("configuration 2 is in service")
+            assert [asked("one"), asked("two"), asked("three")] == [False, True, True]
