@@ -142,6 +142,34 @@ def test_two_gateways_that_are_each_others_parents_do_not_go_round(is_tls: bool,
         assert len(other.records) == 2
 
 
+@pytest.mark.parametrize("way_back", ["SOCKS5", "HTTP11"])
+def test_gateways_that_are_each_others_parents_by_socks_do_not_go_round(way_back: str, tmp_path: Path):
+    """One such request opened as many connections as both gateways could have."""
+    ports = {"one": free_port(), "two": free_port()}
+
+    def gateway_of(name: str, parent: str, listens: str, asks: str) -> list[Manifest]:
+        upstream = m.backend(parent, f"{parent}.test", ports[parent], protocol=asks)
+        _, *others = objects(ports[name], dns.address, {"name": parent}, upstream)
+        return [m.gateway({"name": "in", "port": ports[name], "protocol": f"egressproxy.io/{listens}"}), *others]
+
+    back = "socks5" if way_back == "SOCKS5" else "forward-proxy"
+    with (
+        NameServer(NAMES) as dns,
+        GatewayProcess(tmp_path / "one", gateway_of("one", "two", back, "SOCKS5")) as one,
+        GatewayProcess(tmp_path / "two", gateway_of("two", "one", "socks5", way_back)) as two,
+        client(ports["two"]) as sock,
+    ):
+        name = b"api.test"
+        sock.sendall(b"\x05\x01\x00" + b"\x05\x01\x00\x03" + bytes((len(name),)) + name + b"\x01\xbb")
+        assert sock.recv(2) == b"\x05\x00"
+        assert sock.recv(10)[1] in (1, 2)  # general failure, or not allowed
+        two.wait_for_record(status=508, reason="loop_detected")
+        assert one.wait_for_record(status=502)["reason"] == "parent_refused"
+        assert two.wait_for_record(status=502)["reason"] == "parent_refused"
+        two.mark()
+        assert (len(one.records), len(two.records)) == (1, 2)
+
+
 @contextmanager
 def running(*command: str) -> Iterator[None]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

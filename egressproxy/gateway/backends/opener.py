@@ -222,11 +222,12 @@ class ConnectionOpener:
 
     def _parent_handshake(self, x: Exchange, target: DialTarget) -> ParentHandshake:
         backend = self._spec.backend
-        if is_socks(backend.parent):
-            return SocksHandshake(Authority(target.host, target.port, _literal(target.host)), backend)
         # Of a tunnel that a client asked for. Other connections outlive the request that they are opened for.
         received = x.request.via if x.is_tunnel else b""
         lines = via_line(received, x.request.http_1_0 and bool(received), self._network.pseudonym)
+        if is_socks(backend.parent):
+            authority = Authority(target.host, target.port, _literal(target.host))
+            return SocksHandshake(authority, lines.removeprefix(b"\r\nVia: "), backend)
         authority = Authority(target.host, target.port)
         lines += identity_line(backend, x, b"CONNECT", authority.text, is_of_client=x.is_tunnel)
         return ConnectHandshake(authority, lines, backend)

@@ -1,6 +1,6 @@
 """SocksHandshake: asks a parent that is a SOCKS5 proxy for a tunnel, and says why where it gives none.
 
-Sources: RFC 1928, RFC 1929.
+Sources: RFC 1928, RFC 1929; of Via, `protocols/socks5/messages`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ _OF_DESTINATION: Final = {
 class SocksHandshake(ParentHandshake):
     """Greets, shows username and password if the parent asks for them, and sends CONNECT."""
 
-    def __init__(self, authority: Authority, backend: BackendIR) -> None:
-        """`backend` is reached through the parent, and has the credentials for it."""
+    def __init__(self, authority: Authority, via: bytes, backend: BackendIR) -> None:
+        """`via` is a value of Via: a parent that is such a gateway sees that it was asked before. `backend` is reached
+        through the parent, and has the credentials for it.
+        """
         super().__init__(backend)
         credentials = backend.parent_credentials
-        self._client = SocksClient(authority, credentials.authorization if credentials is not None else None)
+        self._client = SocksClient(authority, credentials.authorization if credentials is not None else None, via)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio.Protocol: send the greeting."""

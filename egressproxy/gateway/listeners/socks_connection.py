@@ -78,7 +78,7 @@ class SocksConnection(CountedClient):
             self.send(answer)
         if negotiation.target:
             self._negotiation = None
-            hop = Hop(host=negotiation.target, proxy_authorization=negotiation.credentials)
+            hop = Hop(host=negotiation.target, via=negotiation.via, proxy_authorization=negotiation.credentials)
             head = RequestHead(b"CONNECT", negotiation.target, Fields(), hop)
             head.form = TargetForm.AUTHORITY
             self.serve_head(head, negotiation.take_rest())

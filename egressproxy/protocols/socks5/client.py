@@ -17,10 +17,13 @@ from egressproxy.protocols.socks5.messages import (
     IPV4,
     IPV6,
     LOGIN_VERSION,
+    MAX_VIA,
     NO_ACCEPTABLE_METHOD,
     NO_AUTHENTICATION,
     USERNAME_PASSWORD,
     VERSION,
+    VIA,
+    VIA_VERSION,
     ReplyCode,
 )
 
@@ -61,19 +64,24 @@ class _Wait(Enum):
 class SocksClient:
     """One negotiation. Send `greeting`, then what each `feed` returns, until `is_connected`."""
 
-    __slots__ = ("_authority", "_login", "_received", "_wait")
+    __slots__ = ("_authority", "_login", "_received", "_via", "_wait")
 
-    def __init__(self, authority: Authority, credentials: SecretBytes | None = None) -> None:
+    def __init__(self, authority: Authority, credentials: SecretBytes | None = None, via: bytes = b"") -> None:
         """`authority` is what the proxy is to connect to; `credentials` is the message
-        with username and password (RFC 1929 section 2)."""
+        with username and password (RFC 1929 section 2); `via` a value of Via (see `messages`), of which the latest
+        gateways are said.
+        """
         self._authority = authority
         self._login = credentials
+        self._via = via if len(via) <= MAX_VIA else via[-MAX_VIA:].partition(b", ")[2]
         self._received = bytearray()
         self._wait = _Wait.METHOD
 
     def greeting(self) -> bytes:
         """The first message: the methods that we have. Source: RFC 1928 section 3."""
         methods = bytes((NO_AUTHENTICATION,) if self._login is None else (USERNAME_PASSWORD, NO_AUTHENTICATION))
+        if self._via:
+            methods += bytes((VIA,))
         return b"%c%c%b" % (VERSION, len(methods), methods)
 
     @property
@@ -108,6 +116,9 @@ class SocksClient:
         method = self._only(2)[1]
         if method == NO_ACCEPTABLE_METHOD:
             raise NoCommonMethod
+        if method == VIA and self._via:
+            via, self._via = self._via, b""
+            return b"%c%b%b" % (VIA_VERSION, len(via).to_bytes(2, "big"), via)
         if method == USERNAME_PASSWORD and self._login is not None:
             self._wait = _Wait.LOGIN
             return self._login.reveal()

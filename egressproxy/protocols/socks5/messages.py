@@ -1,4 +1,15 @@
-"""The numbers of SOCKS5. Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password)."""
+"""The numbers of SOCKS5. Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password).
+
+VIA is ours, of the range for private methods: a gateway that offers it says, before the method is chosen, by which
+gateways it was asked, as Via does in HTTP. Without that two that are each other's parents would ask each other until
+neither has a connection left. Other proxies do not know it, and choose another.
+
+    client                                    server
+    05 methods, VIA among them
+                                              05 VIA
+    01, a length of 2 bytes, a value of Via
+                                              05 one of the other methods
+"""
 
 from __future__ import annotations
 
@@ -11,17 +22,23 @@ __all__ = [
     "IPV4",
     "IPV6",
     "LOGIN_VERSION",
+    "MAX_VIA",
     "NO_ACCEPTABLE_METHOD",
     "NO_AUTHENTICATION",
     "UDP_ASSOCIATE",
     "USERNAME_PASSWORD",
     "VERSION",
+    "VIA",
+    "VIA_VERSION",
     "ReplyCode",
 ]
 
 VERSION = 5
 LOGIN_VERSION = 1
-NO_AUTHENTICATION, USERNAME_PASSWORD, NO_ACCEPTABLE_METHOD = 0x00, 0x02, 0xFF
+NO_AUTHENTICATION, USERNAME_PASSWORD, VIA, NO_ACCEPTABLE_METHOD = 0x00, 0x02, 0xE6, 0xFF
+VIA_VERSION = 1
+#: Bytes of a value of Via that are said, and read.
+MAX_VIA = 4096
 CONNECT, BIND, UDP_ASSOCIATE = 1, 2, 3
 IPV4, DOMAIN, IPV6 = 1, 3, 4
 

@@ -7,6 +7,7 @@ Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password).
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from enum import Enum
 from ipaddress import IPv6Address
@@ -18,11 +19,14 @@ from egressproxy.protocols.socks5.messages import (
     IPV4,
     IPV6,
     LOGIN_VERSION,
+    MAX_VIA,
     NO_ACCEPTABLE_METHOD,
     NO_AUTHENTICATION,
     UDP_ASSOCIATE,
     USERNAME_PASSWORD,
     VERSION,
+    VIA,
+    VIA_VERSION,
     ReplyCode,
 )
 
@@ -34,9 +38,11 @@ __all__ = [
     "RequestRefused",
     "SocksServer",
     "SocksServerError",
+    "ViaMalformed",
     "reply",
 ]
 
+_VIA_VALUE = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
 _COMMANDS = {BIND: "BIND", UDP_ASSOCIATE: "UDP ASSOCIATE"}
 #: The address that we have connected from is told to nobody (RFC 1928 section 6, BND.ADDR): 0.0.0.0, port 0.
 _NOWHERE = b"\0" + bytes((IPV4,)) + bytes(6)
@@ -73,6 +79,10 @@ class LoginMalformed(SocksServerError):
     """Username and password do not keep to RFC 1929, or cannot be told apart in Basic (RFC 7617 section 2)."""
 
 
+class ViaMalformed(SocksServerError):
+    """What stands where a value of Via has to (see `messages`) is none."""
+
+
 class RequestRefused(SocksServerError):
     """The request has an address type that there is not."""
 
@@ -83,6 +93,7 @@ class CommandNotServed(SocksServerError):
 
 class _Awaited(Enum):
     METHODS = "methods"
+    VIA = "via"
     LOGIN = "login"
     REQUEST = "request"
     NOTHING = "nothing"
@@ -93,9 +104,10 @@ class SocksServer:
 
     `target` is the destination as `host:port`, an IPv6 address in brackets: as a CONNECT of HTTP has it, and not
     checked. `credentials` is what the client has shown, as a value of Proxy-Authorization (RFC 7617), else b"".
+    `via` is the value of Via that another gateway has said, else b"".
     """
 
-    __slots__ = ("_asks_login", "_may_be_nobody", "_received", "_wait", "credentials", "target")
+    __slots__ = ("_asks_login", "_may_be_nobody", "_methods", "_received", "_wait", "credentials", "target", "via")
 
     def __init__(self, *, asks_login: bool, may_be_nobody: bool) -> None:
         """`asks_login`: of a client that can show username and password these are asked for, else only of one that
@@ -105,8 +117,10 @@ class SocksServer:
         self._may_be_nobody = may_be_nobody
         self._received = bytearray()
         self._wait = _Awaited.METHODS
+        self._methods = b""
         self.credentials = b""
         self.target = b""
+        self.via = b""
 
     def take_rest(self) -> bytes:
         """What came behind the request: the client's first bytes for its destination."""
@@ -125,7 +139,9 @@ class SocksServer:
         said = b""
         while self._received:
             if self._wait is _Awaited.METHODS:
-                answer = self._method()
+                answer = self._offered()
+            elif self._wait is _Awaited.VIA:
+                answer = self._said_via()
             elif self._wait is _Awaited.LOGIN:
                 answer = self._logged_in()
             elif self._wait is _Awaited.REQUEST:
@@ -138,7 +154,7 @@ class SocksServer:
             said += answer
         return said
 
-    def _method(self) -> bytes:
+    def _offered(self) -> bytes:
         """Source: RFC 1928 section 3."""
         received = self._received
         if received[0] != VERSION:
@@ -147,6 +163,33 @@ class SocksServer:
             return b""
         methods = bytes(received[2 : 2 + received[1]])
         del received[: 2 + len(methods)]
+        if VIA in methods:
+            self._methods = methods
+            self._wait = _Awaited.VIA
+            return bytes((VERSION, VIA))
+        return self._method(methods)
+
+    def _said_via(self) -> bytes:
+        """Source: `messages`."""
+        received = self._received
+        if received[0] != VIA_VERSION:
+            raise ViaMalformed(f"its Via has version {received[0]}, and there is only {VIA_VERSION}")
+        if len(received) < 3:
+            return b""
+        end = 3 + int.from_bytes(received[1:3], "big")
+        if end > 3 + MAX_VIA:
+            raise ViaMalformed(f"its Via is longer than {MAX_VIA} bytes")
+        if len(received) < end:
+            return b""
+        via = bytes(received[3:end])
+        del received[:end]
+        if not _VIA_VALUE.fullmatch(via):
+            raise ViaMalformed("its Via is empty, or not ASCII")
+        self.via = via
+        return self._method(self._methods)
+
+    def _method(self, methods: bytes) -> bytes:
+        """Choose one. Source: RFC 1928 section 3."""
         takes_none = NO_AUTHENTICATION in methods and self._may_be_nobody
         if USERNAME_PASSWORD in methods and (self._asks_login or not takes_none):
             self._wait = _Awaited.LOGIN

@@ -26,7 +26,7 @@ def objects(parent: dict[str, Any] = CORP, **more: Any) -> list[m.Manifest]:
 
 def asked(talk: Conversation, port: int) -> None:
     talk.dialled("socks.example", 1080)
-    talk.origin << b"\x05\x01\x00"
+    talk.origin << b"\x05\x02\x00\xe6"
     talk.origin >> b"\x05\x00"
     talk.origin << ASKED + port.to_bytes(2, "big")
 
@@ -37,6 +37,19 @@ def test_a_tunnel(converse_on: Start):
     asked(talk, 22)
     talk.origin >> CONNECTED + b"banner"
     talk.client << ESTABLISHED + b"banner"
+
+
+def test_a_gateway_of_ours_is_told_who_was_asked_before(converse: Start):
+    talk = converse(objects())
+    talk.client >> connect("a.example:22").replace(b"\r\n\r\n", b"\r\nVia: 1.1 other\r\n\r\n")
+    talk.dialled("socks.example", 1080)
+    talk.origin << b"\x05\x02\x00\xe6"
+    talk.origin >> b"\x05\xe6"
+    talk.origin << b"\x01\x00\x111.1 other, 1.1 gw"
+    talk.origin >> b"\x05\x00"
+    talk.origin << ASKED + b"\x00\x16"
+    talk.origin >> CONNECTED
+    talk.client << ESTABLISHED
 
 
 def test_a_plain_request_goes_through_a_tunnel_which_is_used_again(converse_on: Start):
@@ -64,7 +77,7 @@ def test_username_and_password_are_shown_where_the_proxy_asks(converse: Start):
     talk = converse(objects(LOGIN))
     talk.client >> connect("a.example:22")
     talk.dialled("socks.example", 1080)
-    talk.origin << b"\x05\x02\x02\x00"
+    talk.origin << b"\x05\x03\x02\x00\xe6"
     talk.origin >> b"\x05\x02"
     talk.origin << b"\x01\x05robot\x04word"
     talk.origin >> b"\x01\x00"

@@ -75,6 +75,19 @@ def test_a_name_is_resolved_here_and_bytes_go_both_ways(converse_on: Start):
     )  # fmt: skip
 
 
+def test_what_has_passed_here_before_is_refused(converse: Start):
+    talk = converse(socks())
+    talk.client >> b"\x05\x02\x00\xe6"
+    talk.client << b"\x05\xe6"
+    via = b"1.1 other, 1.1 gw"
+    talk.client >> b"\x01" + len(via).to_bytes(2, "big") + via
+    talk.client << CHOSEN
+    talk.client >> asks("a.example", 22)
+    talk.client << reply(ReplyCode.NOT_ALLOWED)
+    talk.client.is_closed()
+    assert (talk.record()["status"], talk.record()["reason"]) == (508, "loop_detected")
+
+
 def test_a_client_may_say_all_at_once_and_in_single_bytes(converse: Start):
     talk = converse(socks())
     for octet in HELLO + asks("a.example", 22) + b"early":

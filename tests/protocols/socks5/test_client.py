@@ -14,7 +14,7 @@ from egressproxy.protocols.socks5.client import (
     SocksClient,
     SocksError,
 )
-from egressproxy.protocols.socks5.messages import ReplyCode
+from egressproxy.protocols.socks5.messages import MAX_VIA, ReplyCode
 
 NAME = Authority("a.example", 443)
 CONNECT_NAME = b"\x05\x01\x00\x03\x09a.example\x01\xbb"
@@ -42,6 +42,23 @@ def test_names_are_left_to_the_proxy_and_addresses_sent_as_such(authority: bytes
     client.greeting()
     assert client.feed(b"\x05\x00") == b"\x05\x01\x00" + packed
     assert not client.is_connected
+
+
+def test_a_proxy_that_chooses_via_is_told_once_by_whom_we_were_asked():
+    client = SocksClient(NAME, LOGIN, b"1.1 one, 1.1 two")
+    assert client.greeting() == b"\x05\x03\x02\x00\xe6"
+    assert client.feed(b"\x05\xe6") == b"\x01\x00\x101.1 one, 1.1 two"
+    with pytest.raises(NotSocks):
+        client.feed(b"\x05\xe6")
+
+
+def test_of_a_long_way_the_latest_gateways_are_told():
+    client = SocksClient(NAME, via=b", ".join(b"1.1 gateway-%d" % number for number in range(1000)))
+    client.greeting()
+    said = client.feed(b"\x05\xe6")
+    assert len(said) == 3 + int.from_bytes(said[1:3], "big") <= 3 + MAX_VIA
+    assert said[3:].startswith(b"1.1 gateway-")
+    assert said.endswith(b"1.1 gateway-999")
 
 
 @pytest.mark.parametrize(

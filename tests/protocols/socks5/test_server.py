@@ -18,6 +18,7 @@ from egressproxy.protocols.socks5.server import (
     RequestRefused,
     SocksServer,
     SocksServerError,
+    ViaMalformed,
     reply,
 )
 
@@ -30,19 +31,50 @@ def server(*, asks_login: bool = False, may_be_nobody: bool = True) -> SocksServ
 
 @pytest.mark.parametrize("authority", [b"a.example:443", b"93.184.216.1:80", b"[2001:db8::1]:65535"])
 @pytest.mark.parametrize("login", [None, b"\x01\x05robot\x04word"])
-def test_it_understands_our_own_client(authority: bytes, login: bytes | None):
-    client = SocksClient(parse_authority(authority), SecretBytes(login) if login is not None else None)
+@pytest.mark.parametrize("via", [b"", b"1.1 one", b"1.1 one, 1.0 two"])
+def test_it_understands_our_own_client(authority: bytes, login: bytes | None, via: bytes):
+    client = SocksClient(parse_authority(authority), SecretBytes(login) if login is not None else None, via)
     proxy = server(asks_login=True)
     said = client.greeting()
     while said:
         answer = proxy.feed(said)
         said = client.feed(answer) if answer else b""
-    assert proxy.target == authority
+    assert (proxy.target, proxy.via) == (authority, via)
     shown = b"Basic " + base64.b64encode(b"robot:word") if login is not None else b""
     assert proxy.credentials == shown
     assert not client.is_connected
     client.feed(reply(None))
     assert client.is_connected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_a_gateway_says_by_whom_it_was_asked_in_any_pieces(size: int):
+    proxy = server(asks_login=True)
+    said = b"\x05\x03\x02\x00\xe6" + b"\x01\x00\x071.1 one" + b"\x01\x05robot\x00" + CONNECT_NAME
+    answers = b"".join(proxy.feed(said[at : at + size]) for at in range(0, len(said), size))
+    assert answers == b"\x05\xe6" + b"\x05\x02" + b"\x01\x00"
+    assert (proxy.target, proxy.via) == (b"a.example:443", b"1.1 one")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x02\x00\x071.1 one",
+        b"\x01\x00\x00",
+        b"\x01\x00\x091.1 one\r\n",
+        b"\x01\x00\x081.1 one ",
+        b"\x01\x00\x071.1 on\xc3",
+        b"\x01\x10\x01",
+    ],
+)
+def test_what_is_no_via_is_refused(said: bytes):
+    with pytest.raises(ViaMalformed):
+        server().feed(b"\x05\x02\x00\xe6" + said)
+
+
+def test_who_has_said_via_has_to_offer_another_method_too():
+    with pytest.raises(NoAcceptableMethod):
+        server().feed(b"\x05\x01\xe6" + b"\x01\x00\x071.1 one")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
