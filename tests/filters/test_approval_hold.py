@@ -23,12 +23,12 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import identity_of
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.config.compile.kit import FORWARD, compiled, policy
-from tests.gateway.conftest import Start, converse
+from tests.gateway.conftest import Start, converse, converse_on
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, connect, forward
 from tests.support.conversation import Conversation, Peer
 
-__all__ = ["converse"]
+__all__ = ["converse", "converse_on"]
 
 TYPE = "egressproxy.io/ApprovalHold:v1"
 BODY = b'{"amount": 5}'
@@ -136,6 +136,19 @@ def test_a_client_that_leaves_takes_its_request_with_it(converse: Start):
     talk.client.leaves()
     assert waiting(talk) == []
     assert decide(talk, hold["id"], approves=True) == 0
+    talk.no_dial()
+
+
+@pytest.mark.parametrize("request_", [GET, POST, connect("a.example:443")], ids=["head", "body", "tunnel"])
+def test_a_client_that_ends_its_side_while_a_person_is_asked_has_left(converse_on: Start, request_: bytes):
+    extension = {"name": "hold", "type": TYPE, "config": {"timeout": "5m"}}
+    talk = converse_on(forward(identity=KNOWN, extensions=[extension]))
+    talk.client >> request_
+    assert len(waiting(talk)) == 1
+    talk.client.ends()
+    assert talk.until(lambda: talk.client.has_eof or talk.client.is_gone)
+    assert waiting(talk) == []
+    assert talk.record()["reason"] == "client_gone"
     talk.no_dial()
 
 

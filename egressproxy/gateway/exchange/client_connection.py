@@ -67,6 +67,11 @@ class ClientConnection(DownstreamConnection, Client):
         """Those of an answer."""
         return self.passable_trailers(trailers)
 
+    def eof_received(self) -> bool:
+        """A client that ends its side while a person is asked has left: nobody is to approve what nobody waits for."""
+        is_held = self.waits_for_people()
+        return super().eof_received() and not is_held
+
     def continued(self) -> None:
         """See Client."""
         self.tunnel_ended()

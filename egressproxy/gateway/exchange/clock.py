@@ -120,7 +120,7 @@ class ExchangeClock(UpstreamCaller):
             return self._late()
         octets = self.octets_in + self.octets_out - self.unsent_octets
         if octets == self.seen_octets and not (
-            self._waits_for_answer() or self._may_be_quiet() or self._waits_for_people()
+            self._waits_for_answer() or self._may_be_quiet() or self.waits_for_people()
         ):
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
         self.seen_octets = octets
@@ -158,7 +158,7 @@ class ExchangeClock(UpstreamCaller):
             return False
         return route.tunnel_idle_s <= 0 or self.wheel.now - upstream.last_read < route.tunnel_idle_s
 
-    def _waits_for_people(self) -> bool:
+    def waits_for_people(self) -> bool:
         """Whether the request waits for approval, which has a time limit of its own."""
         x = self.resources.exchange
         return x is not None and x.is_held_for_people and not self.has_ended
