@@ -1,0 +1,192 @@
+"""What the owners of names and of addresses may write into DNS against us: the real process, a real name server."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_dns_changes import origins
+from tests.e2e.world import ALLOW_LOOPBACK, ask, client, get
+from tests.support import manifests as m
+from tests.support.dns import Rule
+from tests.support.name_server import NameServer
+from tests.support.net import free_port
+from tests.support.process import GatewayProcess
+from tests.support.waiting import wait_until
+
+CNAME, PTR = 5, 12
+
+
+def wire(*labels: bytes) -> bytes:
+    return b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
+
+
+def reversed_wire(address: str) -> bytes:
+    return wire(*(part.encode() for part in reversed(address.split("."))), b"in-addr", b"arpa")
+
+
+def record(owner: bytes, kind: int, data: bytes) -> bytes:
+    return owner + struct.pack("!HHIH", kind, 1, 60, len(data)) + data
+
+
+def answer(question: bytes, records: Sequence[bytes], counted: int | None = None) -> Rule:
+    """A message with these records, behind its id."""
+    number = len(records) if counted is None else counted
+    head = struct.pack("!HHHHH", 0x8180, 1, number, 0, 0)
+    return Rule(raw=head + question + struct.pack("!HH", PTR, 1) + b"".join(records))
+
+
+def pointers(address: str, names: Sequence[bytes]) -> Rule:
+    question = reversed_wire(address)
+    return answer(question, [record(b"\xc0\x0c", PTR, name) for name in names])
+
+
+def policy(names: NameServer, **dns: object) -> m.Manifest:
+    made = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK)
+    made["spec"]["dns"] = {"servers": [names.address], **dns}
+    return made
+
+
+LONGEST = wire(*[b"x" * 63] * 3, b"x" * 61)
+LOOP = reversed_wire("127.0.0.5")
+
+
+@pytest.mark.parametrize("check", ["Enforce", "Report"])
+def test_whatever_stands_in_reverse_zones_denies_and_injects_nothing(tmp_path: Path, check: str):
+    port = free_port()
+    hostile = {
+        "2": pointers("127.0.0.2", [wire(b"n%d" % number, b"test") for number in range(1000)]),
+        "3": pointers("127.0.0.3", [b"\xc0\x0c"] * 4_000),
+        "4": pointers("127.0.0.4", [
+            wire(b'x"\r\n{"reason": "ok"}\x1b[2J', b"test"), wire(b"a.test, h4", b"test"), wire(b"\0"), b"\0", LONGEST,
+        ]),
+        "5": answer(LOOP, [record(b"\xc0\x0c", CNAME, b"\xc0\x0c")]),
+        "6": answer(reversed_wire("127.0.0.6"), [
+            record(b"\xc0\x0c", CNAME, wire(b"a", b"test")), record(wire(b"a", b"test"), CNAME, wire(b"b", b"test")),
+            record(wire(b"b", b"test"), CNAME, wire(b"a", b"test")),
+        ]),
+        "7": pointers("127.0.0.7", [wire(*[b"x" * 63] * 4)]),
+        "8": answer(reversed_wire("127.0.0.8"), [record(b"\xc0\x0c", PTR, b"\xc0\x0c")], counted=60_000),
+        "9": pointers("127.0.0.9", [wire(b"localhost"), wire(b"metadata", b"google", b"internal")]),
+    }  # fmt: skip
+    with NameServer({}) as names, origins() as (origin, accepted):
+        for number, rule in hostile.items():
+            names.zone[f"h{number}.test"] = Rule((f"127.0.0.{number}",))
+            names.zone[f"{number}.0.0.127.in-addr.arpa"] = rule
+        names.zone["good.test"] = Rule(("127.0.0.10",))
+        names.zone["10.0.0.127.in-addr.arpa"] = Rule(("good.test",))
+        objects = [m.gateway(m.forward_listener(port)), policy(names, reverseCheck=check)]
+        with GatewayProcess(tmp_path, objects) as gateway:
+            expected = dict.fromkeys(hostile, 200 if check == "Report" else 403)
+            if check == "Enforce":  # where the names could not be read it is a failure, which is told apart
+                expected |= dict.fromkeys("35678", 503)
+            for number in hostile:
+                with client(port) as sock:
+                    status, body = ask(sock, get(f"h{number}.test", origin))
+                assert status == expected[number], (number, body)
+                assert b"\x1b" not in body
+                assert b"n1.test" not in body
+            with client(port) as sock:
+                assert ask(sock, get("good.test", origin))[0] == 200
+            if check == "Enforce":
+                assert accepted == ["127.0.0.10"]
+                told = gateway.wait_for_record(authority=f"h4.test:{origin}")
+                assert set(told) == set(gateway.wait_for_record(authority=f"h2.test:{origin}"))
+                assert r"x\034\013\010\123\034reason\034\058\032\034ok\034\125\027\0912j.test" in told["detail"]
+                assert r"a\046test\044\032h4.test" in told["detail"]
+                many = gateway.wait_for_record(authority=f"h2.test:{origin}")["detail"]
+                assert many.count("test") == 8
+                _, text = gateway.admin("/dns?name=h4.test")
+                assert json.loads(text)["places"][0]["verdict"] == "refuse"
+            else:
+                counted = [("differs", 2), ("failed", 5), ("agrees", 1)]
+                for result, least in counted:
+                    wait_until(
+                        lambda result=result, least=least: (
+                            gateway.metric("egress_dns_reverse_checks_total", result=result) >= least
+                        )
+                    )
+            exposition = gateway.admin("/metrics")[1]
+            assert "\x1b" not in exposition
+            assert "n1.test" not in exposition
+            assert 'result="' in exposition
+
+
+def test_each_step_of_a_chain_counts_and_a_loop_ends(tmp_path: Path):
+    port = free_port()
+    with NameServer({}) as names, origins() as (origin, accepted):
+        names.zone |= {
+            "loop.test": Rule(("pool.test.",)),
+            "pool.test": Rule(("loop.test.",)),
+            "self.test": Rule(("self.test.",)),
+            "long.test": Rule(("l1.test.",)),
+            **{f"l{number}.test": Rule((f"l{number + 1}.test.",)) for number in range(1, 30)},
+            "l30.test": Rule(("127.0.0.2",)),
+            "up.test": Rule(("mid.evil.test.",)),
+            "mid.evil.test": Rule(("good.test.",)),  # leads out again: it was led through
+            "private.test": Rule(("inside.test.",)),
+            "inside.test": Rule(("10.0.0.1",)),
+            "meta.test": Rule(("good.test.", "169.254.169.254")),
+            "good.test": Rule(("127.0.0.2",)),
+        }
+        destinations = {"allow": [{"hostnames": ["*.test"]}], "deny": [{"hostnames": ["*.evil.test"]}]}
+        made = policy(names)
+        made["spec"]["destinations"] = destinations
+        with GatewayProcess(tmp_path, [m.gateway(m.forward_listener(port)), made]) as gateway:
+
+            def outcome(host: str) -> tuple[int, str]:
+                since = gateway.mark()
+                with client(port) as sock:
+                    status = ask(sock, get(host, origin))[0]
+                return status, gateway.wait_for_record(since=since, authority=f"{host}:{origin}")["reason"]
+
+            for host in ("loop.test", "self.test", "long.test"):
+                assert outcome(host) == (503, "dns_error"), host
+            assert outcome("up.test") == (403, "resolved_denied")
+            assert outcome("private.test") == (403, "resolved_denied")
+            assert outcome("meta.test") == (403, "resolved_denied")
+            assert not accepted
+            assert outcome("good.test")[0] == 200
+
+
+def test_what_was_allowed_when_it_was_looked_up_is_not_dialled_once_it_is_denied(tmp_path: Path):
+    """Answers that are kept, stale ones, connections that wait, and those of a server that the policy has no more."""
+    port = free_port()
+    with NameServer({}) as old, NameServer({}) as new, origins() as (origin, accepted):
+        old.zone["a.test"] = old.zone["b.test"] = Rule(("127.0.0.2",), ttl=300)
+        new.zone["a.test"] = Rule(("127.0.0.3",), ttl=300)
+
+        def objects(names: NameServer, cidrs: Sequence[str] = ALLOW_LOOPBACK, **dns: object) -> list[m.Manifest]:
+            made = policy(names, **dns)
+            made["spec"]["addresses"] = {"allow": [{"cidrs": list(cidrs)}]}
+            return [m.gateway(m.forward_listener(port)), made]
+
+        with GatewayProcess(tmp_path, objects(old)) as gateway, client(port) as kept:
+
+            def outcome(host: str = "a.test") -> tuple[int, bytes]:
+                with client(port) as sock:
+                    return ask(sock, get(host, origin))
+
+            assert ask(kept, get("a.test", origin)) == outcome() == (200, b"127.0.0.2")
+            asked = old.asked("a.test")
+            gateway.replace(objects(old, ["127.0.0.3/32"]))
+            gateway.wait_for_diagnostics("configuration 2 is in service")
+            assert ask(kept, get("a.test", origin))[0] == outcome()[0] == 403
+            assert old.asked("a.test") == asked, "the answer was known: it is judged anew"
+            gateway.replace(objects(new))
+            gateway.wait_for_diagnostics("configuration 3 is in service")
+            assert ask(kept, get("a.test", origin)) == outcome() == (200, b"127.0.0.3")
+            assert old.asked("a.test") == asked
+            assert outcome("b.test")[0] == 503, "the new server does not know it"
+            new.zone["a.test"] = Rule(silent=True)  # of the new one: no stale answer of the old one, either
+            gateway.replace(objects(new, hosts={"a.test": ["127.0.0.4"]}))
+            gateway.wait_for_diagnostics("configuration 4 is in service")
+            assert ask(kept, get("a.test", origin)) == outcome() == (200, b"127.0.0.4")
+            gateway.replace(objects(new, timeout="200ms"))
+            gateway.wait_for_diagnostics("configuration 5 is in service")
+            assert outcome()[0] == 504
+        assert set(accepted) == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
