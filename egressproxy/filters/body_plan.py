@@ -10,7 +10,7 @@ from egressproxy.filters.base import BodyMode, Phase
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps
 from egressproxy.filters.coded_body import head_of, undecodable
-from egressproxy.filters.content_coding import CODINGS, coding_of, note_change
+from egressproxy.filters.content_coding import CODINGS, coding_of, is_readable, note_change
 from egressproxy.filters.filter_step import Step, Steps, settle
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import ResponseHead
@@ -162,7 +162,7 @@ class BodyPlan:
         """
         head = head_of(x, self.phase)
         is_part = isinstance(head, ResponseHead) and head.status == 206
-        if coding in CODINGS and not is_part:
+        if (coding in CODINGS and not is_part) or (chosen.only_reads and self._is_read(coding)):
             return chosen, coding
         for step in chosen.steps:
             if step.decodes:
@@ -172,6 +172,9 @@ class BodyPlan:
                     raise undecodable(self.phase, why, step.spec.source, is_unknown=True)
         left = [each for each in zip(chosen.steps, chosen.bounds, strict=True) if not each[0].decodes]
         return self._made(left), b""
+
+    def _is_read(self, coding: bytes) -> bool:
+        return self.phase is Phase.REQUEST_BODY and is_readable(coding)
 
     def __repr__(self) -> str:
         return f"BodyPlan({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"

@@ -22,10 +22,12 @@ from egressproxy.model.fields import Fields
 
 __all__ = ["CANARY_KEYS", "CanaryKeys", "CanaryKeysConfig"]
 
-#: A shorter key would be found where nobody has used it. In bytes.
+#: A shorter key would be found where nobody has used it, and what flows is looked at in pieces that hold the longest.
+#: In bytes.
 MIN_KEY: Final = 16
-#: A byte of a key takes at most so many in base64 with escapes of JSON for each digit, line breaks among them.
-_WIDEST: Final = 9
+MAX_KEY: Final = 1024
+#: A byte of a key takes at most so many: in hexadecimal with escapes of JSON for each digit, line breaks among them.
+_WIDEST: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class CanaryKeysConfig(FilterConfig):
     """The keys."""
 
     secret_refs: Annotated[tuple[SecretRef, ...], Within(min_length=1, max_length=256)]
-    """Secrets with one key each, of 16 characters of ASCII or more, that no server takes."""
+    """Secrets with one key each, of 16 to 1,024 characters of ASCII, that no server takes."""
 
 
 class CanaryKeys(Filter):
@@ -58,11 +60,12 @@ class CanaryKeys(Filter):
                 self._missing = ref.label
                 continue
             value = secret.reveal().strip()
-            if len(value) < MIN_KEY or not value.isascii():
-                message = f"a canary key has to have {MIN_KEY} characters of ASCII or more"
+            if not MIN_KEY <= len(value) <= MAX_KEY or not value.isascii():
+                message = f"a canary key has to have {MIN_KEY} to {MAX_KEY} characters of ASCII: of a file take a line"
                 raise UnusableReference(message, ref)
-            label, number = ref.label.removesuffix("/"), value.hex()
-            forms = {*forms_of(value.decode("ascii")), number.encode(), number.upper().encode()}
+            label, number, text = ref.label.removesuffix("/"), value.hex(), value.decode("ascii")
+            in_utf_16 = forms_of("\0".join(text))  # whichever byte comes first; PowerShell encodes such text
+            forms = {*forms_of(text), *in_utf_16, number.encode(), number.upper().encode()}
             self._forms += [(label, form) for form in sorted(forms)]
             self._longest = max(self._longest, len(value) * _WIDEST)
         #: Names of hosts, and of fields in HTTP/2, are in lower case.
@@ -76,7 +79,7 @@ class CanaryKeys(Filter):
             raise GatewayFault(Reason.CREDENTIAL_MISSING, message, rule=self._source, remedy=remedy)
         head = x.request
         said = head.fields.block, head.path, head.method, head.upgrade, str(x.authority).encode()
-        self._look(x, map(bytes.lower, readings(b"\0".join(said))), self._lowered)
+        self._look(x, map(bytes.lower, readings(b" ".join(said))), self._lowered)
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied (403)."""
@@ -106,8 +109,8 @@ class CanaryKeys(Filter):
 
 
 def readings(text: bytes) -> Iterator[bytes]:
-    """This text as it is, and then as it was before it was encoded for a URL (once or twice), for JSON, and cut into
-    lines, as `base64` and `xxd` do.
+    """This text as it is, and then as it was before it was encoded: for a URL (once or twice), for JSON, in UTF-16, and
+    cut into lines, as `base64` and `xxd` do.
     """
     yield text
     for _ in range(2):
@@ -117,6 +120,9 @@ def readings(text: bytes) -> Iterator[bytes]:
     if b"\\" in text:
         text = text.replace(b"\\/", b"/").replace(b"\\r", b"").replace(b"\\n", b"\n")
         text = unquote_to_bytes(text.replace(b"\\u00", b"%"))
+        yield text
+    if b"\0" in text:
+        text = text.replace(b"\0", b"")
         yield text
     if b"\n" in text:
         yield text.translate(None, b"\r\n")

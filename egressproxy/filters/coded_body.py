@@ -19,7 +19,7 @@ class CodedBody:
     __slots__ = ("_coding", "_decoder", "_encoder", "_kept", "_only_reads", "_phase", "_piece", "_tail")
 
     def __init__(self, coding: bytes, phase: Phase, *, is_kept: bool, only_reads: bool) -> None:
-        """`coding` is one of CODINGS."""
+        """`coding` is one of CODINGS, or, with `only_reads`, one that `is_readable`."""
         self._coding = coding
         self._phase = phase
         self._decoder = ContentDecoder(coding)

@@ -11,6 +11,7 @@ import zlib
 from functools import lru_cache
 from typing import Final, Protocol
 
+from egressproxy.filters.aws_chunked import AWS_CHUNKED, AwsChunks, MalformedChunks
 from egressproxy.model.fields import Fields, every_spelling
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Undecodable",
     "ask_for_readable",
     "coding_of",
+    "is_readable",
     "new_encoder",
     "note_change",
     "without_digests",
@@ -69,6 +71,12 @@ def coding_of(fields: Fields) -> bytes:
     named = b",".join(fields.get_all(b"content-encoding")).lower().split(b",")
     kept = [each.strip() for each in named if each.strip() not in (b"", b"identity")]
     return b", ".join(kept)
+
+
+def is_readable(coding: bytes) -> bool:
+    """Whether the body of a request in this coding can be read: one of CODINGS, or aws-chunked, also around one."""
+    outer, _, inner = coding.partition(b", ")
+    return coding in CODINGS or (outer == AWS_CHUNKED and (not inner or inner in CODINGS))
 
 
 def ask_for_readable(fields: Fields) -> None:
@@ -129,7 +137,7 @@ class ContentDecoder:
     __slots__ = ("_coding", "_decoder", "_given", "_is_over", "_taken")
 
     def __init__(self, coding: bytes) -> None:
-        """`coding` is one of CODINGS."""
+        """`coding` is one that `is_readable`."""
         self._coding = coding
         self._decoder: _Decoder | None = None  # not begun: an empty body has no coding
         self._taken = self._given = 0
@@ -151,6 +159,8 @@ class ContentDecoder:
                 part, data = self._decoder.decode(data, allowed)
             except Undecodable:
                 raise
+            except MalformedChunks as error:
+                raise Undecodable(f"it is no {self._name} data: {error}") from None
             except Exception:  # each library has errors of its own
                 raise Undecodable(f"it is no {self._name} data") from None
             self._given += len(part)
@@ -178,6 +188,8 @@ class _Decoder(Protocol):
 
 
 def _decoder(coding: bytes) -> _Decoder:
+    if coding.startswith(AWS_CHUNKED):
+        return _AwsChunked(coding.partition(b", ")[2])
     if coding == b"br":
         return _Brotli()
     if coding == b"zstd":
@@ -208,6 +220,25 @@ class _Zlib:
         made = self._inner.decompress(data, allowed + 1)
         self.is_over = self._inner.eof
         return made, self._inner.unused_data
+
+
+class _AwsChunked:
+    """The chunks, what they hold in a coding of its own ("": none), and the trailers behind it."""
+
+    __slots__ = ("_chunks", "_inner", "is_over")
+
+    def __init__(self, coding: bytes) -> None:
+        self._chunks = AwsChunks()
+        self._inner = ContentDecoder(coding) if coding else None
+        self.is_over = False
+
+    def decode(self, data: bytes, allowed: int) -> tuple[bytes, bytes]:
+        """See _Decoder."""
+        made, rest = self._chunks.read(data)
+        self.is_over = self._chunks.is_over
+        if self._inner is not None:
+            made = self._inner.decode(made, self.is_over)
+        return made + self._chunks.trailers if self.is_over else made, rest
 
 
 class _Brotli:

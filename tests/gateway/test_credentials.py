@@ -208,7 +208,7 @@ def test_a_body_in_a_coding_that_is_not_known_passes_the_watch(converse_on: Star
         m.http_route("r", m.prefix_rule("/a", "a"), m.prefix_rule("/c", "c")),
     ]  # fmt: skip
     talk = converse_on(objects)
-    talk.client >> b"POST /c HTTP/1.1\r\nHost: x\r\nContent-Encoding: aws-chunked\r\nContent-Length: 2\r\n\r\nhi"
+    talk.client >> b"POST /c HTTP/1.1\r\nHost: x\r\nContent-Encoding: compress\r\nContent-Length: 2\r\n\r\nhi"
     talk.dialled("c.example", 80)
     talk.origin.take(rb"POST .*\r\n\r\nhi")
     talk.origin >> OK
