@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -14,10 +15,12 @@ __all__ = ["ClientVariants", "Matched"]
 
 T = TypeVar("T")
 
-#: Identities whose variant is remembered, for each listener, and the characters of groups and claims of one of them.
-#: Another is decided about anew each time.
+#: Identities whose variant is remembered, for each listener, and the characters of the key of one of them. Another is
+#: decided about anew for each connection or credential.
 MAX_KNOWN: Final = 4096
 MAX_CHARACTERS: Final = 1024
+
+_NUMBERS: Final = itertools.count(1)
 
 
 class Matched(NamedTuple):
@@ -39,7 +42,8 @@ class ClientVariants(Generic[T]):
     """
 
     __slots__ = (
-        "_by_place", "_claims", "_known", "_named_claims", "_named_groups", "_others", "_variants", "depends_on_more",
+        "_at", "_by_place", "_claims", "_known", "_named_claims", "_named_groups", "_number", "_numbered",
+        "depends_on_more",
     )  # fmt: skip
 
     def __init__(
@@ -51,9 +55,10 @@ class ClientVariants(Generic[T]):
                 self._by_place[entry.namespace, entry.service_account].append((policy, entry))
         self._by_place.default_factory = None
         self._claims = {entry.claim[0] for _, entries in subjects for entry in entries if entry.claim is not None}
-        self._variants = variants
-        self._others = others
-        self._known: dict[CallerIdentity, T] = {}
+        self._number = next(_NUMBERS)  # no other has it, of no earlier configuration either
+        self._numbered = (*variants.values(), others)
+        self._at = {policies: at for at, policies in enumerate(variants)}
+        self._known: dict[str, int] = {}
         self._named_groups = {entry.group for _, entries in subjects for entry in entries}
         self._named_claims = {entry.claim for _, entries in subjects for entry in entries}
         self.depends_on_more = any(_has_conditions(entry) for _, entries in subjects for entry in entries)
@@ -62,15 +67,20 @@ class ClientVariants(Generic[T]):
         """What this client gets. Raises Denied (403) where more holds for it at once than there are variants for, and
         where a claim is not known that is asked for.
         """
-        found = self._known.get(identity)
-        return found if found is not None else self._found(identity)
+        if identity.variants_number == self._number:
+            return self._numbered[identity.variant_at]
+        at = self._known.get(identity.key)
+        if at is None:
+            at = self._find(identity)
+        identity.variants_number, identity.variant_at = self._number, at
+        return self._numbered[at]
 
-    def _found(self, identity: CallerIdentity) -> T:
+    def _find(self, identity: CallerIdentity) -> int:
         if identity.claims_read is not None and not self._claims <= set(identity.claims_read):
             raise _not_told(identity, self._claims - set(identity.claims_read))
         policies = frozenset(self._policies(identity))
-        found = self._variants.get(policies) if policies else self._others
-        if found is None:
+        at = self._at.get(policies) if policies else len(self._at)
+        if at is None:
             raise Denied(
                 Reason.NO_POLICY,
                 f"the policies that hold for this client together are more than are served: "
@@ -78,11 +88,11 @@ class ClientVariants(Generic[T]):
                 remedy="have fewer groups and claims in the subjects of these policies; their status says how many "
                 "are served at once",
             )
-        if _characters(identity) <= MAX_CHARACTERS:
+        if len(identity.key) <= MAX_CHARACTERS:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            self._known[identity] = found
-        return found
+            self._known[identity.key] = at
+        return at
 
     def matched(self, identity: CallerIdentity) -> Matched:
         """What of this client subjects ask for."""
@@ -108,10 +118,10 @@ class ClientVariants(Generic[T]):
                     yield policy
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._variants.values())
+        return iter(self._numbered[:-1])
 
     def __repr__(self) -> str:
-        return f"ClientVariants({len(self._variants)})"
+        return f"ClientVariants({len(self._at)})"
 
 
 def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
@@ -122,10 +132,6 @@ def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
         f"policies here ask for the claim {shown}, which {whose} does not tell of this client",
         remedy="list it there, in identity.token.forwardClaims",
     )
-
-
-def _characters(identity: CallerIdentity) -> int:
-    return sum(map(len, identity.groups)) + sum(len(name) + len(value) for name, value in identity.claims)
 
 
 def _has_conditions(entry: SubjectIR) -> bool:

@@ -6,7 +6,7 @@ Slotted and mutable; created by the conductor, handed to every filter, observed 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
@@ -50,7 +50,13 @@ class NotesFull(ValueError):
     """A filter has kept more notes, or a longer one, than an exchange holds."""
 
 
-class CallerIdentity(NamedTuple):
+_IDENTITY_FIELDS: Final = (
+    "namespace", "service_account", "origin_client", "origin_gateway", "name", "source", "groups", "claims",
+    "claims_read",
+)  # fmt: skip
+
+
+class CallerIdentity:
     """Who the client is; "-" where that is not known. Keys of limits, caches and the access log are made of it.
 
     `namespace` and `service_account` are those of Kubernetes; a namespace of another trust domain than the listener's
@@ -63,17 +69,64 @@ class CallerIdentity(NamedTuple):
     "NAMESPACE/SECRET#USER". `source` is what has told it: "certificate", "token", "basic", "address" or "gateway".
     `groups` and `claims` (name and value) are what a token says beside it; of the claims only those of which
     `claims_read` has the names, whether the token has them or not. None: there is no token.
+
+    None of these is ever written again. `key` is one text for all of them: equal identities have equal keys.
+
+    The others belong to who writes them: where a request of this client was counted last. The next one finds it here
+    at once, where it would look it up by the identity, in memory that other clients have displaced from the processor's
+    cache. Each says whose it is: what belongs to another limit, series or listener is looked up, and written anew.
     """
 
-    namespace: str = "-"
-    service_account: str = "-"
-    origin_client: str = "-"
-    origin_gateway: str = "-"
-    name: str = "-"
-    source: str = "-"
-    groups: tuple[str, ...] = ()
-    claims: tuple[tuple[str, str], ...] = ()
-    claims_read: tuple[str, ...] | None = None
+    __slots__ = (
+        "claims", "claims_read", "counted_beside", "counted_in", "groups", "key", "limit_at", "limit_key",
+        "limit_number", "name", "namespace", "origin_client", "origin_gateway", "service_account", "source",
+        "variant_at", "variants_number",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        namespace: str = "-",
+        service_account: str = "-",
+        origin_client: str = "-",
+        origin_gateway: str = "-",
+        name: str = "-",
+        source: str = "-",
+        groups: tuple[str, ...] = (),
+        claims: tuple[tuple[str, str], ...] = (),
+        claims_read: tuple[str, ...] | None = None,
+    ) -> None:
+        self.namespace = namespace
+        self.service_account = service_account
+        self.origin_client = origin_client
+        self.origin_gateway = origin_gateway
+        self.name = name
+        self.source = source
+        self.groups = groups
+        self.claims = claims
+        self.claims_read = claims_read
+        self.key = repr(
+            (namespace, service_account, origin_client, origin_gateway, name, source, groups, claims, claims_read)
+        )
+        #: Of `filters.limits`: the number of the limit's table, where in it, and whose entry that has to be.
+        self.limit_number = self.limit_at = self.limit_key = 0
+        #: Of `Metrics.of_client`: the series of all clients, and beside it the one of this client.
+        self.counted_beside: object = None
+        self.counted_in: Any = None
+        #: Of `ClientVariants`: its number, and which of its variants.
+        self.variants_number = self.variant_at = 0
+
+    def replace(self, **fields: Any) -> CallerIdentity:
+        """Another with these fields; those that are not named are as here."""
+        return CallerIdentity(**{name: getattr(self, name) for name in _IDENTITY_FIELDS} | fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallerIdentity) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"CallerIdentity{self.key}"
 
 
 ANONYMOUS = CallerIdentity()

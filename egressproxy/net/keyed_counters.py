@@ -69,7 +69,6 @@ class KeyedCounters:
         "mine",
         "numbers",
         "owners",
-        "places",
         "remembers",
     )  # fmt: skip
 
@@ -96,8 +95,6 @@ class KeyedCounters:
         self._secret = secret
         self.limit = b""
         self._crowded = [0]
-        #: For who knows keys by something else: where they are, and their two halves. The same for all limits.
-        self.places: dict[tuple[bytes | str, ...], tuple[int, int, int]] = {}
         self.remembers = False
         self._bytes = memory.cast("B")
         #: By the text of a key: the bytes of the entry that had it, the key, and what `find` returns.
@@ -174,15 +171,6 @@ class KeyedCounters:
     def crowded(self) -> int:
         """How often a key has found no room, in this process."""
         return self._crowded[0]
-
-    def remember(self, name: tuple[bytes | str, ...], found: int) -> tuple[int, int, int] | None:
-        """Keep in `places` what `find` returned; None for the entry of all without room, which no key keeps."""
-        if found > self._mask:
-            return None
-        if len(self.places) >= _KNOWN:
-            self.places.clear()
-        place = self.places[name] = found, self.numbers[found - 2], self.numbers[found - 1]
-        return place
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:
         """`until` and `used` of a key, (0.0, 0.0) where it is as new. Changes nothing."""

@@ -47,10 +47,10 @@ MAX_TEXT: Final = 8192
 _QUOTES: Final = 40
 #: How many shared parts of lines are kept: more than nearly every configuration has routes and identities.
 MAX_PLACES: Final = 16_384
-#: kind, gateway, listener, route, backend, the identity of the client, and the series, which has the policy.
+#: kind, gateway, listener, route, backend, the key of the client's identity, and the series, which has the policy.
 #: What the log calls the fields of a CallerIdentity that stand there only where they are known, in their order.
 _IDENTITY_KEYS = ("origin_client", "origin_gateway", "identity", "identity_source")
-_Place = tuple[str, str, str, str, str, CallerIdentity, Series | None]
+_Place = tuple[str, str, str, str, str, str, Series | None]
 _OK: Final = Reason.OK
 _METHODS: Final = {
     name.encode(): name
@@ -188,8 +188,8 @@ class AccessLog:
             second = millisecond // 1000
             stamp = self._stamps.get(second) or self._stamp(second)
             self._moment = f'{{"time":"{stamp}.{millisecond % 1000:03}Z",'
-        key = x.kind, x.gateway, x.listener, x.route, x.backend, x.identity, x.series
-        place = self._places.get(key) or self._place(key)
+        key = x.kind, x.gateway, x.listener, x.route, x.backend, x.identity.key, x.series
+        place = self._places.get(key) or self._place(key, x.identity)
         method = _METHODS.get(x.method)
         authority = x.authority
         where = authority.text if authority is not None else "-"
@@ -214,11 +214,11 @@ class AccessLog:
             return self._moment + place + rest
         return self._explained(x)
 
-    def _place(self, key: _Place) -> str:
+    def _place(self, key: _Place, identity: CallerIdentity) -> str:
         """The shared part of a line: names of the configuration, and the client's identity."""
         if len(self._places) >= MAX_PLACES:
             self._places.clear()
-        *where, identity, series = key
+        *where, _, series = key
         keys = ("kind", "gateway", "listener", "route", "backend")
         said = {**dict(zip(keys, where, strict=True)), **_identity(identity), **_decision(series)}
         place = self._places[key] = _dumps(said)[1:-2] + ","
@@ -301,6 +301,6 @@ def _identity(identity: CallerIdentity) -> dict[str, str]:
     """
     said = {"namespace": identity.namespace, "service_account": identity.service_account}
     if identity is not ANONYMOUS:
-        more = zip(_IDENTITY_KEYS, identity[2:6], strict=True)
-        said |= {key: value for key, value in more if value != "-"}
+        more = identity.origin_client, identity.origin_gateway, identity.name, identity.source
+        said |= {key: value for key, value in zip(_IDENTITY_KEYS, more, strict=True) if value != "-"}
     return said

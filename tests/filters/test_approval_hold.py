@@ -330,7 +330,7 @@ def test_a_decision_says_what_of_which(pairs: list[tuple[str, str]]):
 
 def test_a_service_account_has_one_share_and_sees_its_own_by_whatever_it_was_shown():
     by_token = CallerIdentity("agents", "worker", name="system:serviceaccount:agents:worker", source="token")
-    by_certificate = by_token._replace(name="spiffe://a.test/ns/agents/sa/worker", source="certificate")
+    by_certificate = by_token.replace(name="spiffe://a.test/ns/agents/sa/worker", source="certificate")
     named_like_an_address = CallerIdentity(name="10.0.0.9", source="basic")
 
     def request(identity: CallerIdentity) -> Exchange:

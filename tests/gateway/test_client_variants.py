@@ -59,6 +59,13 @@ def test_what_has_no_variant_is_refused():
         assert denied.value.reason is Reason.NO_POLICY
 
 
+def test_what_an_identity_remembers_is_of_one_listener_and_one_configuration():
+    identity = CallerIdentity("team", "robot")
+    one, other = ClientVariants(SUBJECTS, MADE, "others"), ClientVariants(SUBJECTS[:1], MADE, "others")
+    for _ in range(3):
+        assert (one.of(identity), other.of(identity)) == ("ns+account", "ns")
+
+
 def test_what_is_remembered_is_bounded():
     variants = ClientVariants(SUBJECTS, MADE, "others")
     for number in range(MAX_KNOWN + 5):
@@ -82,5 +89,5 @@ def test_identities_that_come_and_go_take_a_bounded_memory():
     finally:
         tracemalloc.stop()
     assert len(variants._known) <= MAX_KNOWN
-    assert max(sum(map(len, each.groups)) for each in variants._known) <= MAX_CHARACTERS
+    assert max(map(len, variants._known)) <= MAX_CHARACTERS
     assert used < 10 * 1024 * 1024

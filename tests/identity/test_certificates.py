@@ -16,7 +16,11 @@ ROBOT = [*TEAM, [("commonName", "robot")]]
 def found(value: str, subject: list[Any], kind: str = "subject", names: tuple[tuple[str, str], ...] = ()) -> bool:
     table = CertificateTable([CertificateClientIR(kind, value, "team", "robot")])
     known = table.find({"subject": subject, "subjectAltName": names})
-    return known is not None and known[:2] == ("team", "robot") and known.source == "certificate"
+    return (
+        known is not None
+        and (known.namespace, known.service_account) == ("team", "robot")
+        and known.source == "certificate"
+    )
 
 
 @pytest.mark.parametrize("text", ["CN=robot,O=team", "O=team, CN=robot", "o=team,cn=robot", "CN=robot+O=team"])

@@ -144,7 +144,7 @@ def test_groups_and_the_claims_that_policies_ask_for():
 def test_claims_may_say_namespace_and_service_account():
     more = {"namespace_claim": "tenant", "service_account_claim": "job"}
     told = verified(LOGIN.token("alice", tenant="team", job="robot"), LOGIN, **more)
-    assert told[:2] == ("team", "robot")
+    assert (told.namespace, told.service_account) == ("team", "robot")
     assert told.name == "https://login.test#alice", "not that of a service account of Kubernetes"
     for tenant in ("Team", "a/b", "", None, ["team"], "-"):
         with pytest.raises(CredentialRefused):

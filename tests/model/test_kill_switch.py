@@ -22,7 +22,7 @@ def test_a_service_account_is_killed_in_each_form_that_names_it(name: str):
     switch = killed(name)
     assert switch.has(BY_CERTIFICATE)
     assert switch.has(BY_TOKEN)
-    assert not switch.has(BY_TOKEN._replace(service_account="other", name="system:serviceaccount:agents:other"))
+    assert not switch.has(BY_TOKEN.replace(service_account="other", name="system:serviceaccount:agents:other"))
     with pytest.raises(Denied, match="out of service") as refused:
         switch.refuse(BY_TOKEN)
     assert (refused.value.reason, refused.value.status) == (Reason.IDENTITY_KILLED, 403)

@@ -157,9 +157,3 @@ def test_keys_that_find_no_room_are_counted():
     for view in views:
         spend(view, b"k", FOREVER, 1.0)
     assert counters.crowded == 9 - 4
-    found = views[0].find(views[0].key(b"k"), 1.0)
-    assert views[0].remember(("one",), found) == (found, *views[0].numbers[found - 2 : found])
-    assert views[-1].remember(("late",), views[-1].find(views[-1].key(b"k"), 1.0)) is None
-    for number in range(5000):
-        views[0].remember((str(number),), found)
-    assert len(views[-1].places) <= 4096

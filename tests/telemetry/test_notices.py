@@ -86,7 +86,7 @@ def test_what_is_told_again_makes_no_text(monkeypatch: pytest.MonkeyPatch):
 def test_a_client_that_is_known_is_named_and_counted_by_itself():
     notices = Notices()
     robot = CallerIdentity("team", "robot", name="system:serviceaccount:team:robot")
-    elsewhere = robot._replace(origin_client="192.0.2.7")
+    elsewhere = robot.replace(origin_client="192.0.2.7")
     for client in (ANONYMOUS, robot, elsewhere, CallerIdentity(name="alice"), robot):
         notices.refused(AT_GATEWAY, denied("a.example"), "", client)
     told = [(notice.message.split(":")[0], notice.count) for notice in notices.take()]

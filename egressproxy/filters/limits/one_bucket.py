@@ -6,18 +6,21 @@ compares them. What does not fit is left to them, and so is everything that is s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from egressproxy.filters.base import HeaderResult
 from egressproxy.filters.limits.keys import OF_CLIENT, Per
 from egressproxy.filters.limits.rules import QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.filters.limits.windows import TokenBucket
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.exchange import Exchange
 
 __all__ = ["OneBucket", "RequestBucket", "one_bucket"]
+
+_NUMBERS: Final = itertools.count(1)
 
 
 class OneBucket(NamedTuple):
@@ -78,14 +81,14 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
 class RequestBucket:
     """The step of one rule that counts requests. `otherwise` is that of the filter, which refuses what does not fit.
 
-    Thousands of tenants may have one of these each, so that a request finds little of it in the processor's cache: all
-    that it needs is in one object, and in one entry of the table, which is remembered for the client of the last
-    request.
+    Thousands of clients may be counted by turns, or thousands of tenants have one of these each, so that a request
+    finds little of it in the processor's cache: all that it needs is in one object, in one entry of the table, and in
+    the client's identity, which remembers the entry.
     """
 
     __slots__ = (
-        "_ahead", "_at", "_cells", "_client", "_count", "_find_text", "_first", "_interval", "_lock", "_numbers",
-        "_otherwise", "_remembers", "_second", "_slack", "_table", "_text_of",
+        "_ahead", "_cells", "_count", "_find_text", "_interval", "_lock", "_number", "_numbers", "_otherwise",
+        "_remembers", "_slack", "_table", "_text_of",
     )  # fmt: skip
 
     def __init__(self, rule: QuotaRule, per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]) -> None:
@@ -97,8 +100,7 @@ class RequestBucket:
         self._count = rule.count_allowed
         self._otherwise = otherwise
         self._remembers = set(per) <= OF_CLIENT
-        self._client: CallerIdentity | None = None
-        self._at = self._first = self._second = 0
+        self._number = next(_NUMBERS)  # no other has it, of no earlier configuration either
 
     @classmethod
     def of(
@@ -112,9 +114,11 @@ class RequestBucket:
     def take(self, x: Exchange) -> HeaderResult:
         """Take one request. Raises LimitExceeded."""
         now = monotonic()
-        at, numbers, cells = self._at, self._numbers, self._cells
+        client, cells = x.identity, self._cells
+        at = client.limit_at
         with self._lock:
-            if x.identity is not self._client or numbers[at - 2] != self._first or numbers[at - 1] != self._second:
+            # Half of the key is enough: 64 bits of a keyed hash say whose entry it is.
+            if client.limit_number != self._number or self._numbers[at - 2] != client.limit_key:
                 at = self._find(x, now)
             until = cells[at]
             if until < now:
@@ -126,20 +130,12 @@ class RequestBucket:
         return self._otherwise(x)
 
     def _find(self, x: Exchange, now: float) -> int:
-        """Where the numbers of this client are; it is the one that is remembered from now on."""
-        client, numbers = x.identity, self._numbers
-        if not self._remembers or client.name == "-":
-            return self._find_text(self._text_of(x, "") + b"\0", now)
-        name = self._table.limit, client.namespace, client.service_account, client.name
-        place = self._table.places.get(name)
-        if place is None or numbers[place[0] - 2] != place[1] or numbers[place[0] - 1] != place[2]:
-            at = self._find_text(self._text_of(x, "") + b"\0", now)
-            place = self._table.remember(name, at)
-            if place is None:
-                return at
-        self._client = client
-        self._at, self._first, self._second = place
-        return place[0]
+        """Where the numbers of this client are; its identity remembers it from now on."""
+        client = x.identity
+        at = self._find_text(self._text_of(x, "") + b"\0", now)
+        if self._remembers and client.name != "-" and not self._table.is_shared_entry(at):
+            client.limit_number, client.limit_at, client.limit_key = self._number, at, self._numbers[at - 2]
+        return at
 
     def __repr__(self) -> str:
-        return f"RequestBucket({self._client})"
+        return f"RequestBucket({self._number})"

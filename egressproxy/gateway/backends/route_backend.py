@@ -12,10 +12,9 @@ from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.ir.policy import Mode
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.net.timers import TICK_S
 from egressproxy.routing.destinations import Denial
-from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.series import Series
 
 __all__ = ["EXACT_BELOW_S", "RouteBackend", "on_the_wheel"]
@@ -36,8 +35,6 @@ class _HotRouteBackend:
     series: Series
     clock_s: float = field(init=False)
     mirrors: tuple[Mirror, ...] | None = field(default=None, kw_only=True)
-    client: CallerIdentity | None = field(init=False, default=None)
-    series_of_client: Series | None = field(init=False, default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +43,7 @@ class RouteBackend(_HotRouteBackend):
 
     `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
     is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
-    `mirrors` are those of the rule and of the ref; None where there is none. `client` is the latest that was served
-    here, and `series_of_client` counts what was for it: see `count_for`. `parent_by`, `priority`: see
+    `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`, `priority`: see
     WeightedBackend. `ai`: what it says of requests to AI providers.
     """
 
@@ -113,14 +109,7 @@ class RouteBackend(_HotRouteBackend):
         """A copy whose traffic is counted in this series."""
         made = copy(self)
         made.series = series
-        made.client = made.series_of_client = None
         return made
-
-    def count_for(self, client: CallerIdentity, metrics: Metrics) -> Series:
-        """The series beside `series` that counts what was for this client."""
-        self.client = client
-        found = self.series_of_client = metrics.of_client(self.series, client, is_denied=False)
-        return found
 
     def __repr__(self) -> str:
         return f"RouteBackend({self.name}, weight={self.weight})"

@@ -90,13 +90,13 @@ class Accounting:
         if x.identity is not ANONYMOUS:
             if self.gate is not None and self.gate.killed and x.reason in (Reason.OK, Reason.CLIENT_GONE):
                 self.note_killed(x)
-            backend = resources.backend
-            if backend is None or x.series is not backend.series:
-                x.series = self.metrics.of_client(x.series, x.identity, is_denied=x.denied)
-            elif x.identity is backend.client:
-                x.series = backend.series_of_client
+            client = x.identity
+            if x.series is client.counted_beside:
+                x.series = client.counted_in
             else:
-                x.series = backend.count_for(x.identity, self.metrics)
+                found = self.metrics.of_client(x.series, client, is_denied=x.denied)
+                client.counted_beside, client.counted_in = x.series, found
+                x.series = found
         x.ended_at = monotonic()
         x.series.observe(x)
         self.access_log.record(x)

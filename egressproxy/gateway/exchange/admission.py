@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import lru_cache
+from typing import Final
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
 from egressproxy.gateway.enforcement import lifted
@@ -52,6 +54,10 @@ __all__ = [
     "route_tunnel",
     "ways_to_http_port",
 ]
+
+#: Clients of other gateways that are remembered: each request of theirs says anew who they are.
+MAX_FORWARDED: Final = 1024
+_identity = lru_cache(MAX_FORWARDED)(CallerIdentity)
 
 #: Why a request would be denied, were it not for mode Report: to be noted.
 Noted = tuple[Reason, ...]
@@ -186,7 +192,7 @@ def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListene
     name = who.name
     if name in ("-", service_account_name(who.namespace, who.service_account)):
         name = service_account_name(namespace, who.service_account)
-    x.identity = CallerIdentity(
+    x.identity = _identity(
         namespace, who.service_account, who.client, who.gateway, name, "gateway", who.groups, who.claims,
         who.claims_read,
     )  # fmt: skip

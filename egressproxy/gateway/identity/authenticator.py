@@ -270,7 +270,7 @@ class Authenticator:
         if signed.source != "gateway":
             x.identity = identity
         elif not _is_known(signed) and _is_known(identity):
-            x.identity = identity._replace(origin_client=signed.origin_client, origin_gateway=signed.origin_gateway)
+            x.identity = identity.replace(origin_client=signed.origin_client, origin_gateway=signed.origin_gateway)
 
     def _demand(self, x: Exchange) -> None:
         """Raises Unauthenticated for a client that is not known, where it has to be."""

@@ -1,6 +1,7 @@
 """Two filters of one configuration, one of which has the short way taken from it, see the same exchanges."""
 
 import json
+from time import monotonic
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfi
 from egressproxy.filters.limits.qos_controller import quota as filter_of
 from egressproxy.filters.limits.token_quota import TokenQuota
 from egressproxy.filters.testing import exchange, response
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.properties import examples
@@ -143,7 +145,9 @@ def test_the_short_way_of_a_request_takes_what_the_long_way_takes(about, per, bu
                 x = exchange("GET", "https://api.example/", identity=who if who != "-/-" else "")
                 x.client = address
                 if who != "-/-":
-                    x.identity = known.setdefault(who, x.identity._replace(name=who))  # as a connection has it
+                    x.identity = known.setdefault(
+                        who, CallerIdentity(*who.split("/"), name=who)
+                    )  # as a connection has it
                 try:
                     each.request_headers(x)
                     refused = None
@@ -160,10 +164,36 @@ def test_what_is_remembered_of_a_client_is_not_taken_for_that_of_another_that_ha
     (each, _) = requests_of(("Identity",), 0.0, "Enforce", is_short=True)
     (rule,) = each.rules
     x = exchange("GET", "https://api.example/", identity="a/one")
-    x.identity = x.identity._replace(name="one")
+    x.identity = CallerIdentity("a", "one", name="one")
     each.request_headers(x)
     at = rule.table.find_text(rule.text(x, "") + b"\0", 0.0)
+    assert (x.identity.limit_at, x.identity.limit_key) == (at, rule.table.numbers[at - 2])
     rule.table.numbers[at - 2] += 1  # the entry is another key's by now
     rule.table.cells[at] = 1e18
     each.request_headers(x)
     assert rule.table.cells[at] == 1e18
+
+
+def test_a_client_of_two_limits_by_turns_is_counted_in_both():
+    limits = [requests_of(("Identity",), 0.0, "Enforce", is_short=True)[0] for _ in range(2)]
+    x = exchange("GET", "https://api.example/")
+    x.identity = CallerIdentity("a", "one", name="one")
+    for _ in range(3):
+        for each in limits:
+            each.request_headers(x)
+    assert [each.rules[0].count_allowed.count for each in limits] == [3, 3]
+    for each in limits:
+        with pytest.raises(LimitExceeded):
+            each.request_headers(x)
+
+
+def test_clients_without_a_name_and_those_that_find_no_room_are_not_remembered():
+    for max_keys, identity in ((0, ANONYMOUS), (0, CallerIdentity("a", "one")), (1, None)):
+        (each, _) = requests_of(("Identity",), 0.0, "Report", max_keys, is_short=True)
+        for number in range(9):
+            x = exchange("GET", "https://api.example/")
+            x.identity = identity or CallerIdentity("a", str(number), name=str(number))
+            each.request_headers(x)
+        at = each.rules[0].table.find_text(each.rules[0].text(x, "") + b"\0", monotonic())
+        assert identity is not None or each.rules[0].table.is_shared_entry(at)
+        assert x.identity.limit_number == 0

@@ -108,11 +108,15 @@ def test_a_session_of_a_client_that_is_known_is_for_nobody_else(converse: Start)
     robot = CallerIdentity("team", "robot", name="system:serviceaccount:team:robot", source="token")
     connection.identity = robot
     endpoint, session = begun(talk)
-    for who in (ANONYMOUS, robot._replace(name="system:serviceaccount:team:other"), CallerIdentity(name="robot")):
+    for who in (
+        ANONYMOUS,
+        CallerIdentity("team", "robot", name="system:serviceaccount:team:other"),
+        CallerIdentity(name="robot"),
+    ):
         connection.identity = who
         sends(talk, Mcp_Session_Id=session)
         assert refused(talk)[0] == 404
-    connection.identity = robot._replace(origin_client="192.0.2.7", groups=("more",))
+    connection.identity = CallerIdentity("team", "robot", "192.0.2.7", name=robot.name, groups=("more",))
     sends(talk, Mcp_Session_Id=session)
     assert served(talk, "s.1") == (endpoint, "s.1", session)
     connection.identity = ANONYMOUS

@@ -20,7 +20,7 @@ from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchang
 from egressproxy.gateway.processors.webhook import signature_fields
 from egressproxy.gateway.processors.webhook_messages import InvalidAnswer, read_answer
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.notices import Notices
@@ -95,7 +95,7 @@ def text(body: str) -> dict[str, str]:
 def test_the_head_of_a_request_is_sent_with_who_asks_and_where():
     talk = Hooked(says(ALLOW), path="/check?v=1", headers=[{"name": "X-Token", "value": "a"}])
     x = exchange("POST", URL, {"A": "1"}, identity="agents/coder")
-    x.identity = x.identity._replace(name="alice")
+    x.identity = CallerIdentity("agents", "coder", name="alice")
     done = talk.run(x, request_body=b"in", response_body=b"out")
     assert (done.status, done.request_body, done.response_body) == (200, b"in", b"out")
     assert talk.hook.asked == [{
