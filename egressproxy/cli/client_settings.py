@@ -63,6 +63,12 @@ class Proxy(NamedTuple):
                     Login(unquote(parts.username or ""), unquote(parts.password or "")),
                 )
         shown = url.rpartition("@")[2]  # what stands before it may be a secret
+        if parts.scheme.startswith("socks"):
+            where = shown.rpartition("//")[2]
+            raise ValueError(
+                "the variables are for all clients, and many of them speak no SOCKS5: set"
+                f" ALL_PROXY=socks5h://{where} by hand for those that do, or give a listener of HTTP"
+            )
         raise ValueError(f"{shown!r} is not the URL of a proxy: give one such as http://127.0.0.1:3128")
 
     def url(self) -> str:

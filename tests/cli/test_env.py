@@ -153,7 +153,7 @@ def test_a_bundle_has_the_systems_roots_and_the_ca_once_and_no_key(tmp_path: Pat
         (["--proxy", "off"], "give --base-url"),
         (["--proxy", "127.0.0.1:3128"], "is not the URL of a proxy"),
         (["--proxy", "http://h:99999"], "is not the URL of a proxy"),
-        (["--proxy", "socks5://h:1080"], "is not the URL of a proxy"),
+        (["--proxy", "socks5://h:1080"], "many of them speak no SOCKS5: set ALL_PROXY=socks5h://h:1080 by hand"),
         (["--base-url", "gemini=http://h"], "openai, anthropic, aws"),
         (["--base-url", "openai=h:1"], "is not a URL"),
         (["--shell", "cmd"], "powershell"),

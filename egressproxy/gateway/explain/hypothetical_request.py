@@ -31,7 +31,8 @@ class HypotheticalRequestError(ValueError):
 @dataclass(frozen=True, slots=True)
 class HypotheticalRequest:
     """`url` is an `http://` or `https://` URL, a path (for a reverse proxy, with a Host field), or `host:port` for
-    CONNECT and for listeners of protocol TLS. `gateway` (namespace/name) and `listener` (name) choose among several.
+    CONNECT and for listeners of protocol TLS, which take `https://` where they open the host. `gateway`
+    (namespace/name) and `listener` (name) choose among several.
     """
 
     method: str
@@ -165,7 +166,8 @@ class HypotheticalRequest:
                 return None
             return 1 if port.first_words is None else 5
         if port.is_stream:
-            return (2 if self._is_hosted(port) else 3) if self.is_connect else None
+            takes = self.is_connect or self._is_inside(port)
+            return (2 if self._is_hosted(port) else 3) if takes else None
         if port.is_mixed and self.is_connect and port.leads_to_stream(self.host):
             return 2
         secure = first.spec.protocol is ListenerProtocol.HTTPS
@@ -187,6 +189,13 @@ class HypotheticalRequest:
         """The listeners of a port that may be meant: that which has the host, if it is known, or all."""
         found = port.by_host.match(self.host) if self.host else None
         return list(_names(port)) if found is None else [f"{found.gateway}/{found.name}"]
+
+    def _is_inside(self, port: Port) -> bool:
+        """Whether this may be a request in a stream of TLS: one that is opened, or was so when the request came."""
+        if self.scheme != "https" or port.first.spec.protocol is not ListenerProtocol.TLS:
+            return False
+        found = port.by_host.match(self.host)
+        return self.listener != "" or (found is not None and found.leaves_for(self.host) is not None)
 
     def _is_hosted(self, port: Port) -> bool:
         """Whether a listener of this port names this host."""

@@ -12,7 +12,9 @@ from egressproxy.gateway.explain import decision_diff as module
 from egressproxy.gateway.explain.decision_diff import DecisionChange, flips
 from egressproxy.gateway.explain.offline import offline
 from egressproxy.model.steps import finished
+from tests.e2e.world import tls_secret
 from tests.gateway.backends.test_retries import pods
+from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM
 from tests.gateway.kit import reverse
 from tests.support import manifests as m
 from tests.support.conversation import compiled_spec
@@ -51,6 +53,39 @@ def test_what_was_denied_and_would_be_allowed_opens():
 def test_what_was_allowed_and_would_be_denied_flips_but_does_not_open():
     (flip,) = ask(opened("a.example"), opened("b.example"), decision("GET", "a.example:80"))
     assert (flip.before.is_allowed, flip.after.reason, flip.opens) == (True, "destination_not_allowed", False)
+
+
+def passing(*allow: str, opens: str = "*.example") -> list[Manifest]:
+    """A TLS listener that passes a.example by a TLSRoute, unless it opens it."""
+    listener = {"name": "tls", "port": 8443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}
+    intercept = {"hostnames": [opens], "caCertificateRef": {"name": "ca"}}
+    policy = m.policy(allow, intercept=intercept)
+    policy["spec"]["dns"] = HOSTS
+    return [
+        m.gateway(listener),
+        policy,
+        tls_secret("ca", CA_PEM, CA_KEY.reveal()),
+        m.backend("o", "a.example", 443, protocol="TCP"),
+        m.tls_route("t", "o", hostnames=["a.example"]),
+    ]
+
+
+def test_a_request_that_was_denied_in_a_stream_that_is_opened_is_decided_again():
+    denied = decision("GET", "a.example:443", "destination_not_allowed", "/v1/models", "tls")
+    assert ask(passing("b.example"), passing("b.example", "c.example"), denied) == []
+    for old in (passing("b.example"), None):
+        (flip,) = ask(old, passing("a.example"), denied)
+        assert flip.opens
+        says = "GET a.example:443/v1/models on agents/gw/tls: deny (destination_not_allowed) -> allow"
+        assert str(flip) == says
+    (flip,) = ask(passing("a.example"), passing("b.example"), decision("GET", "a.example:443", "-", "/v1", "tls"))
+    assert (flip.after.reason, flip.opens) == ("destination_not_allowed", False)
+
+
+def test_a_stream_that_is_opened_no_more_lets_out_what_was_denied_inside():
+    denied = decision("GET", "a.example:443", "destination_not_allowed", "/v1/models", "tls")
+    (flip,) = ask(passing("b.example"), passing("b.example", opens="*.other"), denied)
+    assert flip.opens
 
 
 def test_tls_that_was_refused_in_a_tunnel_to_port_80_opens_with_a_tls_route():
