@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from egressproxy.filters.approval_hold import holds
 from egressproxy.gateway.overload_manager import OverloadManager
 from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
 from egressproxy.model.process_limits import NO_LIMITS
+from egressproxy.protocols.socks5.messages import ReplyCode
+from egressproxy.protocols.socks5.server import reply
 from tests.gateway.backends.test_parent_identity import second, signed
 from tests.gateway.conftest import Start
+from tests.gateway.exchange.test_connect import SWITCHED, UPGRADE
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, connect, exchange, forward
+from tests.gateway.listeners.test_socks_connection import asks, greet, socks
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 
@@ -132,3 +137,58 @@ def test_a_policy_puts_its_subjects_out_of_service_as_the_documentation_writes_i
     tunnel >> connect("203.0.113.9:443")
     assert tunnel.answer()[0] == 403
     talk.no_dial()
+
+
+def test_a_websocket_a_tunnel_of_socks_and_what_waits_in_one_are_cut(converse_on: Start):
+    switch = known(converse_on)
+    talk = switch.talk
+    talk.client >> UPGRADE
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET / .*?Upgrade: websocket.*?\r\n\r\n")
+    talk.origin >> SWITCHED
+    talk.client.take(rb"HTTP/1.1 101 .*?\r\n\r\n")
+    talk.client >> b"hello"
+    talk.origin << b"hello"
+    talk.act(lambda: switch.kill(WORKER))
+    assert talk.until(lambda: talk.client.is_gone and (talk.origin.has_eof or talk.origin.is_gone))
+    assert talk.record()["reason"] == "identity_killed"
+
+    switch = Switch(converse_on(socks(identity=EVERYBODY)))
+    talk = switch.talk
+    greet(talk)
+    talk.client >> asks("a.example", 443)
+    talk.dialled("a.example", 443)
+    talk.client << reply(None)
+    talk.client >> b"hello"
+    talk.origin << b"hello"
+    cut: list[int] = []
+    talk.act(lambda: cut.append(switch.kill(WORKER)))
+    assert cut == [1]
+    assert talk.until(lambda: talk.client.is_gone and (talk.origin.has_eof or talk.origin.is_gone))
+    talk.client = talk.connect()
+    greet(talk)
+    talk.client >> asks("a.example", 443)
+    talk.client << reply(ReplyCode.NOT_ALLOWED)
+    talk.no_dial()
+
+
+def test_what_waits_for_a_person_is_cut_on_every_way_in(converse: Start):
+    hold = {"name": "hold", "type": "egressproxy.io/ApprovalHold:v1", "config": {}}
+    for request, objects in (
+        (connect("a.example:443"), forward(identity=EVERYBODY, extensions=[hold])),
+        (UPGRADE, forward(identity=EVERYBODY, extensions=[hold])),
+        (asks("a.example", 443), socks(identity=EVERYBODY, extensions=[hold])),
+    ):
+        switch = Switch(converse(objects))
+        talk = switch.talk
+        if request == asks("a.example", 443):
+            greet(talk)
+        talk.client >> request
+        talk.settle()
+        (found,) = talk.snapshot.filters.of_type(hold["type"])
+        assert len(holds([found], None)["holds"]) == 1
+        assert switch.kill(WORKER) == 1
+        talk.settle()
+        assert talk.client.is_gone
+        assert holds([found], None)["holds"] == []
+        talk.no_dial()
