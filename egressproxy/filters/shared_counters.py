@@ -14,6 +14,7 @@ import secrets
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import WeakValueDictionary, finalize
 
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.keyed_counters import KeyedCounters, table_bytes
@@ -28,14 +29,14 @@ KEY_BYTES: Final = 16
 #: The memory is cells of 8 bytes: how many rows are taken, then the rows. A row is its key, `full_at` and `held`.
 _CELL: Final = 8
 _KEY_CELLS: Final = KEY_BYTES // _CELL
-#: Limits with keys in the life of a run, and the memory of their tables, of which only what is written to is used.
+#: Limits with keys at one time, and the memory of their tables, of which only what is written to is used.
 MAX_TABLES: Final = 512
 MAX_TABLE_BYTES: Final = 1 << 30
-#: An entry of the list of tables: its key, where it begins, and how many keys have room. In front of the list: how
-#: many there are, where the next one begins, and the secret of their hashes (32 bytes).
-_ENTRY_CELLS: Final = _KEY_CELLS + 2
+#: An entry of the list of tables: its key, where it begins, how many keys have room, its size in bytes, and by how many
+#: each worker has it mapped: one that nobody has gives its place to another limit when there is no other. In front of
+#: the list: how many there are, where the next one begins, and the secret of their hashes (32 bytes).
+_BEGIN, _KEYS, _SIZE, _USERS = range(_KEY_CELLS, _KEY_CELLS + 4)
 _SECRET_CELLS: Final = 4
-_LIST_CELLS: Final = 2 + _SECRET_CELLS + MAX_TABLES * _ENTRY_CELLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ class SharedCounters:
         self._mine = worker - 1
         self._descriptor = os.dup(descriptor)
         self._list_at = 1 + MAX_ROWS * (_KEY_CELLS + 1 + workers)
-        size = _CELL * (self._list_at + _LIST_CELLS)
+        self._first_entry = self._list_at + 2 + _SECRET_CELLS
+        self._entry_cells = _USERS + workers
+        size = _CELL * (self._first_entry + MAX_TABLES * self._entry_cells)
         self._tables_at = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         with self._lock:
             if os.fstat(descriptor).st_size < self._tables_at:  # another process may have put tables behind it
@@ -75,7 +78,8 @@ class SharedCounters:
                 secret[:] = secrets.token_bytes(len(secret))
             self._secret = bytes(secret)
         self._known: dict[bytes, int] = {}
-        self._tables: dict[bytes, KeyedCounters] = {}
+        self._tables: WeakValueDictionary[bytes, KeyedCounters] = WeakValueDictionary()
+        self._crowded = [0]
 
     def row(self, key: bytes) -> Row:
         """The row of this key (16 bytes), the same in every worker. Without room: a private row and a warning."""
@@ -99,55 +103,83 @@ class SharedCounters:
     def keyed(self, key: bytes, keys: int) -> KeyedCounters:
         """The table of the limit with this key (16 bytes), the same in every worker, for this many of its own keys.
 
-        A limit that is given room for more keys has a new one. Without room: a private one and a warning.
+        A limit that is given room for more keys has a new one. Without room: a private one and a warning. What is spent
+        is remembered for as long as a worker has the table, and after that until another limit needs the place.
         """
         found = self._tables.get(key)
         if found is not None and found.keys == keys:
             return found
         with self._lock:
-            place = self._place(key, keys)
-        if place < 0:
+            entry = self._entry(key, keys)
+            if entry >= 0:
+                self._numbers[entry + _USERS + self._mine] += 1
+        if entry < 0:
             log.warning("there is no room for more limits with keys: a new one counts in each worker by itself")
-            found = KeyedCounters(keys)
+            found = KeyedCounters(keys, crowded=self._crowded)
         else:
-            memory = self._mapped(place, keys)
-            found = KeyedCounters(keys, memory, self._secret, self._lock, self._mine + 1, self._workers)
+            memory = self._mapped(self._numbers[entry + _BEGIN], table_bytes(keys))
+            found = KeyedCounters(
+                keys, memory, self._secret, self._lock, self._mine + 1, self._workers, crowded=self._crowded
+            )
+            finalize(found, self._let_go, entry).atexit = False
         self._tables[key] = found
         return found
+
+    def _let_go(self, entry: int) -> None:
+        """Nobody in this process has the table any more. Without the lock: whoever holds it may be interrupted by this,
+        and no other process writes the number.
+        """
+        self._numbers[entry + _USERS + self._mine] -= 1
 
     @property
     def crowded(self) -> int:
         """How often keys have found no room, in this process."""
-        return sum(table.crowded for table in self._tables.values())
+        return self._crowded[0]
 
-    def _place(self, key: bytes, keys: int) -> int:
-        """Where the table of this limit begins; -1 if there is no room for a new one."""
-        numbers, list_at = self._numbers, self._list_at
-        first = list_at + 2 + _SECRET_CELLS
-        taken, behind = numbers[list_at], numbers[list_at + 1] or self._tables_at
-        for at in range(first, first + taken * _ENTRY_CELLS, _ENTRY_CELLS):
-            if self._memory[at * _CELL :][:KEY_BYTES] == key and numbers[at + _KEY_CELLS + 1] == keys:
-                return numbers[at + _KEY_CELLS]
+    def _entry(self, key: bytes, keys: int) -> int:
+        """Of the table of this limit, its first cell in the list; -1 if there is no room for a new one."""
+        numbers, unused = self._numbers, []
+        for at in self._entries():
+            if self._memory[at * _CELL :][:KEY_BYTES] == key and numbers[at + _KEYS] == keys:
+                return at
+            if not any(numbers[at + _USERS : at + _USERS + self._workers]):
+                unused.append(at)
         size = -(-table_bytes(keys) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        if taken == MAX_TABLES or behind + size > MAX_TABLE_BYTES:
-            return -1
-        os.ftruncate(self._descriptor, behind + size)
-        at = first + taken * _ENTRY_CELLS
+        taken, begin = numbers[self._list_at], numbers[self._list_at + 1] or self._tables_at
+        if taken < MAX_TABLES and begin + size <= MAX_TABLE_BYTES:
+            os.ftruncate(self._descriptor, begin + size)
+            at = self._first_entry + taken * self._entry_cells
+            numbers[at + _BEGIN], numbers[at + _SIZE] = begin, size
+            numbers[self._list_at], numbers[self._list_at + 1] = taken + 1, begin + size
+        else:
+            at = min((each for each in unused if numbers[each + _SIZE] >= size), key=self._size_of, default=-1)
+            if at < 0:
+                return -1
+            with mmap.mmap(self._descriptor, numbers[at + _SIZE], offset=numbers[at + _BEGIN]) as former:
+                former.madvise(mmap.MADV_REMOVE)  # all 0, and no memory
         self._memory[at * _CELL :][:KEY_BYTES] = key
-        numbers[at + _KEY_CELLS], numbers[at + _KEY_CELLS + 1] = behind, keys
-        numbers[list_at], numbers[list_at + 1] = taken + 1, behind + size
-        return behind
+        numbers[at + _KEYS] = keys
+        return at
 
-    def _mapped(self, place: int, keys: int) -> memoryview:
-        return memoryview(mmap.mmap(self._descriptor, table_bytes(keys), offset=place))
+    def _entries(self) -> range:
+        """The first cell of each."""
+        taken = self._numbers[self._list_at]
+        return range(self._first_entry, self._first_entry + taken * self._entry_cells, self._entry_cells)
+
+    def _size_of(self, entry: int) -> int:
+        return self._numbers[entry + _SIZE]
+
+    def _mapped(self, begin: int, size: int) -> memoryview:
+        return memoryview(mmap.mmap(self._descriptor, size, offset=begin))
 
     def forget(self, worker: int) -> None:
         """Free what this worker (counted from 1) held, because it has exited."""
-        numbers, first = self._numbers, self._list_at + 2 + _SECRET_CELLS
+        numbers = self._numbers
         with self._lock:
-            for at in range(first, first + numbers[self._list_at] * _ENTRY_CELLS, _ENTRY_CELLS):
-                keys = numbers[at + _KEY_CELLS + 1]
-                KeyedCounters(keys, self._mapped(numbers[at + _KEY_CELLS], keys)).forget(worker)
+            for at in self._entries():
+                keys = numbers[at + _KEYS]
+                KeyedCounters(keys, self._mapped(numbers[at + _BEGIN], table_bytes(keys))).forget(worker)
+                numbers[at + _USERS + worker - 1] = 0
         for number in range(self._numbers[0]):
             self._numbers[self._at(number) + _KEY_CELLS + worker] = 0
 

@@ -8,7 +8,7 @@ needs.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from ipaddress import IPv6Network
@@ -143,7 +143,8 @@ class FairQueue(Generic[T]):
     def __init__(self, limit: int, share: int) -> None:
         self.limit = limit
         self.share = share
-        self._of: defaultdict[str, deque[T]] = defaultdict(deque)  # in the order of turns
+        #: In the order of turns. Who had a turn leaves the front: a dict would be searched from its first, empty place.
+        self._of: OrderedDict[str, deque[T]] = OrderedDict()
         self._size = 0
 
     def __len__(self) -> int:
@@ -159,9 +160,12 @@ class FairQueue(Generic[T]):
 
     def add(self, client: str, waiter: T) -> bool:
         """Put a waiter behind those of this client. Returns false if it has its share of places, or none is left."""
-        if self._size >= self.limit or len(self._of.get(client, ())) >= self.share:
+        own = self._of.get(client)
+        if self._size >= self.limit or (len(own) if own else 0) >= self.share:
             return False
-        self._of[client].append(waiter)
+        if own is None:
+            own = self._of[client] = deque()
+        own.append(waiter)
         self._size += 1
         return True
 
@@ -180,10 +184,11 @@ class FairQueue(Generic[T]):
         """The next waiter among the clients that `may` accepts; its client comes last from now on. None: no waiter."""
         for client, own in self._of.items():
             if may is None or may(client):
-                del self._of[client]
-                if len(own) > 1:
-                    self._of[client] = own
                 self._size -= 1
+                if len(own) > 1:
+                    self._of.move_to_end(client)
+                else:
+                    del self._of[client]
                 return own.popleft()
         return None
 

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import mmap
 import secrets
+from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from hashlib import blake2b
 from struct import Struct
 from typing import Final
+from weakref import WeakValueDictionary
 
 __all__ = [
     "ENTRY_BYTES", "KEY_BYTES", "SHARED", "SHARED_KEYS", "KeyedCounters", "OwnCounters", "table_bytes",
@@ -37,6 +39,8 @@ _CELLS: Final = ENTRY_BYTES // 8
 #: Keys whose place is remembered, of all limits that share a memory, and the longest text of such a key in bytes.
 _KNOWN: Final = 4096
 _SHORT: Final = 256
+#: Tables that are kept though nobody has them.
+LATEST: Final = 512
 _PAIR: Final = Struct("=qq")
 _NO_LOCK: Final = nullcontext()
 
@@ -53,10 +57,13 @@ def _entries(keys: int) -> int:
 class KeyedCounters:
     """`memory` has `table_bytes` bytes, all 0 at first. `secret` makes the hash unpredictable: nobody can choose keys
     that are looked for in the same place. `lock` is for those that share the memory: `workers` processes, of which this
-    one is number `mine` (from 1); alone it is 0. `remembers`: set it where no text of a key is a secret.
+    one is number `mine` (from 1); alone it is 0. `crowded` counts keys without room, for several tables together.
+    `remembers`: set it where no text of a key is a secret.
     """
 
     __slots__ = (
+        "__weakref__",
+        "_base",
         "_bytes",
         "_crowded",
         "_known",
@@ -80,6 +87,7 @@ class KeyedCounters:
         lock: AbstractContextManager[None] = _NO_LOCK,
         mine: int = 0,
         workers: int = 0,
+        crowded: list[int] | None = None,
     ) -> None:
         if memory is None:
             memory = memoryview(mmap.mmap(-1, table_bytes(keys)))
@@ -94,7 +102,8 @@ class KeyedCounters:
         self._mask = _entries(keys) * _CELLS - 1
         self._secret = secret
         self.limit = b""
-        self._crowded = [0]
+        self._crowded = [0] if crowded is None else crowded
+        self._base: KeyedCounters | None = None
         self.remembers = False
         self._bytes = memory.cast("B")
         #: By the text of a key: the bytes of the entry that had it, the key, and what `find` returns.
@@ -104,6 +113,7 @@ class KeyedCounters:
         """The same memory for the keys of one limit (16 bytes that it is known by): those of another are other keys."""
         made = copy(self)
         made.limit = limit
+        made._base = self  # who counts what is used (`SharedCounters`) knows that one
         return made
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
@@ -169,7 +179,7 @@ class KeyedCounters:
 
     @property
     def crowded(self) -> int:
-        """How often a key has found no room, in this process."""
+        """How often a key has found no room, in this process; of all tables that count together."""
         return self._crowded[0]
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:
@@ -203,25 +213,33 @@ class KeyedCounters:
 
 
 class OwnCounters:
-    """The tables of a process that serves alone, by the limit that they belong to. They live as long as it."""
+    """The tables of a process that serves alone, by the limit that they belong to. They live as long as somebody has
+    them, and the LATEST of them longer: a limit that a reload takes away may come back with the next.
+    """
 
-    __slots__ = ("_made", "_secret")
+    __slots__ = ("_crowded", "_latest", "_made", "_secret")
 
     def __init__(self) -> None:
-        self._made: dict[bytes, KeyedCounters] = {}
+        self._made: WeakValueDictionary[bytes, KeyedCounters] = WeakValueDictionary()
+        self._latest: OrderedDict[bytes, KeyedCounters] = OrderedDict()
         self._secret = secrets.token_bytes(32)
+        self._crowded = [0]
 
     def keyed(self, key: bytes, keys: int) -> KeyedCounters:
         """That of the limit with this key, for this many of its own keys; made at the first call."""
         found = self._made.get(key)
         if found is None or found.keys != keys:
-            found = self._made[key] = KeyedCounters(keys, secret=self._secret)
+            found = self._made[key] = KeyedCounters(keys, secret=self._secret, crowded=self._crowded)
+        self._latest[key] = found
+        self._latest.move_to_end(key)
+        if len(self._latest) > LATEST:
+            self._latest.popitem(last=False)
         return found
 
     @property
     def crowded(self) -> int:
         """How often keys have found no room."""
-        return sum(table.crowded for table in self._made.values())
+        return self._crowded[0]
 
     def __repr__(self) -> str:
         return f"OwnCounters({len(self._made)} limits)"

@@ -11,10 +11,10 @@ import pytest
 from egressproxy.filters import shared_counters as module
 from egressproxy.filters.shared_counters import Row, SharedCounters
 from egressproxy.net.file_lock import memory_file, opened_anew
-from egressproxy.net.keyed_counters import SHARED, SHARED_KEYS
+from egressproxy.net.keyed_counters import SHARED, SHARED_KEYS, KeyedCounters
 
 ROOT = Path(__file__).resolve().parents[2]
-A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+A, B, C, D = b"a" * 16, b"b" * 16, b"c" * 16, b"d" * 16
 
 
 @pytest.fixture
@@ -118,10 +118,64 @@ def test_where_there_is_no_room_a_limit_has_a_table_of_its_own(
     monkeypatch: pytest.MonkeyPatch, pair: tuple[SharedCounters, SharedCounters]
 ):
     monkeypatch.setattr(module, "MAX_TABLES", 1)
-    pair[0].keyed(A, 8)
+    taken = pair[0].keyed(A, 8)
     alone, other = pair[0].keyed(B, 8), pair[1].keyed(B, 8)
     alone.cells[alone.find(alone.key(b"k"), 1.0)] = 9.0
     assert other.peek(other.key(b"k"), 1.0) == (0.0, 0.0)
+    del taken
+
+
+def test_a_table_that_no_worker_has_gives_its_place_to_another_limit_and_not_before(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[SharedCounters, SharedCounters]
+):
+    monkeypatch.setattr(module, "MAX_TABLES", 2)
+
+    def spend(table: KeyedCounters) -> None:
+        at = table.find(table.key(b"k"), 1.0)
+        table.cells[at], table.cells[at + 1] = 9.0, 1.0
+
+    def spent(table: KeyedCounters) -> float:
+        return table.peek(table.key(b"k"), 1.0)[1]
+
+    first, second = pair
+    kept = first.keyed(A, 8)
+    mine, others = first.keyed(B, 8), second.keyed(B, 8)
+    spend(kept), spend(mine)
+    assert spent(others) == 1.0
+    del mine
+    private = first.keyed(C, 8)  # the other worker has B
+    spend(private)
+    assert spent(second.keyed(C, 8)) == 0.0
+    assert spent(first.keyed(B, 8)) == 1.0, "nobody has needed its place"
+    del others, private
+    moved = first.keyed(C, 8)
+    assert spent(moved) == 0.0, "nothing of the limit that was there before"
+    spend(moved)
+    assert spent(second.keyed(C, 8)) == 1.0
+    assert spent(kept) == 1.0
+    del kept
+    assert first.keyed(D, 1000).lock is not first._lock, "it has more keys than there was room for"
+    smaller = second.keyed(D, 4)
+    spend(smaller)
+    assert spent(first.keyed(D, 4)) == 1.0
+    del moved, smaller
+    limits = [b"%016d" % number for number in range(100)]
+    for limit in limits:  # as many reloads
+        table = first.keyed(limit, 8)
+        assert spent(table) == 0.0
+        spend(table)
+        assert spent(second.keyed(limit, 8)) == 1.0
+
+
+def test_what_a_worker_had_that_has_ended_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[SharedCounters, SharedCounters]
+):
+    monkeypatch.setattr(module, "MAX_TABLES", 1)
+    lost = pair[1].keyed(A, 8)
+    assert pair[0].keyed(B, 8).lock is not pair[0]._lock
+    pair[0].forget(2)
+    assert pair[0].keyed(B, 8).lock is pair[0]._lock
+    del lost
 
 
 def test_limits_that_share_a_table_count_apart_and_there_may_be_thousands(pair: tuple[SharedCounters, SharedCounters]):

@@ -1,6 +1,8 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.net import keyed_counters
 from egressproxy.net.keyed_counters import ENTRY_BYTES, KeyedCounters, OwnCounters, table_bytes
 
 FOREVER = 1e18
@@ -85,6 +87,27 @@ def test_a_limit_has_one_table_for_as_long_as_its_room_stays():
     tables = OwnCounters()
     assert tables.keyed(b"a", 8) is tables.keyed(b"a", 8) is not tables.keyed(b"b", 8)
     assert tables.keyed(b"a", 16).keys == 16
+
+
+def test_tables_that_nobody_has_any_more_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keyed_counters, "LATEST", 3)
+    tables = OwnCounters()
+    used = tables.keyed(b"used", 8)
+    at = used.find(used.key(b"k"), 1.0)
+    used.cells[at] = 9.0
+    for number in range(10):
+        table = tables.keyed(b"%d" % number, 8)
+        at = table.find(table.key(b"k"), 1.0)
+        table.cells[at] = 9.0
+    del table
+    assert repr(tables) == "OwnCounters(4 limits)"
+    assert tables.keyed(b"used", 8) is used
+    for number, is_known in ((9, True), (8, True), (3, False)):
+        again = tables.keyed(b"%d" % number, 8)
+        assert (again.peek(again.key(b"k"), 1.0)[0] == 9.0) is is_known
+    shared = tables.keyed(b"shared", 8).of_limit(b"one")
+    assert all(tables.keyed(b"other %d" % number, 8) for number in range(9))
+    assert tables.keyed(b"shared", 8).cells.obj is shared.cells.obj  # a limit of it has it
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.floats(0.5, 20.0)), max_size=200))
