@@ -36,6 +36,20 @@ _CERTIFICATES = tuple(
     for item in ((), (None,))
 )
 
+#: Where an EgressPolicy says from what clients are known.
+_IDENTITY: tuple[tuple[str | None, ...], ...] = tuple(
+    ("spec", "identity", *place)
+    for place in (
+        ("token", "issuers", None, "jwksRef"),
+        ("token", "issuers", None, "caCertificateRefs"),
+        ("basic", "secretRef"),
+        ("gateways", "keyRefs"),
+        ("certificate", "caCertificateRefs"),
+        ("certificate", "crlRefs"),
+        ("certificate", "trustDomains"),
+    )
+)
+
 #: What the status of a FilterType speaks of. Of a schema, whose size is a client's, only where it begins.
 _OF_FILTER_TYPE: tuple[tuple[str | None, ...], ...] = (
     ("spec", "type"),
@@ -59,6 +73,8 @@ def field_locations(document: Document) -> dict[str, Spot]:
     alone = [path for pattern in _RULES for path, _ in _found(value, pattern)]
     if _found(value, ("spec", "destination")):
         alone += [path for pattern in (_ENDPOINTS, *_CERTIFICATES) for path, _ in _found(value, pattern)]
+    if _found(value, ("spec", "identity")):
+        alone += [path for pattern in _IDENTITY for path, _ in _found(value, pattern)]
     if value.get("kind") == "FilterType":
         alone += [path for pattern in _OF_FILTER_TYPE for path, _ in _found(value, pattern)]
     places: dict[str, Spot] = {

@@ -41,15 +41,22 @@ def read_identity(
     users: tuple[tuple[str, SecretBytes], ...] = ()
     users_of = ""
     token, address, senders = (_written(chosen, section) for section in ("token", "address", "proxy_protocol"))
+    unread: dict[str, None] = {}
     policy = chosen.get("token")
-    try:
-        if token is not None and policy is not None:
-            issuers = [_issuer(policy, each, references) for each in token.issuers]
-        policy = chosen.get("basic")
-        if policy is not None:
+    for at, each in enumerate(token.issuers if token is not None else ()):
+        assert policy is not None  # which has it
+        try:
+            issuers.append(_issuer(policy, each, references, f"issuers[{at}]"))
+        except UnresolvedRef as unresolved:
+            unread[f"spec.identity.{unresolved.field} of {policy}: {unresolved.with_hint}"] = None
+    policy = chosen.get("basic")
+    if policy is not None:
+        try:
             users, users_of = _users(policy, references)
-    except UnresolvedRef as unresolved:
-        blockers[f"identity of {policy}: {unresolved.with_hint}"] = None
+        except UnresolvedRef as unresolved:
+            unread[f"spec.identity.basic.secretRef of {policy}: {unresolved.with_hint}"] = None
+    if unread:
+        blockers |= unread
         return IdentityIR(is_required=True)
     addresses: list[AddressClientIR] = []
     if address is not None:
@@ -112,26 +119,31 @@ def unusable_keys(policy: EgressPolicy, references: References) -> Iterator[str]
         if left_out:
             name = references.names(policy, (written.jwks_ref,))
             yield (
-                f"identity.token.issuers[{position}].jwksRef: keys of {name} cannot be used, and tokens by them are "
-                f"refused: {'; '.join(left_out)}."
+                f"spec.identity.token.issuers[{position}].jwksRef: keys of {name} cannot be used, and tokens by them "
+                f"are refused: {'; '.join(left_out)}."
             )
 
 
-def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References) -> TokenIssuerIR:
-    """Raises UnresolvedRef."""
+def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References, where: str) -> TokenIssuerIR:
+    """`where`: the place in `token`. Raises UnresolvedRef."""
     # Here, since few configurations have tokens; `preparations` of the loader knows it.
     from egressproxy.identity.key_sets import UnusableKeySet, read_key_set
 
     keys, place, path, ca_pem = "", ("", 0), "", ""
-    if written.jwks_ref is not None:
-        try:
+    try:
+        if written.jwks_ref is not None:
+            field = "jwksRef"
             keys = read_key_set(references.data(policy, written.jwks_ref, "jwks.json")).text
-        except UnusableKeySet as problem:
-            name = references.names(policy, (written.jwks_ref,))
-            raise UnresolvedRef("InvalidKeySet", f"{name}: {problem}") from None
-    elif written.jwks_uri is not None:
-        place, path = read_key_uri(written.jwks_uri)
-        ca_pem = "".join(references.ca_bundle(policy, ref) for ref in written.ca_certificate_refs)
+        elif written.jwks_uri is not None:
+            field = "caCertificateRefs"
+            place, path = read_key_uri(written.jwks_uri)
+            ca_pem = "".join(references.ca_bundle(policy, ref) for ref in written.ca_certificate_refs)
+    except UnusableKeySet as problem:
+        assert written.jwks_ref is not None
+        name = references.names(policy, (written.jwks_ref,))
+        raise UnresolvedRef("InvalidKeySet", f"{name}: {problem}", field=f"token.{where}.jwksRef") from None
+    except UnresolvedRef as unresolved:
+        raise unresolved.copy(f"token.{where}.{field}") from None
     mapped = written.claim_mappings
     return TokenIssuerIR(
         written.issuer,

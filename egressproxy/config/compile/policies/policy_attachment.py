@@ -215,7 +215,8 @@ class PolicyAttachments:
             level = Level.LISTENER if ref.kind in ("Gateway", "ListenerSet") else Level.ROUTE
             closed = self._merger.blockers(policy, level)
             if closed:
-                conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {'; '.join(closed)}.")
+                own = "; ".join(each.replace(f" of {policy}: ", ": ") for each in closed)
+                conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {own}.")
             for note in self._noted.get(policy.key, ()):
                 conditions.add_note("Accepted", note)
             useless = without_effect(policy, target, self._resources, self._references)

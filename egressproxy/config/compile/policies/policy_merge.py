@@ -202,7 +202,7 @@ class Merger:
                 name = self._references.names(policy, (ref,))
                 keys.append(checked_key(self._references.data(policy, ref, "key"), name))
             except UnresolvedRef as unresolved:
-                blockers[f"identity.gateways of {policy}: {unresolved.message}"] = None
+                blockers[f"spec.identity.gateways.keyRefs of {policy}: {unresolved.message}"] = None
         return tuple(keys), policy.spec.identity.gateways.trust_domain or ""
 
     def _intercepts(self, ordered: Sequence[Layer]) -> dict[tuple[Layer, EgressPolicy], InterceptIR]:

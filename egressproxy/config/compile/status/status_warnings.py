@@ -7,7 +7,7 @@ decided here and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -71,6 +71,13 @@ _LESS: Final[tuple[str, ...]] = (
 _NO_EFFECT: Final = "has nothing to be applied to"
 
 
+#: What a message says of a field of another object, which is at fault for all parts at once.
+_OF_ANOTHER: Final = re.compile(r"spec\.[A-Za-z0-9.\[\]]+ of [A-Z][A-Za-z]+ \S+: ")
+
+#: Parts that one warning names.
+_SHOWN_PARTS: Final = 5
+
+
 class _WarnedPart(NamedTuple):
     """A section of a status: words for it, the field that it answers to, its conditions."""
 
@@ -120,6 +127,8 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
         own_conditions = [kept for each in own_conditions if (kept := _without_parts(each)) is not None]
         whole = [condition for condition in own_conditions if not _is_well(condition)]
     whole_messages = {condition["message"] for condition in whole if condition.get("message")}
+    #: By the place where it is named, else by the part unless another object is at fault, and by the text.
+    found: dict[tuple[str, str], tuple[list[_WarnedPart], str, Severity, str]] = {}
     for part in (_WarnedPart("", "", whole), *parts):
         told = set(whole_messages) if part.words else set()
         for condition in part.conditions:
@@ -130,22 +139,32 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
             text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
             if _is_as_wished(condition):
                 text, message = "not all of it is served", _without_praise(message)
-            words = f"{part.words}: " if part.words else ""
+            severity = _SERVED_REASONS.get(condition["reason"]) or _SERVED.get(condition["type"], Severity.UNSERVED)
             for piece in _PLACED.split(message):
                 named = _NAMED.search(piece)
                 rest = piece.replace(named[0], "", 1) if named else piece
-                yield problem_at(
-                    resource,
-                    named[1] if named else part.field_path,
-                    f"{words}{text}{': ' if rest else ''}{rest}",
-                    severity=_SERVED_REASONS.get(condition["reason"])
-                    or _SERVED.get(condition["type"], Severity.UNSERVED),
-                    code=_code(condition, part.conditions),
-                )
+                said = f"{text}{': ' if rest else ''}{rest}"
+                place = named[1] if named else ""
+                key = (place or ("" if _OF_ANOTHER.search(said) else part.words), said)
+                parts_of, *_ = found.setdefault(key, ([], place, severity, _code(condition, part.conditions)))
+                parts_of.append(part)
+    for (_, said), (parts_of, place, severity, code) in found.items():
+        words = _words(parts_of)
+        yield problem_at(resource, place or parts_of[0].field_path, f"{words}{said}", severity=severity, code=code)
     for condition in own_conditions:
         if _is_well(condition) and _NO_EFFECT in condition.get("message", ""):
             message = _without_praise(condition["message"])
             yield problem_at(resource, "", message, severity=Severity.NOTE, code="NothingToApply")
+
+
+def _words(parts: Sequence[_WarnedPart]) -> str:
+    """Of which parts something is said: "listener a: ", "listeners a, b and 3 more: "; "" for the whole object."""
+    kind, _, first = parts[0].words.partition(" ")
+    names = list(dict.fromkeys(part.words.partition(" ")[2] for part in parts))
+    if len(names) == 1:
+        return f"{parts[0].words}: " if first else ""
+    more = f" and {len(names) - _SHOWN_PARTS} more" if len(names) > _SHOWN_PARTS else ""
+    return f"{kind}s {', '.join(names[:_SHOWN_PARTS])}{more}: "
 
 
 def _without_parts(condition: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -84,7 +84,7 @@ def test_a_weak_key_is_left_out_and_told():
     status, _, message = of_policy(made, "Accepted")
     assert status == "True"
     assert (
-        "identity.token.issuers[0].jwksRef: keys of ConfigMap default/keys cannot be used, and tokens by them are "
+        "spec.identity.token.issuers[0].jwksRef: keys of ConfigMap default/keys cannot be used, and tokens by them are "
         "refused: keys[1] (kid old): it has 24 bits, and an RSA key has to have 2048 to 8192." in message
     ), message
 

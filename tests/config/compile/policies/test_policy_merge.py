@@ -265,7 +265,7 @@ def test_a_ca_of_dns_servers_that_is_not_there_closes_the_place():
     made = compiled(FORWARD, PLAIN, ROUTE, policy(f"dns: {section}"))
     status, reason, message = of_policy(made, "Accepted")
     assert (status, reason) == ("False", "NotEnforceable")
-    assert "dns.caCertificateRefs of EgressPolicy default/policy: ConfigMap default/gone does not exist" in message
+    assert "requests here are refused: dns.caCertificateRefs: ConfigMap default/gone does not exist" in message
     default = listener(made).default_backend
     assert default is not None
     assert default.backend is rule(made).backends[0].backend is None

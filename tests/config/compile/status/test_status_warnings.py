@@ -314,3 +314,14 @@ spec:
         ("spec.parent", 6),
         ("spec.extensions[0].config.secretRef", 17),
     }
+
+
+def test_a_policy_that_closes_listeners_is_named_at_its_field_and_they_once():
+    second = "  - {name: second, port: 3129, protocol: egressproxy.io/forward-proxy}\n"
+    issuer = "{issuer: a, audiences: [b], jwksRef: {kind: ConfigMap, name: gone}}"
+    of_listeners, of_policy = found(f"{FORWARD}{second}---\n{policy(f'identity: {{token: {{issuers: [{issuer}]}}}}')}")
+    assert of_listeners.field_path == "spec.listeners[0]"
+    assert "second: not all of it is served" in of_listeners.message
+    assert of_policy.field_path == "spec.identity.token.issuers[0].jwksRef"
+    assert of_policy.line > of_listeners.line
+    assert of_policy.message.endswith("requests here are refused: ConfigMap default/gone does not exist.")
