@@ -21,7 +21,8 @@ from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.identity.authenticators import Authenticators
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafKey
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.leaf_caches import LeafCaches
 from egressproxy.gateway.route import Route, self_service
 from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.shared_parts import SharedParts
@@ -69,8 +70,7 @@ class SnapshotBuilder:
         self.live: dict[int, list[Route]] = {}
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
         self.streams: dict[tuple[int, ...], HostMap[Route]] = {}
-        self._known_leaves = previous.leaf_caches if previous is not None else {}
-        self.leaf_caches: dict[LeafKey, LeafCache] = {}
+        self.leaf_caches = LeafCaches(previous.leaf_caches if previous is not None else None)
 
     def _called(self, name: str, callee: Callee) -> FilterCall:
         return self.parts.called(name, callee, self.metrics.filter_calls)
@@ -109,6 +109,7 @@ class SnapshotBuilder:
         for key, listeners in shared.items():
             ports[key] = yield from self.port(key, listeners)
         self.authenticators.forget_known()
+        self.leaf_caches.forget_known()
         return Snapshot(
             config.generation, ports, self.parts.connectors, self.filters, self.leaf_caches, self.authenticators
         )
@@ -217,11 +218,7 @@ class SnapshotBuilder:
         """The hosts whose tunnels are opened, each with the certificates of its CA."""
         made: HostMap[LeafCache] = HostMap()
         for spec in specs:
-            key = spec.chain_pem, spec.key_pem, spec.policy
-            found = self.leaf_caches.get(key)
-            if found is None:
-                found = self._known_leaves.get(key) or LeafCache(key, self.metrics.interceptions)
-                self.leaf_caches[key] = found
+            found = self.leaf_caches.of((spec.chain_pem, spec.key_pem, spec.policy), self.metrics.interceptions)
             for hostname in spec.hostnames:
                 made.setdefault(hostname, found)
             yield None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
@@ -15,7 +15,8 @@ from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafKey
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.leaf_caches import LeafCaches
 from egressproxy.gateway.route import Route
 from egressproxy.identity.addresses import AddressTable
 from egressproxy.identity.certificates import CertificateTable
@@ -217,7 +218,7 @@ class Snapshot:
     ports: dict[tuple[str, int], Port]
     connectors: dict[ConnectionIR, Connector]
     filters: FilterInstances
-    leaf_caches: Mapping[LeafKey, LeafCache] = field(default_factory=dict)  # by CA
+    leaf_caches: LeafCaches = field(default_factory=LeafCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from time import time
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.gateway.leaf_certificates.minter import CannotMint, MintingProcess, in_thread
+from egressproxy.gateway.leaf_certificates.minter import CannotMint, Minter, MintingProcess
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.tls_contexts import leaf_context
@@ -52,13 +52,15 @@ class LeafCache:
     """The leaves of one CA. It lives as long as that CA is in the configuration."""
 
     __slots__ = (
-        "_chain_pem", "_clock", "_contexts", "_counted", "_key_pem", "_leaves", "_of_client", "_waiting", "policy",
+        "_chain_pem", "_clock", "_contexts", "_counted", "_key_pem", "_leaves", "_minter", "_of_client", "_waiting",
+        "policy",
     )  # fmt: skip
 
-    def __init__(self, key: LeafKey, counted: Interceptions, clock: Callable[[], float] = time) -> None:
+    def __init__(self, key: LeafKey, counted: Interceptions, minter: Minter, clock: Callable[[], float] = time) -> None:
         """`clock`: seconds since the epoch."""
         self._chain_pem, self._key_pem, self.policy = key
         self._counted = counted
+        self._minter = minter
         self._clock = clock
         self._leaves: dict[str, _Kept] = {}  # oldest use first
         self._contexts: dict[str, ssl.SSLContext] = {}  # of some of them; oldest use first
@@ -101,7 +103,7 @@ class LeafCache:
             raise GatewayFault(Reason.OVERLOADED, "too many certificates are being minted", status=503, retry_after_s=1)
         self._waiting[host] = [future]
         kept = self._leaf(host)
-        made = asyncio.wrap_future(in_thread(lambda process: self._make(process, host, kept)))
+        made = asyncio.wrap_future(self._minter.do(lambda process: self._make(process, host, kept)))
         self._of_client[client] += 1
         made.add_done_callback(lambda done: self._settle(host, client, done))
         return future

@@ -1,7 +1,7 @@
 """Minter: the thread in which TLS contexts of leaves are made, and the process that it asks for certificates.
 
 Both begin with the first name and end when none was asked for a while: the libraries that sign take 11 MB, and leaves
-are kept for hours. There is one thread and one process for all CAs.
+are kept for hours. A data plane has one Minter, and so one thread and one process, for all CAs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.child import child_command, ending
 from egressproxy.protocols.tls.leaf import Leaf
 
-__all__ = ["CannotMint", "MintingProcess", "in_thread"]
+__all__ = ["CannotMint", "Minter", "MintingProcess"]
 
 T = TypeVar("T")
 
@@ -104,11 +104,12 @@ def pipe_of(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 class _MintingThread(Thread):
-    """Does one piece of work after the other, and ends when there was none for a while."""
+    """Does one piece of work after the other, and ends where none has come for a while and `may_end` says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_end: Callable[[], bool]) -> None:
         super().__init__(name="minting", daemon=True)
         self.work: SimpleQueue[Callable[[MintingProcess], None]] = SimpleQueue()
+        self._may_end = may_end
 
     def run(self) -> None:
         process = MintingProcess()
@@ -116,7 +117,7 @@ class _MintingThread(Thread):
             try:
                 work = self.work.get(timeout=IDLE_S)
             except Empty:
-                if _ends(self):
+                if self._may_end():
                     break
                 continue
             work(process)
@@ -124,34 +125,40 @@ class _MintingThread(Thread):
         process.end()
 
 
-_lock = Lock()
-_thread: _MintingThread | None = None
+class Minter:
+    """Has leaves made by its thread, which runs while there is something to make."""
 
+    __slots__ = ("_lock", "_thread")
 
-def _ends(thread: _MintingThread) -> bool:
-    """Whether nobody has given it work meanwhile: nobody can any more then."""
-    global _thread
-    with _lock:
-        if not thread.work.empty():
-            return False
-        _thread = None
-        return True
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._thread: _MintingThread | None = None
 
+    def do(self, work: Callable[[MintingProcess], T]) -> Future[T]:
+        """Have this done in the thread, which is started where there is none."""
+        done: Future[T] = Future()
 
-def in_thread(work: Callable[[MintingProcess], T]) -> Future[T]:
-    """Have this done in the thread, which is started where there is none."""
-    global _thread
-    done: Future[T] = Future()
+        def do(process: MintingProcess) -> None:
+            try:
+                done.set_result(work(process))
+            except BaseException as error:
+                done.set_exception(error)
 
-    def do(process: MintingProcess) -> None:
-        try:
-            done.set_result(work(process))
-        except BaseException as error:
-            done.set_exception(error)
+        with self._lock:
+            if self._thread is None:
+                self._thread = _MintingThread(self._may_end)
+                self._thread.start()
+            self._thread.work.put(do)
+        return done
 
-    with _lock:
-        if _thread is None:
-            _thread = _MintingThread()
-            _thread.start()
-        _thread.work.put(do)
-    return done
+    def _may_end(self) -> bool:
+        """Whether nobody has given the thread work meanwhile: nobody can any more then."""
+        with self._lock:
+            assert self._thread is not None
+            if not self._thread.work.empty():
+                return False
+            self._thread = None
+            return True
+
+    def __repr__(self) -> str:
+        return f"Minter({'idle' if self._thread is None else 'running'})"

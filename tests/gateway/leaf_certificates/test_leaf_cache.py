@@ -15,6 +15,7 @@ from egressproxy.app import SWITCH_S
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.leaf_certificates import leaf_cache
 from egressproxy.gateway.leaf_certificates.leaf_cache import RENEWED_S, LeafCache
+from egressproxy.gateway.leaf_certificates.minter import Minter
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import LEAF_S, new_ca
 from egressproxy.telemetry.interceptions import Interceptions
@@ -31,7 +32,7 @@ class Clock:
 def cache(clock: Clock | None = None, days: int = 30) -> tuple[LeafCache, Interceptions]:
     ca_pem, key = new_ca("tests", time.time(), days)
     counted = Interceptions()
-    return LeafCache((ca_pem, key, "agents/default"), counted, clock or Clock()), counted
+    return LeafCache((ca_pem, key, "agents/default"), counted, Minter(), clock or Clock()), counted
 
 
 def connected(context: ssl.SSLContext, host: str, **of_client: object) -> tuple[ssl.SSLObject, ssl.SSLObject]:
@@ -162,7 +163,7 @@ async def test_a_ca_that_has_expired_is_told_with_its_policy():
 
 
 async def test_what_is_no_ca_is_told_with_its_policy():
-    leaves = LeafCache(("x", SecretBytes(b"y"), "agents/default"), Interceptions())
+    leaves = LeafCache(("x", SecretBytes(b"y"), "agents/default"), Interceptions(), Minter())
     with pytest.raises(GatewayFault) as told:
         await leaves.context("a.example")
     assert "not PEM" in told.value.detail

@@ -10,7 +10,7 @@ from subprocess import PIPE, Popen, run
 import pytest
 
 from egressproxy.gateway.leaf_certificates import minter
-from egressproxy.gateway.leaf_certificates.minter import CannotMint, MintingProcess, in_thread
+from egressproxy.gateway.leaf_certificates.minter import CannotMint, Minter, MintingProcess
 from egressproxy.net.child import child_command
 from egressproxy.protocols.tls.minting import new_ca
 from tests.support.waiting import WAIT_S
@@ -89,14 +89,14 @@ def test_it_ends_with_who_asks_it():
 
 def test_the_thread_ends_when_there_is_nothing_to_mint_and_another_follows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(minter, "IDLE_S", 0.01)
-    monkeypatch.setattr(minter, "_thread", None)
+    made = Minter()
 
     def work(process: MintingProcess) -> tuple[threading.Thread, MintingProcess]:
         mint(process)
         return threading.current_thread(), process
 
     for _ in range(2):
-        thread, process = in_thread(work).result(WAIT_S)
+        thread, process = made.do(work).result(WAIT_S)
         thread.join(WAIT_S)
         assert process._running is None
 
