@@ -76,7 +76,7 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raises click.UsageError for an unknown verb, with the nearest one."""
         if args[0] not in _VERBS and not args[0].startswith("-"):
-            from egressproxy.cli.suggestions import did_you_mean
+            from egressproxy.model.near_names import did_you_mean
 
             hint = did_you_mean(args[0], _VERBS, f"the commands are {', '.join(_VERBS)}")
             raise click.UsageError(f"No such command '{args[0]}'; {hint}", ctx)

@@ -11,7 +11,7 @@ import click
 
 from egressproxy.cli.options import config_option
 from egressproxy.cli.problems import show_problems
-from egressproxy.cli.suggestions import did_you_mean
+from egressproxy.model.near_names import did_you_mean
 
 if TYPE_CHECKING:
     from egressproxy.filters.catalog import Catalog

@@ -13,7 +13,7 @@ import click
 from egressproxy.cli.asking import ask, lines
 from egressproxy.cli.options import admin_option
 from egressproxy.cli.rows import Rows
-from egressproxy.cli.suggestions import did_you_mean
+from egressproxy.model.near_names import did_you_mean
 
 __all__ = ["command"]
 

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from egressproxy.cli.suggestions import did_you_mean
+from egressproxy.model.near_names import did_you_mean
 
 __all__ = ["command"]
 

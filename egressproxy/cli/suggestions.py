@@ -8,19 +8,10 @@ from typing import Final
 
 from egressproxy.cli.styled_lines import printable
 
-__all__ = ["did_you_mean", "near_lines"]
+__all__ = ["near_lines"]
 
 #: Words that are shown where one is not known.
 _SHOWN: Final = 5
-
-
-def did_you_mean(word: str, known: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:
-    """A hint for an error: the known word that is most like this one (case is ignored), or `otherwise` if there is
-    none. `cutoff` is difflib's measure of likeness, from 0 to 1.
-    """
-    by_lower = {each.lower(): each for each in known}
-    near = get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
-    return f"did you mean {by_lower[near[0]]}?" if near else otherwise
 
 
 def near_lines(word: str, known: Iterable[str], nothing: str, what: str) -> str:

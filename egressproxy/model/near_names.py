@@ -9,9 +9,11 @@ __all__ = ["did_you_mean"]
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
-    """A remedy: "did you mean x?" with the nearest of the known words, or `otherwise` where none is near.
+    """A remedy: "did you mean x?" with the nearest of the known words (case is ignored), or `otherwise` where none is
+    near.
 
     `cutoff` is how alike they have to be, from 0 to 1, as for `difflib.get_close_matches`.
     """
-    near = difflib.get_close_matches(word, list(known), 1, cutoff)
-    return f"did you mean {near[0]}?" if near else otherwise
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, 1, cutoff)
+    return f"did you mean {by_lower[near[0]]}?" if near else otherwise

@@ -57,7 +57,7 @@ def _protocol(value: object) -> str:
     if len(value) <= _MAX_PROTOCOL and _VENDOR.fullmatch(value):
         return value
     possible = f"possible are {', '.join(_PROTOCOLS.values())}, and example.com/x"
-    raise RefusedValue("not a protocol", did_you_mean(value.upper(), _PROTOCOLS.values(), possible))
+    raise RefusedValue("not a protocol", did_you_mean(value, _PROTOCOLS.values(), possible))
 
 
 #: One of the known protocols in its usual spelling, or a vendor's with its prefix.
