@@ -189,7 +189,7 @@ class Client(ExchangeClock):
             else:
                 sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
                 if has_body:
-                    resources.on_complete = sink.end
+                    resources.when_complete(sink.end)
         if not has_body:
             return
         if body is not None:
@@ -227,7 +227,7 @@ class Client(ExchangeClock):
         if resources.copies is not None:
             copies, resources.copies = resources.copies, None
             copies.begin(head, sink)
-            resources.on_complete = copies.end
+            resources.when_complete(copies.end)
             sink = copies
         before, resources.leg_filter = resources.leg_filter, own
         resources.request_filter = resources.request_filter or own  # `Accounting.account` looks at that one alone

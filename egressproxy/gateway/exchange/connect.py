@@ -10,9 +10,7 @@ Source: RFC 9110 section 9.3.6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
@@ -241,14 +239,7 @@ def count_tunnel(x: Exchange, connector: Connector, target: DialTarget, resource
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
     counting = connector.counting_target(x, target)
     if counting is not None and connector.watched is not None:
-        end, before = connector.watched.count_tunnel(counting, client_of(x)), resources.on_complete
-        resources.on_complete = partial(complete_both, before, end) if before is not None else end
-
-
-def complete_both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    """One after the other."""
-    first()
-    second()
+        resources.when_complete(connector.watched.count_tunnel(counting, client_of(x)))
 
 
 async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.backends.mirror_copy import Copies
@@ -70,6 +71,11 @@ class HeldResources(HeldConnection):
         """Who the client of the exchange is, as far as that is known."""
         return self.exchange.identity if self.exchange is not None else ANONYMOUS
 
+    def when_complete(self, call: Callable[[], None]) -> None:
+        """Call this when the exchange is complete, behind what was asked for before."""
+        before = self.on_complete
+        self.on_complete = call if before is None else partial(_both, before, call)
+
     def end_filters(self) -> None:
         """Cancel the body filters that are at work."""
         filters = self.request_filter, self.leg_filter, self.response_filter
@@ -80,3 +86,8 @@ class HeldResources(HeldConnection):
 
     def __repr__(self) -> str:
         return f"HeldResources({self.route}, {self.upstream})"
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()

@@ -31,4 +31,4 @@ def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResourc
             remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
             raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
     state.add_tunnel(place, client)
-    resources.on_complete = partial(state.give_tunnel_back, place, client)
+    resources.when_complete(partial(state.give_tunnel_back, place, client))
