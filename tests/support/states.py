@@ -6,7 +6,9 @@ tests of this process: a step that is in no table fails the test in which it hap
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,7 @@ Table = dict[tuple[str, str], str]
 #: Steps that were taken and are in no table; the hook in tests/conftest.py takes them out.
 ILLEGAL: list[str] = []
 
+_ROOT = Path(__file__).parents[2]
 _HEADER = re.compile(r" +state +event +next\b")
 _STEP = re.compile(r" {4}([A-Z_]+) +(\w+) +([A-Z_]+)(?: |$)")
 
@@ -24,7 +27,8 @@ _STEP = re.compile(r" {4}([A-Z_]+) +(\w+) +([A-Z_]+)(?: |$)")
 def tables(module: ModuleType) -> list[Table]:
     """The tables in the docstring of this module, in order."""
     found: list[Table] = []
-    for line in (module.__doc__ or "").splitlines():
+    source = _ROOT / f"{module.__name__.replace('.', '/')}.py"  # a module that was compiled has no docstring
+    for line in (ast.get_docstring(ast.parse(source.read_text()), clean=False) or "").splitlines():
         if _HEADER.match(line):
             found.append({})
         elif match := _STEP.match(line):
