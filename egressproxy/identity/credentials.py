@@ -48,8 +48,12 @@ class CredentialRefused(Exception):
 class UnknownKey(CredentialRefused):
     """The issuer of a token is trusted, and the key that has signed it is not known here, or no key of it is yet."""
 
-    def __init__(self, issuer: str) -> None:
-        super().__init__("the token is signed with a key that its issuer does not have", f"issuer {issuer}")
+    def __init__(self, issuer: str, *, has_keys: bool) -> None:
+        """`has_keys`: others of its keys are known."""
+        why = "the token is signed with a key that its issuer does not have"
+        if not has_keys:
+            why = "the keys of the issuer of the token are not known here: try again, or ask who runs this gateway"
+        super().__init__(why, f"issuer {issuer}")
         self.issuer = issuer
 
 

@@ -90,7 +90,7 @@ class TokenVerifier:
             if known is not None and known.leaves_out(kid):
                 why = "the token is signed with a key that is not safe to use, or malformed"
                 raise CredentialRefused(why, f"issuer {issuer.issuer}, kid {str(kid)[:80]}")
-            raise UnknownKey(issuer.issuer)
+            raise UnknownKey(issuer.issuer, has_keys=bool(known))
         claims = self._claims_of(token, candidates, algorithm, issuer, now)
         ends = float(claims["exp"])
         return Believed(self._identity(claims, issuer), ends + self._skew_s, issuer.issuer)

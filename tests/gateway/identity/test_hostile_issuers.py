@@ -14,7 +14,7 @@ from egressproxy.filters.calls import CallAnswer, CallFailed
 from egressproxy.gateway.identity import key_source
 from egressproxy.identity.key_sets import MAX_KEY_SET_BYTES, MAX_KEYS
 from egressproxy.model.fields import Fields
-from tests.gateway.identity.test_key_source import UNKNOWN, Client, Lab
+from tests.gateway.identity.test_key_source import NO_KEYS, UNKNOWN, Client, Lab
 from tests.support.tokens import TokenIssuer
 
 FAR = {"exp": 4_000_000_000}
@@ -84,7 +84,7 @@ async def test_keys_from_before_hold_where_the_answer_cannot_be_used(lab: Lab, a
 async def test_without_keys_from_before_nobody_is_known(lab: Lab, answer: Callable[[], CallAnswer]):
     lab.call.answer = answer
     for number in range(3):
-        assert await lab.admits(lab.issuer.token(jti=str(number))) == UNKNOWN
+        assert await lab.admits(lab.issuer.token(jti=str(number))) == NO_KEYS
     assert lab.call.asked == 1, "it is not asked for each of them"
 
 
@@ -97,7 +97,7 @@ async def test_a_set_without_a_key_withdraws_all_of_them(lab: Lab, keys: list[An
     lab.call.answer = answers({"keys": keys})
     lab.clock.s += key_source.REFRESH_S + 1
     await lab.admits(lab.issuer.token(jti="asks for the keys"))
-    assert await lab.admits(token, client) == UNKNOWN
+    assert await lab.admits(token, client) == NO_KEYS
     lab.call.answer = answers(lab.issuer.jwks().encode())
     lab.clock.s += key_source.PAUSE_S
     assert await lab.admits(token, client) == "team", "they are back"
@@ -110,7 +110,7 @@ async def test_an_error_of_the_library_is_no_error_of_the_client(lab: Lab, caplo
         raise RuntimeError("what a key says")
 
     source._read = breaks
-    assert await lab.admits(lab.issuer.token()) == UNKNOWN
+    assert await lab.admits(lab.issuer.token()) == NO_KEYS
     assert "cannot be fetched: RuntimeError" in caplog.text
     assert "what a key says" not in caplog.text
 
@@ -183,7 +183,7 @@ async def test_a_fetch_that_fails_does_not_make_old_keys_younger(lab: Lab):
     for _ in range(3):
         lab.clock.s += key_source.MAX_AGE_S / 3 + 1
         last = await lab.admits(lab.issuer.token(**FAR))
-    assert last == UNKNOWN
+    assert last == NO_KEYS
 
 
 async def test_keys_that_grow_too_old_while_one_is_checked_take_nothing_from_what_is_asked_next(lab: Lab):
