@@ -89,7 +89,9 @@ def _form(checked: Mapping[str, Any] | None) -> str:
         return form
     allowed = "waits for approval" if "waits" in checked else "allowed"
     verdict = allowed if checked["allowed"] else f"denied ({checked['reason']})"
-    said = " ".join(filter(None, (checked.get("message", ""), checked.get("remedy", ""), checked.get("waits", ""))))
+    remedy = f"What helps: {checked['remedy']}." if checked.get("remedy") else ""
+    message = f"{checked['message']}." if checked.get("message") else ""
+    said = " ".join(filter(None, (message, remedy, checked.get("waits", ""))))
     kind = "wait" if "waits" in checked else "good" if checked["allowed"] else "bad"
     told = f" — {escape(said)}" if said else ""
     return (
@@ -117,7 +119,7 @@ def _limits(limits: Iterable[Mapping[str, Any]]) -> str:
             each["name"],
             each["allows"],
             f"{each['left']:,} of {each['limit']:,}",
-            _duration(each["resetSeconds"]),
+            _duration(each["resetSeconds"]) if each["resetSeconds"] else "—",
         )
         for each in limits
     ]

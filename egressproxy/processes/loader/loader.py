@@ -105,13 +105,18 @@ class Loader:
             self._is_asking = False
 
     def _warm(self) -> LoaderProcess:
-        """Raises OSError."""
+        """Raises OSError, a sentence."""
         self._cancel_quiet()
         if self._is_closed:
             raise OSError("the gateway ends")
         if self._process is None or not self._process.is_waiting():
             self._drop()
-            self._process = LoaderProcess()
+            try:
+                self._process = LoaderProcess()
+            except OSError as error:
+                place = f" ({error.filename})" if error.filename else ""
+                what = "the process that reads the configuration cannot be started"
+                raise OSError(f"{what}: {error.strerror or error}{place}") from None
         return self._process
 
     def _rest(self) -> None:

@@ -69,6 +69,13 @@ def test_a_client_reads_what_it_may_reach_and_what_is_left(converse: Start):
     assert talk.record()["route"] == "egress.internal"
 
 
+def test_the_page_says_a_denial_and_what_helps_in_sentences(converse: Start):
+    page = ask(converse(forward()).client, "/?url=http://b.example/", fields="Accept: text/html\r\n")[2].decode()
+    said = page.partition('id="verdict"')[2].partition("</p>")[0]
+    assert "b.example is not allowed by policy agents/default. What helps: add {hostnames" in said
+    assert said.endswith("to destinations.allow.")
+
+
 def test_who_is_not_known_and_what_a_mode_allows_is_said_in_words(converse: Start):
     deny = {"allow": [{"hostnames": ["a.example"]}], "deny": [{"hostnames": ["b.example"]}]}
     for mode, allow, denied, words in (

@@ -222,3 +222,16 @@ async def test_no_process_to_be_had_is_told(loader: Loader, folder: Path, monkey
         await loader.load((folder,), BIND)
     with pytest.raises(OSError, match="No such file"):
         await loader.schema()
+
+
+async def test_who_cannot_start_it_reads_what_and_which_program(
+    loader: Loader, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = folder / "python"
+    program.touch(mode=0o644)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(OSError, match=r"^the process that reads the configuration cannot be started: Permission"):
+        await loader.load((folder,), BIND)
+    program.unlink()
+    with pytest.raises(OSError, match=rf"No such file or directory \({program}\)$"):
+        await loader.load((folder,), BIND)
