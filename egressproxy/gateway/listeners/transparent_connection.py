@@ -176,8 +176,9 @@ class TransparentConnection(CountedClient):
         """It has never asked."""
 
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
-        """The answer for a client of HTTP; one of TLS gets an alert."""
+        """The answer for a client of HTTP; one of TLS gets an alert. The log tells where others were going."""
         self._error = error
+        x.authority = x.authority or self.destination
         return super().error_answer(error, x)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
@@ -215,7 +216,7 @@ def destination_of(transport: asyncio.Transport) -> Authority:
     if owner is None and is_local(ip_address(peer[0].partition("%")[0])):
         raise NotRedirected(errno.ENOTCONN, "the kernel does not tell whose connection it is")
     if owner == os.geteuid():
-        message = f"a connection of the gateway's own user (uid {owner}) was redirected to it"
+        message = f"a connection of the gateway's own user (uid {owner}) to {found} was redirected to it"
         remedy = "run the gateway as a user of its own, and except that user from the redirection (`meta skuid`)"
         raise Denied(Reason.LOOP_DETECTED, message, status=508, remedy=remedy)
     return found

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.identity.test_tokens import is_served
+from tests.gateway.identity.test_tokens import CLUSTER, bearer, is_served
 from tests.gateway.kit import GET, TlsClient, certificate, forward
 from tests.gateway.listeners.test_bound_port import terminate
+from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload, proxy, served
 from tests.protocols.test_proxy_protocol import block
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
@@ -145,6 +146,34 @@ def test_a_second_header_inside_tls_is_no_header(converse: Start):
     tls >> LINE.replace(b"192.0.2.7", b"192.0.2.8") + GET
     assert b" 400 " in tls.reads()
     assert talk.record()["client"] == "192.0.2.7:56324"
+
+
+def test_behind_a_header_the_certificate_says_who_and_the_header_from_where(converse: Start):
+    """The header comes in pieces, and with TLVs, of which one claims to be the name in a certificate."""
+    tlv = b"\x20\x00\x0d\x01\x00\x00\x00\x00\x22\x00\x05admin"
+    header = block("192.0.2.7", 56324, more=tlv)
+    talk = converse(proxy("cluster.local", **RULES))
+    talk.counts_octets = False
+    for at in range(0, len(header), 7):
+        talk.client >> header[at : at + 7]
+    tls = TlsClient(talk.client, PKI, "a.example", Workload(ROBOT)).shakes_hands()
+    record = served(talk, tls)
+    told = ("client", "namespace", "service_account", "identity_source")
+    assert [record[name] for name in told] == ["192.0.2.7:56324", "team", "robot", "certificate"]
+
+
+def test_behind_a_header_and_tls_a_token_says_who(converse: Start):
+    listener = m.forward_listener(3128, tls=terminate("front"))
+    identity = {"proxyProtocol": RULES["proxyProtocol"], "token": {"issuers": [CLUSTER.written]}}
+    objects = [m.gateway(listener), m.policy(["a.example"], identity=identity), certificate(PKI, "a.example")]
+    talk = converse([*objects, CLUSTER.config_map])
+    talk.counts_octets = False
+    talk.client >> LINE
+    tls = TlsClient(talk.client, PKI, "a.example").shakes_hands()
+    tls >> GET
+    assert b" 407 " in tls.reads()
+    record = served(talk, tls, bearer(CLUSTER.token()))
+    assert (record["client"], record["service_account"]) == ("192.0.2.7:56324", "robot")
 
 
 def test_socks_comes_behind_a_header(converse: Start):

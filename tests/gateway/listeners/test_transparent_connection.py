@@ -141,7 +141,8 @@ def test_a_malformed_clienthello_is_no_opaque_stream(converse: Start, dialled: A
     talk = converse(by_address())
     talk.client >> broken
     talk.client.is_closed()
-    assert talk.record()["reason"] == "not_tls"
+    record = talk.record()
+    assert (record["reason"], record["authority"]) == ("not_tls", f"{DIALLED}:443")
     talk.no_dial()
 
 
