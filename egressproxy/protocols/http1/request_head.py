@@ -190,7 +190,8 @@ def request_line_fault(line: bytes, limits: HeadLimits) -> Malformed:
         return Malformed(Reason.BAD_VERSION, "HTTP/0.9 is not supported", 505)
     if words[0] == b"PROXY" and len(words) == 6:
         return Malformed(
-            Reason.BAD_REQUEST_LINE, "a PROXY header of a sender that is not in identity.proxyProtocol.from"
+            Reason.BAD_REQUEST_LINE,
+            "a PROXY header of a sender that is not in identity.proxyProtocol.from, or the second of a connection",
         )
     if len(words) != 3 or not words[1]:
         return Malformed(Reason.BAD_REQUEST_LINE, "a request line is method, target and version, one space between")
