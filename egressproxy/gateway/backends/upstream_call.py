@@ -5,7 +5,7 @@ request may go again. For requests of clients, their mirrored copies, and questi
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run, run_to_end
@@ -123,7 +123,7 @@ class HeldConnection:
         return upstream
 
 
-class UpstreamCaller:
+class UpstreamCaller(Protocol):
     """Base of those that call an upstream: the driver, what is held, and what is done at each step of a call."""
 
     __slots__ = ()
@@ -134,9 +134,11 @@ class UpstreamCaller:
 
     def start_attempt(self) -> None:
         """Called when an attempt begins: start its clock."""
+        return
 
     def count_attempt(self, result: str) -> None:
         """Called when an attempt has ended; `result` is "ok" or the reason of its failure."""
+        return
 
     def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
         """Send the head of `x.request`, and start to send its body. This form sends a body that is whole."""
@@ -149,6 +151,7 @@ class UpstreamCaller:
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
         """Called for each interim response (RFC 9110 section 15.2)."""
+        return
 
 
 async def call_upstream(

@@ -7,9 +7,9 @@ exchange in progress holds and sends. How long it may take is in `clock`.
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Sequence
 from math import inf
+from typing import ClassVar, Protocol
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.body import BodyChain
@@ -39,7 +39,7 @@ from egressproxy.protocols.upstream import Upstream
 __all__ = ["Client"]
 
 
-class Client(ExchangeClock):
+class Client(ExchangeClock, Protocol):
     """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
 
     `state` is the open connections of its port, and leads to the port. `idle_s` is how long the connection may wait for
@@ -50,7 +50,7 @@ class Client(ExchangeClock):
 
     __slots__ = SLOTS_OF_PROTOCOL
 
-    may_flow = True
+    may_flow: ClassVar[bool] = True
     # of the protocol
     body_limit: int
     client: str
@@ -260,127 +260,98 @@ class Client(ExchangeClock):
 
     # --- what a protocol does --------------------------------------------------------------------------------------
     @property
-    @abstractmethod
     def is_lost(self) -> bool:
         """The client is gone."""
 
     @property
-    @abstractmethod
     def is_request_read(self) -> bool:
         """Whether the body of the current request has been read to its end."""
 
     @property
-    @abstractmethod
     def is_last(self) -> bool:
         """Whether nothing follows the current request: the client has ended its side."""
 
     @property
-    @abstractmethod
     def handler_is_pressed(self) -> bool:
         """Whether the process is short of memory: nothing is begun that may as well be left undone."""
 
     @property
-    @abstractmethod
     def request_handler(self) -> RequestHandler:
         """Who is told of requests: the conductor."""
 
     @property
-    @abstractmethod
     def handler_has_no_memory(self) -> bool:
         """Whether the process has no memory left: no body that is held may grow."""
 
     @property
-    @abstractmethod
     def unread(self) -> int:
         """Bytes that are here behind the current request."""
 
     @property
-    @abstractmethod
     def first_byte(self) -> bytes:
         """The first of the bytes that are `unread`; b"" if there is none."""
 
-    @abstractmethod
     def listen(self) -> None:
         """Resume the driver as soon as the client has said something behind its request, or its end."""
 
-    @abstractmethod
     def stop_listening(self) -> None:
         """Undo `listen`."""
 
-    @abstractmethod
     def pause_reading(self) -> None:
         """Nothing more comes of the request's body until `resume_reading`."""
 
-    @abstractmethod
     def resume_reading(self) -> None:
         """Go on where `pause_reading` has stopped."""
 
-    @abstractmethod
     def feed_from(self, feeder: Reads | None) -> None:
         """From now on this source fills us."""
 
-    @abstractmethod
     def send_request_body_to(self, sink: BodySink | None) -> None:
         """From now on the request's body goes there."""
 
-    @abstractmethod
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
     ) -> None:
         """The final head of a response to `request`, and its body; None: that follows, by `send_body`."""
 
-    @abstractmethod
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """A whole response of our own."""
 
-    @abstractmethod
     def send_interim(self, head: ResponseHead, pseudonym: bytes) -> None:
         """An interim response, or a 101."""
 
-    @abstractmethod
     def send_continue(self) -> None:
         """Ask for the request's body (RFC 9110 section 10.1.1)."""
 
-    @abstractmethod
     def send_body(self, data: bytes) -> None:
         """One piece of the response's body, never empty."""
 
-    @abstractmethod
     def end_body(self, trailers: bytes) -> None:
         """The response is whole."""
 
-    @abstractmethod
     def accept_tunnel(self) -> None:
         """Answer a CONNECT: from now on what is said is the tunnel's (RFC 9110 section 9.3.6)."""
 
-    @abstractmethod
     def send(self, data: bytes) -> None:
         """Bytes of a tunnel."""
 
-    @abstractmethod
     def detach(self) -> bytes:
         """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
 
-    @abstractmethod
     def tunnel_ended(self) -> None:
         """The tunnel that was given the transport has ended, and the transport with it."""
 
-    @abstractmethod
     def continued(self) -> None:
         """What was detached is served on, or has ended: this one has no more to do with it."""
 
-    @abstractmethod
     def enter_tunnel(self, tunnel: OpenedTunnel, limits: HeadLimits) -> None:
         """Read requests of HTTP/1 inside this tunnel."""
 
-    @abstractmethod
     def finish(self, *, close: bool) -> None:
         """The exchange is over and its last byte said."""
 
-    @abstractmethod
     def abort(self) -> None:
         """Break off: what was sent is not a whole message, and must not look like one."""
 
-    @abstractmethod
     def close_if_idle(self) -> bool:
         """Close unless an exchange is being served. Returns whether it closes."""

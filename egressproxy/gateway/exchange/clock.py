@@ -5,7 +5,7 @@ One deadline serves all of its times. When it has passed, `look_at_clock` says w
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from typing import Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.ai.heads import EVENT_STREAM
@@ -23,7 +23,7 @@ ANSWER_S = 600.0
 SLOTS_OF_PROTOCOL: tuple[str, ...] = ()
 
 
-class ExchangeClock(UpstreamCaller):
+class ExchangeClock(UpstreamCaller, Protocol):
     """Base of Client: its part that knows the time.
 
     Attributes (in seconds on the clock of `wheel`, NEVER for none; those below are set by `Client.init_exchange`):
@@ -48,12 +48,10 @@ class ExchangeClock(UpstreamCaller):
     seen_octets: int
 
     @property
-    @abstractmethod
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for what the client says behind its request: see `Client.listen`."""
 
     @property
-    @abstractmethod
     def unsent_octets(self) -> int:
         """Bytes that were said, and that the client has not taken."""
 
