@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any
 
 from tests.support.dns import DnsServer
+from tests.support.dns_connections import ConnectedNameServer
 from tests.support.http2 import Http2Server
 
 __all__ = ["HttpsNameServer"]
@@ -14,44 +14,20 @@ __all__ = ["HttpsNameServer"]
 OK = ((b":status", b"200"), (b"content-type", b"application/dns-message"))
 
 
-class HttpsNameServer:
-    """`names` answers, and counts under "https". `heads` are those of all requests; `head` is sent before each answer.
-
-    `connections` counts those that were accepted. `closes_after`: questions after which a connection is closed.
+class HttpsNameServer(ConnectedNameServer):
+    """`names` counts what it answers under "https". `heads` are those of all requests; `head` is sent before each
+    answer. `closes_after`: questions after which a connection is closed.
     """
 
     def __init__(self, names: DnsServer, context: ssl.SSLContext, *, alpn: tuple[str, ...] = ("h2",)) -> None:
         context.set_alpn_protocols(list(alpn))
-        self.names = names
+        super().__init__(names, context)
         self.head: tuple[tuple[bytes, bytes], ...] = OK
         self.body: bytes | None = None
         self.heads: list[dict[bytes, bytes]] = []
-        self.connections = 0
-        self.closes_after = 0
         self.max_streams = 100
-        self.port = 0
-        self._context = context
-        self._server: Any = None
-        self._writers: set[asyncio.StreamWriter] = set()
-
-    async def start(self, address: str = "127.0.0.1") -> HttpsNameServer:
-        self._server = await asyncio.start_server(self._serve, address, 0, ssl=self._context)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    def stop(self) -> None:
-        self._server.close()
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Close all connections."""
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self._writers.add(writer)
         h2 = Http2Server(max_streams=self.max_streams)
         served: set[int] = set()
         tasks = []
@@ -71,8 +47,6 @@ class HttpsNameServer:
                     break
         except OSError:
             pass
-        finally:
-            writer.close()
 
     async def _answer(self, h2: Http2Server, stream: int, wire: bytes, writer: asyncio.StreamWriter) -> None:
         for answer in await self.names._answers(wire, "https"):
