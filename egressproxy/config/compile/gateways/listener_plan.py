@@ -132,6 +132,9 @@ def plan_listener(
         remedy = "say which destinations are allowed in an EgressPolicy"
         short = plan.protocol.value.rpartition("/")[2]
         plan.refuse("Accepted", "UnsupportedValue", f"a {short} listener has no hostname: {remedy}")
+    if plan.protocol is ListenerProtocol.TRANSPARENT and any(address.unix for address in gateway.spec.addresses):
+        message = "nothing can be redirected to a Unix socket: put this listener into a Gateway with IP addresses alone"
+        plan.refuse("Accepted", "UnsupportedValue", message)
     _find_kinds(plan)
     _find_tls(plan, references)
     return plan

@@ -350,3 +350,13 @@ def test_one_of_several_certificates_covers_the_hostname(pki: Pki):
     refs = NAMED.replace("{name: cert}", "{name: cert}, {name: other}")
     made = compiled(gateway(refs), secret(*pair(pki, "b.example")), secret(*pair(pki, "a.example"), "other"))
     assert of_listener(made, BAD) == ("", "", "")
+
+
+def test_nothing_is_redirected_to_a_unix_socket():
+    address = 'addresses: [{type: egressproxy.io/UnixSocket, value: "unix:///run/a.sock"}]'
+    made = compiled(gateway("{name: l, port: 15001, protocol: egressproxy.io/transparent}", more=address))
+    status_, reason, message = of_listener(made, "Accepted")
+    assert (status_, reason) == ("False", "UnsupportedValue")
+    assert "nothing can be redirected to a Unix socket" in message
+    made = compiled(gateway("{name: l, port: 1080, protocol: egressproxy.io/socks5}", more=address))
+    assert of_listener(made, "Accepted")[0] == "True"
