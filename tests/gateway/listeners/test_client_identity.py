@@ -221,3 +221,23 @@ def test_a_name_that_is_not_served_is_told_so_in_place_of_a_handshake(converse: 
     talk.client << UNRECOGNIZED_NAME
     talk.client.is_closed()
     assert talk.record()["reason"] == "no_route"
+
+
+def test_no_connection_serves_two_tenants_on_a_listener_whose_neighbour_reads_certificates(asks: Any):
+    """Policies of the other listener of the port alone have certificates say who clients are, here too."""
+    listeners = [
+        m.http_listener(8443, name=name, hostname=f"{name}.example", tls=terminate("front"), protocol="HTTPS")
+        for name in ("a", "b")
+    ]
+    trusting = m.policy(name="certified", identity={"certificate": {"trustDomains": ["cluster.local"]}})
+    trusting["spec"]["targetRefs"][0]["sectionName"] = "b"
+    objects = [
+        m.gateway(*listeners), trusting, m.backend("a", "a.example", 80), m.http_route("r", m.prefix_rule("/", "a")),
+        certificate(PKI, "a.example"),
+    ]  # fmt: skip
+    talk, tls = asks(demanding(objects, PKI), Workload(ROBOT))
+    request = b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    assert who(served(talk, tls, request)) == ("team", "robot")
+    talk.client = talk.connect()
+    other = TlsClient(talk.client, PKI, "a.example", Workload(ROBOT.replace("/team/", "/other/"))).shakes_hands()
+    assert who(served(talk, other, request, is_new=True)) == ("other", "robot")

@@ -29,6 +29,8 @@ class Layer:
     `place` is how status names the target.
     `resolver` is the DNS section of a Backend object, which goes before the policies of the same layer.
     `withheld` are policies that do not hold for these clients, since they have other `subjects`; for messages.
+    `has_certificates`: a policy of one of its listeners has certificates say who clients are, and all listeners of a
+    port share what clients show.
     """
 
     level: Level
@@ -37,6 +39,7 @@ class Layer:
     policies: tuple[EgressPolicy, ...]
     resolver: Dns | None = None
     withheld: tuple[EgressPolicy, ...] = ()
+    has_certificates: bool = False
 
     @property
     def scope(self) -> str:

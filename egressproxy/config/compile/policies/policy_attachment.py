@@ -91,8 +91,10 @@ class PolicyAttachments:
             if theirs:
                 self._with_subjects[place] = theirs
             common, withheld = tuple(each for each in policies if not each.spec.subjects), tuple(theirs.values())
-            holds = policies or resolver is not None
-            self._layers[place] = (Layer(level, target, section, common, resolver, withheld),) if holds else ()
+            certified = level is Level.GATEWAY and self._reads_certificates(target)
+            holds = policies or resolver is not None or certified
+            made = Layer(level, target, section, common, resolver, withheld, certified)
+            self._layers[place] = (made,) if holds else ()
         if place in self._with_subjects:
             self._met[place] = None
             if self._holding:
@@ -281,6 +283,23 @@ class PolicyAttachments:
         """The Gateways that have a policy with `identity`, on themselves or on a listener."""
         found = ((key, policies) for (key, _), policies in self._by_target.items())
         return {key for key, policies in found if any(each.spec.identity is not None for each in policies)}
+
+    def _reads_certificates(self, gateway: Key) -> bool:
+        """Whether a policy of this Gateway, of one of its listeners or of a ListenerSet (which may be of its ports) has
+        certificates say who clients are.
+        """
+        return gateway in self._reading_certificates or any(
+            key[1] == "ListenerSet" for key in self._reading_certificates
+        )
+
+    @cached_property
+    def _reading_certificates(self) -> set[Key]:
+        """The Gateways and ListenerSets that have a policy with `identity.certificate`."""
+        return {
+            key
+            for (key, _), policies in self._by_target.items()
+            if any(each.spec.identity is not None and each.spec.identity.certificate is not None for each in policies)
+        }
 
     @cached_property
     def _parents(self) -> set[Key]:

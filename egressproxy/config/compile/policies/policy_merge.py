@@ -252,7 +252,10 @@ class Merger:
         age_s = self._traffic_winner(ordered, "connections.maxAge", attrgetter("connections.max_age"))
         requests = self._traffic_winner(ordered, "connections.maxRequests", attrgetter("connections.max_requests"))
         shared = self._traffic_winner(ordered, "connections.shareTenants", attrgetter("connections.share_tenants"))
-        knows_clients = any(policy.spec.identity is not None for layer in ordered for policy in layer.policies)
+        knows_clients = any(
+            layer.has_certificates or any(policy.spec.identity is not None for policy in layer.policies)
+            for layer in ordered
+        )
         return ConnectionsIR(age_s or 0.0, requests or 0, knows_clients and not shared)
 
     def _resilience(self, ordered: Sequence[Layer]) -> ResilienceIR:
