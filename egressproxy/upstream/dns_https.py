@@ -1,4 +1,7 @@
-"""DNS over HTTPS to one server: a connection of HTTP/2 that all questions share, and that is kept for a while.
+"""DNS over HTTPS to one server: connections of HTTP/2 that questions share, and that are kept for a while.
+
+One is enough where the server answers. A question that finds it full, or silent, goes to another one: so names that
+take the server long hold up no others.
 
 Hand-made on h2: dnspython's `https` wants httpx, and opens a connection for each question unless it is given a client.
 
@@ -11,6 +14,7 @@ Sources: RFC 8484 (POST, application/dns-message, Age), RFC 9113 (HTTP/2, sectio
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -35,9 +39,16 @@ from egressproxy.upstream.dns_server import Server, open_connection
 
 __all__ = ["DnsHttps", "HttpsFailure"]
 
+#: Connections to one server, and questions on one of them, where the server takes so many.
+MAX_CONNECTIONS = 32
+MAX_QUESTIONS = 100
+#: A connection on which no answer came for so long, while a question waited, is given no other …
+STALLED_S = 0.25
+#: Connections that are tried for one question: it goes on only where the server has answered on the one that ended.
+_MAX_TRIES = 4
 #: How long a connection without a question is kept.
 IDLE_S = 30.0
-#: A connection on which no answer came for so long, while a question waited, is not used again.
+#: … and is closed where that question is given up after so long.
 SILENCE_S = 1.0
 CONNECT_S = 5.0
 #: What a server may send (pings, settings, windows, pieces of answers) between one whole answer and the next.
@@ -79,14 +90,14 @@ class _H2(H2Connection):
 class DnsHttps:
     """Asks one server. `tls` is how it is verified."""
 
-    __slots__ = ("_authority", "_connection", "_is_retired", "_opening", "_server", "_tls")
+    __slots__ = ("_authority", "_connections", "_is_retired", "_opening", "_server", "_tls")
 
     def __init__(self, server: Server, tls: BackendTlsIR) -> None:
         shown = f"[{server.name}]" if ":" in server.name else server.name
         self._authority = shown if server.port == 443 else f"{shown}:{server.port}"
         self._server, self._tls = server, tls
         self._is_retired = False
-        self._connection: _HttpsConnection | None = None
+        self._connections: list[_HttpsConnection] = []
         self._opening: asyncio.Task[_HttpsConnection] | None = None
 
     async def ask(self, wire: bytes) -> tuple[bytes, int]:
@@ -94,47 +105,61 @@ class DnsHttps:
 
         Raises HttpsFailure, OSError, DnsTlsFailure or TimeoutError.
         """
-        kept = self._connection
-        if kept is not None and not kept.is_gone:
+        for left in reversed(range(_MAX_TRIES)):
+            connection = await self._choose()
             try:
-                return await kept.ask(wire)
+                return await connection.ask(wire)
             except HttpsFailure as error:  # the server may close a connection at any time: RFC 9113 section 9.1
-                if not error.is_of_connection:
+                if not error.is_of_connection or not connection.has_answered or not left:
                     raise
-        return await (await self._connected()).ask(wire)
+        raise AssertionError("the last try answers or raises")
 
     def close(self) -> None:
-        """Close the connection; those who wait for an answer get HttpsFailure."""
+        """Close the connections; those who wait for an answer get HttpsFailure."""
         if self._opening is not None:
             self._opening.cancel()
-        if self._connection is not None:
-            self._connection.end("the resolver is closed")
+        for connection in list(self._connections):
+            connection.end("the resolver is closed")
 
     def retire(self) -> None:
-        """Close the connection as soon as no question is on it."""
+        """Close each connection as soon as no question is on it."""
         self._is_retired = True
-        if self._connection is not None:
-            self._connection.retire()
+        for connection in list(self._connections):
+            connection.retire()
 
-    async def _connected(self) -> _HttpsConnection:
-        if self._connection is not None and not self._connection.is_gone:
-            return self._connection
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._open())
-            self._opening.add_done_callback(_retrieve)
-        return await asyncio.shield(self._opening)  # others wait for it as well
+    async def _choose(self) -> _HttpsConnection:
+        """A connection for one more question: the fullest with room, so that the others become idle; or a new one."""
+        loop = asyncio.get_running_loop()
+        while True:
+            now = loop.time()
+            free = [each for each in self._connections if each.has_room(now)]
+            if free:
+                return max(free, key=lambda each: each.asked)
+            if len(self._connections) >= MAX_CONNECTIONS:
+                return min(self._connections, key=lambda each: (each.is_stalled(now), each.asked))
+            if self._opening is None:
+                self._opening = loop.create_task(self._open())
+                self._opening.add_done_callback(_retrieve)
+            opened = await asyncio.shield(self._opening)  # others wait for it as well
+            if opened.is_gone:
+                return opened  # it says why
 
     async def _open(self) -> _HttpsConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                connection = _HttpsConnection(loop, self._authority, self._server.path)
-                connection.is_retired = self._is_retired
+                connection = _HttpsConnection(loop, self._authority, self._server.path, self._ended)
                 await open_connection(self._server, self._tls, connection)
         finally:
             self._opening = None
-        self._connection = connection
+        if not connection.is_gone:
+            connection.is_retired = self._is_retired
+            self._connections.append(connection)
         return connection
+
+    def _ended(self, connection: _HttpsConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
 
     def __repr__(self) -> str:
         return f"DnsHttps({self._authority}{self._server.path})"
@@ -149,8 +174,9 @@ def _retrieve(opening: asyncio.Task[_HttpsConnection]) -> None:
 class _HttpsConnection(asyncio.Protocol):
     """One connection of HTTP/2."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, authority: str, path: str) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, authority: str, path: str, on_end: OnEnd) -> None:
         self._loop = loop
+        self._on_end = on_end
         self._head = [
             (":method", "POST"), (":scheme", "https"), (":authority", authority), (":path", path),
             ("accept", DNS_MESSAGE), ("content-type", DNS_MESSAGE),
@@ -161,10 +187,29 @@ class _HttpsConnection(asyncio.Protocol):
         self._waiting: dict[_HttpsQuestion, None] = {}  # the oldest first
         self._answered = 0.0  # when the latest answer was whole
         self._events = 0  # since then
+        self.has_answered = False
         self._idle: asyncio.TimerHandle | None = None
         self.is_gone = False
         self.is_retired = False
         self._why = ""
+
+    @property
+    def asked(self) -> int:
+        """Questions that wait for an answer."""
+        return len(self._calls) + len(self._waiting)
+
+    def has_room(self, now: float) -> bool:
+        """Whether one more question goes out at once, and may be answered."""
+        return self.asked < max(1, self._streams) and not self.is_stalled(now)
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether a question waits for longer than the server is usually silent."""
+        oldest = next(iter(self._calls.values()), None)
+        return oldest is not None and now - max(self._answered, oldest.began) > STALLED_S
+
+    @property
+    def _streams(self) -> int:
+        return min(MAX_QUESTIONS, self._h2.remote_settings.max_concurrent_streams)
 
     def ask(self, wire: bytes) -> asyncio.Future[tuple[bytes, int]]:
         """A future of the answer and its age. It raises HttpsFailure. Cancelling it takes the question back."""
@@ -193,6 +238,7 @@ class _HttpsConnection(asyncio.Protocol):
             return
         self.is_gone, self._why = True, why
         self._stop_idling()
+        self._on_end(self)
         if self._transport is not None:
             self._transport.abort()
         for call in (*self._calls.values(), *self._waiting):
@@ -211,6 +257,7 @@ class _HttpsConnection(asyncio.Protocol):
         self._h2.local_settings = Settings(client=True, initial_values=settings)
         self._h2.initiate_connection()
         self._flush()
+        self._rest()  # who has wanted it may have left
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -229,7 +276,7 @@ class _HttpsConnection(asyncio.Protocol):
     def _send_waiting(self) -> None:
         """Send questions, as many as the server takes. Raises H2Error."""
         h2 = self._h2
-        while self._waiting and h2.open_outbound_streams < h2.remote_settings.max_concurrent_streams:
+        while self._waiting and h2.open_outbound_streams < self._streams:
             call = next(iter(self._waiting))
             size = len(call.wire)
             if size > min(h2.outbound_flow_control_window, h2.remote_settings.initial_window_size):
@@ -285,7 +332,7 @@ class _HttpsConnection(asyncio.Protocol):
             call.answer.set_exception(HttpsFailure(why))
 
     def _note_answer(self) -> None:
-        self._answered, self._events = self._loop.time(), 0
+        self._answered, self._events, self.has_answered = self._loop.time(), 0, True
 
     def _done(self, call: _HttpsQuestion) -> None:
         """A question has its answer, has failed or was given up."""
@@ -303,11 +350,14 @@ class _HttpsConnection(asyncio.Protocol):
             self._send_waiting()
         except H2Error as error:
             self.end(f"HTTP/2: {error}")
-        if not self._calls and not self._waiting and not self.is_gone:
-            if self.is_retired:
-                self.end("it was retired")
-            else:
-                self._idle = self._loop.call_later(IDLE_S, self.end, "it was idle")
+        if self.is_retired and not self._calls and not self._waiting:
+            self.end("it was retired")
+        self._rest()
+
+    def _rest(self) -> None:
+        """Without a question: close in a while."""
+        if not self._calls and not self._waiting and not self.is_gone and self._idle is None:
+            self._idle = self._loop.call_later(IDLE_S, self.end, "it was idle")
 
     def _is_closed(self, stream: int) -> bool:
         known = self._h2.streams.get(stream)
@@ -324,3 +374,7 @@ class _HttpsConnection(asyncio.Protocol):
             self._transport.write(data)
             if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
                 self.end("the server does not read")
+
+
+#: Called with a connection that has ended.
+OnEnd = Callable[[_HttpsConnection], None]

@@ -157,7 +157,8 @@ async def test_a_connection_that_ends_under_questions_fails_none_of_them(bench: 
     assert bench.server.connections == 2
 
 
-async def test_questions_beyond_the_streams_of_the_server_wait(bench: Bench):
+async def test_questions_beyond_the_streams_of_the_server_wait(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dns_https, "MAX_CONNECTIONS", 1)
     bench.server.max_streams = 2
     await bench.ask()  # the settings are known
     gate = bench.server.names.zone["a.test"].gate = asyncio.Event()
@@ -185,8 +186,7 @@ async def test_a_silent_connection_is_not_used_again(bench: Bench, monkeypatch: 
 async def test_an_idle_connection_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dns_https, "IDLE_S", 0.01)
     await bench.ask()
-    (connection,) = (each._connection for each in bench.client._https.values())
-    assert connection is not None
+    ((connection,),) = (each._connections for each in bench.client._https.values())
     await until(lambda: connection.is_gone)
     await bench.ask()
     assert bench.server.connections == 2
@@ -238,12 +238,50 @@ async def test_a_retired_connection_closes_behind_its_questions(bench: Bench):
     asked = asyncio.create_task(bench.ask())
     await until(lambda: len(bench.server.heads) == 2)
     (https,) = bench.client._https.values()
-    assert https._connection is not None
+    (connection,) = https._connections
     bench.client.retire()
-    assert not https._connection.is_gone
+    assert not connection.is_gone
     gate.set()
     assert (await asked).addresses == (ADDRESS,)
-    await until(lambda: https._connection is None or https._connection.is_gone)
+    await until(lambda: connection.is_gone)
     assert (await bench.ask()).addresses == (ADDRESS,)
-    await until(lambda: https._connection is None or https._connection.is_gone)
+    await until(lambda: not https._connections)
     assert bench.server.connections == 2
+
+
+async def test_names_that_take_the_server_long_hold_up_no_others(bench: Bench):
+    bench.server.names.zone["slow.test"] = Rule(silent=True)
+    bench.server.max_streams = 4
+    await bench.ask()
+    slow = [asyncio.create_task(bench.ask("slow.test")) for _ in range(10)]
+    await until(lambda: len(bench.server.heads) >= 11)
+    assert (await bench.ask()).addresses == (ADDRESS,)
+    assert not any(task.done() for task in slow)
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
+    assert 3 <= bench.server.connections <= 5
+
+
+async def test_a_server_that_takes_no_question_at_all_gets_few_connections(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dns_https, "MAX_CONNECTIONS", 3)
+    bench.server.max_streams = 0
+    asked = [asyncio.create_task(bench.ask(timeout_s=0.3)) for _ in range(20)]
+    await asyncio.wait(asked)
+    assert all(isinstance(task.exception(), DnsFailure) for task in asked)
+    assert bench.server.connections <= 3
+
+
+async def test_a_connection_whose_question_was_given_up_before_it_was_there_is_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dns_https, "IDLE_S", 0.01)
+    asked = asyncio.create_task(bench.ask())
+    await until(lambda: bench.client._https)
+    (https,) = bench.client._https.values()
+    await until(lambda: https._opening)
+    asked.cancel()
+    await until(lambda: bench.server.connections == 1 and not https._opening)
+    await until(lambda: not https._connections)

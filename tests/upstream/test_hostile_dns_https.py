@@ -59,9 +59,10 @@ class Bench:
 
     @property
     def connection(self) -> dns_https._HttpsConnection:
+        """The last one."""
         (https,) = self.client._https.values()
-        assert https._connection is not None
-        return https._connection
+        assert https._connections
+        return https._connections[-1]
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +185,10 @@ async def test_a_server_that_does_not_read_what_it_makes_us_say_is_left(bench: B
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         frames = b"".join(b"\0\0\x08\x06\0\0\0\0\0" + bytes(8) for _ in range(1000))
 
+        connection = bench.connection
+
         async def go_on() -> None:
-            while not bench.connection.is_gone:
+            while not connection.is_gone:
                 writer.write(frames)
                 await writer.drain()
                 await asyncio.sleep(0)
@@ -198,32 +201,40 @@ async def test_a_server_that_does_not_read_what_it_makes_us_say_is_left(bench: B
     await stopped.wait()
 
 
-async def test_questions_that_a_server_takes_none_of_leave_nothing_behind(bench: Bench):
+async def test_questions_that_a_server_takes_none_of_leave_nothing_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dns_https, "MAX_CONNECTIONS", 1)
     bench.server.max_streams = 1
     await bench.ask()
     bench.server.deed = lambda _h2, _stream, _writer: None
     asked = [asyncio.create_task(bench.ask()) for _ in range(50)]
     await until(lambda: len(bench.connection._waiting) == 49)
-    (asking,) = bench.connection._calls.values()
-    for each in list(bench.connection._waiting):
+    connection = bench.connection
+    (asking,) = connection._calls.values()
+    for each in list(connection._waiting):
         each.answer.cancel()
-    await until(lambda: not bench.connection._waiting)
-    assert list(bench.connection._calls.values()) == [asking]
+    await until(lambda: not connection._waiting)
+    assert list(connection._calls.values()) == [asking]
     for task in asked:
         task.cancel()
     await asyncio.wait(asked)
 
 
-async def test_a_retired_connection_closes_though_a_question_that_was_given_up_had_waited(bench: Bench):
+async def test_a_retired_connection_closes_though_a_question_that_was_given_up_had_waited(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dns_https, "MAX_CONNECTIONS", 1)
     bench.server.max_streams = 1
     await bench.ask()
     bench.server.deed = lambda _h2, _stream, _writer: None
     asked = [asyncio.create_task(bench.ask()) for _ in range(2)]
     await until(lambda: len(bench.connection._waiting) == 1)
+    connection = bench.connection
     bench.client.retire()
-    for question in [*bench.connection._waiting, *bench.connection._calls.values()]:
+    for question in [*connection._waiting, *connection._calls.values()]:
         question.answer.cancel()
-    await until(lambda: bench.connection.is_gone)
+    await until(lambda: connection.is_gone)
     for task in asked:
         task.cancel()
     await asyncio.wait(asked)
