@@ -13,8 +13,10 @@ ID = "spiffe://cluster.local/ns/team/sa/robot"
 def test_a_workload_of_a_trust_domain_is_known():
     known = CallerIdentity("team", "robot", name=ID, source="certificate")
     assert workload([ID], ("cluster.local", "other.test")) == known
-    assert workload([ID], ("other.test", "cluster.local")) == known._replace(namespace="team@cluster.local")
-    assert workload(["spiffe://a_b/ns/n/sa/a.b-c"], ("a_b",))[:2] == ("n", "a.b-c")
+    assert workload([ID], ("other.test", "cluster.local")) == known.replace(namespace="team@cluster.local")
+    found = workload(["spiffe://a_b/ns/n/sa/a.b-c"], ("a_b",))
+    assert found is not None
+    assert (found.namespace, found.service_account) == ("n", "a.b-c")
 
 
 @pytest.mark.parametrize(
