@@ -196,7 +196,7 @@ def test_a_published_rate_holds_over_workers_and_reloads(dns: NameServer, pki: P
         assert b"retry-after: " in head.lower()
         error = json.loads(body)["error"]
         assert (error["reason"], error["rule"]) == ("request_rate", "Backend agents/slow")
-        assert "more than 4 requests in 3600 s" in error["message"]
+        assert "more than 4 requests in an hour" in error["message"]
         assert gateway.wait_for_record(status=429)["reason"] == "request_rate"
         gateway.wait_for_metric("egress_denied_total", 3)
         assert gateway.metric("egress_denied_total", reason="request_rate") == 3

@@ -22,7 +22,7 @@ from egressproxy.filters.limits.one_bucket import RequestBucket
 from egressproxy.filters.limits.qos_config import MAX_KEYS, LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seconds
 from egressproxy.filters.limits.rules import NEVER, Later, QuotaRule, Take
-from egressproxy.filters.limits.windows import CALENDAR, window_of
+from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
 
@@ -343,6 +343,6 @@ def _allows(entry: LimitEntry) -> str:
     elif entry.unit in CALENDAR:
         span = f"in a {entry.unit.lower()}"
     else:
-        span = f"in {window_of(entry.limit, entry.unit, entry.window).length_s:g} s"
+        span = f"in {span_text(window_of(entry.limit, entry.unit, entry.window).length_s)}"
     whose = f" for each {' and '.join(entry.per)}" if entry.per else ""
     return f"{number} {what} {span}{whose}"

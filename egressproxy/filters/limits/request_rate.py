@@ -16,6 +16,7 @@ from typing import Annotated
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, LimitState
+from egressproxy.filters.limits.windows import span_text
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
@@ -105,7 +106,7 @@ def request_rate_limit(context: FilterContext) -> RequestRateLimit:
 
 def _rate(config: RequestRateLimitConfig) -> str:
     """What was exceeded; with the burst if it is another number, because a fast client reaches it first."""
-    rate = f"more than {requests_text(config.limit)} in {config.window:g} s"
+    rate = f"more than {requests_text(config.limit)} in {span_text(config.window)}"
     if config.burst in (0, config.limit):
         return rate
     if config.burst < config.limit:

@@ -15,13 +15,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-__all__ = ["CALENDAR", "SECONDS", "CalendarWindow", "TokenBucket", "Window", "window_of"]
+__all__ = ["CALENDAR", "SECONDS", "CalendarWindow", "TokenBucket", "Window", "span_text", "window_of"]
 
 #: The units of a limit that are token buckets, in seconds, and those of the calendar, in nominal seconds.
 SECONDS: Final = {"Second": 1.0, "Minute": 60.0, "Hour": 3600.0}
 CALENDAR: Final = {"Day": 86400.0, "Month": 30 * 86400.0}
+#: Lengths that have a name.
+_SPANS: Final = {1.0: "a second", 60.0: "a minute", 3600.0: "an hour"}
 #: Rounding in sums of intervals.
 _ROUNDING: Final = 1e-6
+
+
+def span_text(length_s: float) -> str:
+    """ "a minute" or "90 s", for messages."""
+    return _SPANS.get(length_s, f"{length_s:g} s")
 
 
 class Window(Protocol):

@@ -40,7 +40,7 @@ def test_each_identity_has_a_count_of_its_own():
         ask(made, identity=who), ask(made, identity=who)
         error = refused(made, identity=who)
         assert (error.status, error.reason, error.rule) == (429, Reason.REQUEST_RATE, "EgressPolicy a/p")
-        assert error.message == "more than 2 requests in 3600 s for each Identity"
+        assert error.message == "more than 2 requests in an hour for each Identity"
         assert 1700 < error.retry_after_s <= 1800
 
 
@@ -218,6 +218,6 @@ def test_what_is_left_is_explained_for_each_key_and_nothing_is_taken():
     for _ in range(2):
         hour, concurrency = made.explain(exchange("GET", "https://a.example/"))
         assert (hour.name, hour.limit, round(hour.left), round(hour.reset_s)) == ("h", 10, 8, 720)
-        assert hour.allows == "10 requests in 3600 s for each Identity"
+        assert hour.allows == "10 requests in an hour for each Identity"
         assert (concurrency.left, concurrency.allows) == (1, "3 requests at once for each Identity")
     assert made.explain(exchange("GET", "https://a.example/", identity="a/b"))[0].left == pytest.approx(10)

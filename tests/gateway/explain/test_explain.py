@@ -161,7 +161,7 @@ def test_limits_are_shown_with_what_is_left_for_this_client():
             {"name": "requests-day-identity", "allows": "5 requests in a day for each Identity", "limit": 5, "left": 5}
         ],
         "limits.requests[1]": [
-            {"name": "limits.requests[1]", "allows": "9 requests in 60 s", "limit": 9, "left": 9, "resetSeconds": 0}
+            {"name": "limits.requests[1]", "allows": "9 requests in a minute", "limit": 9, "left": 9, "resetSeconds": 0}
         ],
         "limits.concurrency[0]": [
             {"name": "limits.concurrency[0]", "allows": "3 requests at once", "limit": 3, "left": 3, "resetSeconds": 0}

@@ -223,6 +223,20 @@ def test_a_route_serves_redirected_requests(converse: Start, dialled: Any):
 
 
 # --- everything else -----------------------------------------------------------------------------------------------
+def test_who_is_redirected_may_ask_the_gateway_by_its_name(converse: Start, dialled: Any):
+    for host, where in ((b"egress.internal", f"{DIALLED}:80"), (b"EGRESS.internal.", f"{DIALLED}:8080")):
+        dialled(where)
+        talk = converse(transparent())
+        talk.client >> b"GET /check?url=http://b.example/ HTTP/1.1\r\nHost: " + host + b"\r\n\r\n"
+        talk.client.take(rb'HTTP/1.1 200 OK\r\n.*?\r\n\r\n\{"url": "http://b.example/", "allowed": false, .*\}')
+        talk.no_dial()
+    dialled(f"{DIALLED}:443")
+    talk = converse(transparent())
+    talk.client >> client_hello("egress.internal")
+    talk.client << ACCESS_DENIED
+    talk.no_dial()
+
+
 def test_what_is_neither_goes_to_the_address(converse: Start, dialled: Any):
     dialled(f"{DIALLED}:5432")
     talk = converse(by_address())
