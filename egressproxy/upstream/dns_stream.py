@@ -29,6 +29,8 @@ MAX_CONNECTIONS: Final = 64
 MAX_QUESTIONS: Final = 64
 #: Questions that were given up and may still be answered on a connection: beyond them it takes no more.
 MAX_GIVEN_UP: Final = 1024
+#: Messages to which no question belongs, from one answer to the next: beyond them the connection ends.
+MAX_STRAYS: Final = 64
 #: Ids that are tried for one question on a connection with others.
 _MAX_IDS: Final = 64
 #: How long a connection without a question is kept.
@@ -127,6 +129,7 @@ class _StreamConnection(asyncio.Protocol):
         self._given_up: set[int] = set()  # ids that an answer may still come for
         self._buffer = bytearray()
         self._heard = 0.0  # when the latest answer was whole
+        self._strays = 0  # since then
         self._idle: asyncio.TimerHandle | None = None
         self._is_retired = False
         self._is_gone = False
@@ -243,9 +246,13 @@ class _StreamConnection(asyncio.Protocol):
     def _take(self, number: int, message: bytes) -> None:
         call = self._calls.get(number)
         if call is not None or number in self._given_up:
-            self._heard = self._loop.time()
+            self._heard, self._strays = self._loop.time(), 0
+        else:
+            self._strays += 1
         if call is None:
             self._given_up.discard(number)  # it comes too late
+            if self._strays > MAX_STRAYS:
+                self.end("the server sends what nobody has asked for")
             return
         message = call.question.wire[:2] + message[2:]
         if not is_reply(message, call.question):

@@ -292,3 +292,17 @@ async def test_bytes_that_become_no_answer_count_as_silence(monkeypatch: pytest.
         assert accepted >= asked
         await until(lambda: not any(stream._connections for stream in client._streams.values()))
     server.close()
+
+
+async def test_a_server_that_sends_what_nobody_has_asked_for_is_left():
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = int.from_bytes(await reader.readexactly(2), "big")
+        number = (int.from_bytes((await reader.readexactly(size))[:2], "big") + 1) % 65536
+        writer.write((b"\x00\x0c" + number.to_bytes(2, "big") + bytes(10)) * (dns_stream.MAX_STRAYS + 1))
+
+    server = await asyncio.start_server(flood, "127.0.0.1", 0)
+    client = DnsClient()
+    servers = [parse_server(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "tcp")]
+    with pytest.raises(DnsFailure, match="nobody has asked for"):
+        await client.ask(servers, dns.name.from_text("a.test"), dns.rdatatype.A, WAIT_S)
+    server.close()
