@@ -166,11 +166,13 @@ class BidirectionalCall(UpstreamCaller):
             self._life.cancel()
 
     # --- for the call ------------------------------------------------------------------------------------------------
-    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
+    def send_request(
+        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
         """Send the head, and what was sent so far; again on another connection."""
         if self._kept is None:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "too much was sent to be sent again")
-        super().send_request(x, upstream, None)
+        super().send_request(x, upstream, None, pseudonym)
         self._upstream = upstream
         self._is_blocked = False
         upstream.feed_from(_Feeder(self))
@@ -208,7 +210,7 @@ class BidirectionalCall(UpstreamCaller):
         try:
             await passed(chain.request_headers, inner)
             target = connector.target(inner)
-            upstream = await call_upstream(self, inner, connector, target, chain, b"", Repeat.ALWAYS)
+            upstream = await call_upstream(self, held, inner, connector, target, chain, b"", Repeat.ALWAYS)
             if isinstance(upstream, LocalResponse):
                 raise answered_in_its_place()
             self._kept = None

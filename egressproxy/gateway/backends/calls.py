@@ -177,7 +177,9 @@ async def converse(driver: Driver, inner: Exchange, connector: Connector, chain:
     await passed(chain.request_headers, inner)
     target = connector.target(inner)
     try:
-        upstream = await call_upstream(caller, inner, connector, target, chain, body or None, Repeat.ALWAYS)
+        upstream = await call_upstream(
+            caller, caller.resources, inner, connector, target, chain, body or None, Repeat.ALWAYS
+        )
         if isinstance(upstream, LocalResponse):
             raise answered_in_its_place()
         response = inner.response

@@ -239,7 +239,9 @@ class Copy(UpstreamCaller):
         if await run_to_end(mirror.limits, x) is not None:
             raise _Dropped  # a filter has answered
         connector = mirror.connector
-        upstream = await call_upstream(self, x, connector, connector.target(x), mirror.chain, None, Repeat.IF_STALE)
+        upstream = await call_upstream(
+            self, self.resources, x, connector, connector.target(x), mirror.chain, None, Repeat.IF_STALE
+        )
         if isinstance(upstream, LocalResponse):
             raise _Dropped
         if not upstream.has_ended:
@@ -252,9 +254,11 @@ class Copy(UpstreamCaller):
         if x.response.status == 407 and via is not None and via.behind is not None:
             raise refused_credentials(via.behind)
 
-    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
+    def send_request(
+        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
         """Send the head, and the part of the body that is here; the rest follows as it comes."""
-        UpstreamCaller.send_request(self, x, upstream, body)  # a dataclass with slots has no plain super()
+        UpstreamCaller.send_request(self, x, upstream, body, pseudonym)  # a dataclass with slots has no plain super()
         if x.request.body != 0:
             self._upstream = upstream
             upstream.feed_from(self)

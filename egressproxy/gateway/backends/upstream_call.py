@@ -124,13 +124,12 @@ class HeldConnection:
 
 
 class UpstreamCaller(Protocol):
-    """Base of those that call an upstream: the driver, what is held, and what is done at each step of a call."""
+    """Base of those that call an upstream: the driver, and what is done at each step of a call."""
 
     __slots__ = ()
 
     may_flow: ClassVar[bool] = False  # `send_request` sends bodies through `flowing_leg`
     driver: Driver
-    resources: HeldConnection
 
     def start_attempt(self) -> None:
         """Called when an attempt begins: start its clock."""
@@ -140,11 +139,14 @@ class UpstreamCaller(Protocol):
         """Called when an attempt has ended; `result` is "ok" or the reason of its failure."""
         return
 
-    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
-        """Send the head of `x.request`, and start to send its body. This form sends a body that is whole."""
-        assert self.resources.connector is not None
+    def send_request(
+        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
+        """Send the head of `x.request`, and start to send its body; `pseudonym` is our name in Via. This form sends a
+        body that is whole.
+        """
         upstream.begin(self.driver, x.request)
-        upstream.send_head(x.request, x.upstream_host, self.resources.connector.network.pseudonym)
+        upstream.send_head(x.request, x.upstream_host, pseudonym)
         if isinstance(body, bytes):
             upstream.send_body(body)
             upstream.end_body(b"")
@@ -156,6 +158,7 @@ class UpstreamCaller(Protocol):
 
 async def call_upstream(
     caller: UpstreamCaller,
+    held: HeldConnection,
     x: Exchange,
     connector: Connector,
     target: Target,
@@ -165,10 +168,10 @@ async def call_upstream(
 ) -> Upstream | LocalResponse:
     """Send `x.request` to a target of this connector, until `x.response` is there: its final head.
 
-    Returns the connection, which the caller holds and has to release; or the response of a backend-request filter,
+    Returns the connection, which is in `held` and has to be released; or the response of a backend-request filter,
     and nothing is held. Raises GatewayError; one with RetrySafety.IF_REUSED says that an idle connection had died.
     """
-    head, held = x.request, caller.resources
+    head = x.request
     block, path, host = head.fields.block, head.path, x.upstream_host
     while True:
         x.attempts += 1
@@ -214,9 +217,9 @@ async def call_upstream(
                     held.release(reusable=not upstream.is_last)
                     return answer
             if via.behind is None:
-                caller.send_request(x, upstream, body)
+                caller.send_request(x, upstream, body, via.network.pseudonym)
             else:
-                send_to_parent(caller, x, upstream, body, via, target)
+                send_to_parent(caller, held, x, upstream, body, via, target)
             response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
             while response is None:
                 await PAUSE
@@ -301,6 +304,7 @@ def may_repeat(
 
 def send_to_parent(
     caller: UpstreamCaller,
+    held: HeldConnection,
     x: Exchange,
     upstream: Upstream,
     body: bytes | ReplayableBody | None,
@@ -314,7 +318,7 @@ def send_to_parent(
     """
     if target.watch is not None:
         target.watch.admit(target)
-        caller.resources.connector = CountedWay(parent, target, client_of(x))
+        held.connector = CountedWay(parent, target, client_of(x))
     fields = x.request.fields
     block = fields.block
     x.upstream_host = target.host_field
@@ -325,7 +329,7 @@ def send_to_parent(
         authority = Authority(target.host, target.port).text
         fields.block += identity_line(parent.behind, x, x.request.method, authority, is_of_client=True)
     try:
-        caller.send_request(x, upstream, body)
+        caller.send_request(x, upstream, body, parent.network.pseudonym)
     finally:
         fields.block = block
 

@@ -222,7 +222,9 @@ class Attempts:
         ai, body = self._ai, self._body or collected
         if ai is not None and ai.body is not None:  # what was made of it for its provider
             body = ai.body or collected
-        found = await call_upstream(self._client, x, connector, target, backend.chain, body, self._repeat)
+        found = await call_upstream(
+            self._client, self._client.resources, x, connector, target, backend.chain, body, self._repeat
+        )
         return await filtered_answer(self._client.resources, x, backend.chain, found)
 
     async def _is_final(self, upstream: Upstream) -> bool:

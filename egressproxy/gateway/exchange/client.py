@@ -146,7 +146,9 @@ class Client(ExchangeClock, Protocol):
         """An attempt has ended; `result` is "ok" or the reason of its failure."""
         self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
 
-    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
+    def send_request(
+        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
         head, resources = x.request, self.resources
         chain = None
@@ -155,7 +157,7 @@ class Client(ExchangeClock, Protocol):
                 head.body = len(body)
                 if body and resources.copies is None:
                     upstream.begin(self.driver, head)
-                    upstream.send_whole(head, x.upstream_host, resources.connector.network.pseudonym, body)  # type: ignore[union-attr]
+                    upstream.send_whole(head, x.upstream_host, pseudonym, body)
                     return
             else:
                 assert resources.backend is not None
@@ -163,7 +165,7 @@ class Client(ExchangeClock, Protocol):
                 body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_leg_trailers)
                 leg = flowing_leg(x, of_backend)
                 if leg is not None:
-                    self._send_through_leg(x, upstream, leg, None, body)
+                    self._send_through_leg(x, upstream, leg, None, body, pseudonym)
                     return
                 head.body = body.length
         elif head.body != 0 and resources.route is not None and resources.route.filters_request:
@@ -171,13 +173,13 @@ class Client(ExchangeClock, Protocol):
             chain = resources.request_chain if resources.route.chain.request_body is not None else None
             leg = flowing_leg(x, resources.backend.chain)
             if leg is not None:
-                self._send_through_leg(x, upstream, leg, chain, None)
+                self._send_through_leg(x, upstream, leg, chain, None, pseudonym)
                 return
             if chain is not None and not chain.keeps_length:
                 head.body = CHUNKED
         has_body = head.body != 0
         upstream.begin(self.driver, head)
-        upstream.send_head(head, x.upstream_host, resources.connector.network.pseudonym)  # type: ignore[union-attr]
+        upstream.send_head(head, x.upstream_host, pseudonym)
         sink: BodySink = upstream
         if resources.copies is not None:
             assert resources.backend is not None
@@ -208,7 +210,13 @@ class Client(ExchangeClock, Protocol):
             self.send_request_body_to(body_filter)
 
     def _send_through_leg(
-        self, x: Exchange, upstream: Upstream, leg: BodyChain, chain: BodyChain | None, body: ReplayableBody | None
+        self,
+        x: Exchange,
+        upstream: Upstream,
+        leg: BodyChain,
+        chain: BodyChain | None,
+        body: ReplayableBody | None,
+        pseudonym: bytes,
     ) -> None:
         """As `send_request`, of a body that flows through the body filters of the backend: those of this attempt alone.
 
@@ -220,7 +228,7 @@ class Client(ExchangeClock, Protocol):
         elif body is not None:
             head.body = body.length
         upstream.begin(self.driver, head)
-        upstream.send_head(head, x.upstream_host, resources.connector.network.pseudonym)  # type: ignore[union-attr]
+        upstream.send_head(head, x.upstream_host, pseudonym)
         own = BodyFilter(x, leg, upstream, self, self)
         upstream.feed_from(own)
         sink: BodySink = own if body is None else body

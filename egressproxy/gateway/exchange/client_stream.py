@@ -195,7 +195,9 @@ class CallStream(ClientStream):
             request_s = min(request_s, on_wheel) if request_s > 0 else on_wheel
         super().start_clock(request_s, idle_s)
 
-    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
+    def send_request(
+        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
         """As of Client. The backend is told what is left of the time: its clock starts when it hears of it."""
         call = self.call
         call.exchange = x
@@ -203,7 +205,7 @@ class CallStream(ClientStream):
         if call.ends_at != NEVER and b"grpc-timeout" in fields:
             ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
             fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
-        super().send_request(x, upstream, body)
+        super().send_request(x, upstream, body, pseudonym)
 
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool

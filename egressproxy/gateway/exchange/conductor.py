@@ -179,7 +179,7 @@ class Conductor:
                 chain = backend.chain
                 connector: Connector = backend.connector  # type: ignore[assignment]  # `choose` gives none without
                 found: Answer | LocalResponse = await call_upstream(
-                    client, x, connector, connector.target(x), chain, body, _IF_STALE
+                    client, resources, x, connector, connector.target(x), chain, body, _IF_STALE
                 )
             else:
                 found = await reach_with_retries(route.retries, x, client, route, body)

@@ -137,7 +137,9 @@ class HedgedAttempt(UpstreamCaller):
         connector = self.backend.connector
         assert connector is not None
         try:
-            found = await call_upstream(self, self.x, connector, self.target, self.backend.chain, self._body, repeat)
+            found = await call_upstream(
+                self, self.resources, self.x, connector, self.target, self.backend.chain, self._body, repeat
+            )
             found = await filtered_answer(self.resources, self.x, self.backend.chain, found)
             if self.first_byte_s and not isinstance(found, LocalResponse):
                 await found.first_byte()
@@ -180,9 +182,10 @@ class HedgedAttempt(UpstreamCaller):
         """See UpstreamCaller."""
         self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
 
-    def send_request(self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None) -> None:
+    def send_request(
+        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
         """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
-        assert self.resources.connector is not None
         trailers = b""
         if isinstance(body, ReplayableBody):
             of_backend = self.backend.chain
@@ -192,7 +195,7 @@ class HedgedAttempt(UpstreamCaller):
         if body is not None:
             x.request.body = CHUNKED if trailers else len(body)
         upstream.begin(self.driver, x.request)
-        upstream.send_head(x.request, x.upstream_host, self.resources.connector.network.pseudonym)
+        upstream.send_head(x.request, x.upstream_host, pseudonym)
         sink: BodySink = upstream
         resources = self._client.resources
         if resources.copies is not None:
