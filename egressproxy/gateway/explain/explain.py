@@ -117,6 +117,8 @@ def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | 
     x, listener, route = decided.x, decided.listener, decided.route
     if x.is_tunnel:
         return _tunnel_route(decided), None
+    if route is not None and route.kind == SELF_SERVICE:
+        return {"name": "-", "why": "the gateway answers this itself: what this client may reach"}, None
     matches = _matches(decided)
     if not matches:
         return (None if route is None else {"name": "-", "why": "no route matches: policy decides"}), None

@@ -76,7 +76,7 @@ def open_forward(*allow: str, **sections: Any) -> list[Manifest]:
 
 
 def test_a_request_that_no_rule_of_its_host_fits_is_told_of_the_route():
-    said = "HTTPRoute agents/api serves requests for api.example, and no rule of it"
+    said = "HTTPRoute agents/api serves requests for api.example, and no rule of it fits this one"
     for url, is_told in (
         ("https://api.example/v2", True),
         ("https://c.example/", False),
@@ -84,6 +84,12 @@ def test_a_request_that_no_rule_of_its_host_fits_is_told_of_the_route():
     ):
         found = ask(routed(destinations={"allow": []}), "GET", url)
         assert any(said in each for each in found["notes"]) is is_told, (url, found)
+
+
+def test_the_name_of_the_gateway_itself_is_answered_by_it():
+    found = ask(open_forward("b.example"), "GET", "http://egress.internal/access")
+    assert found["verdict"] == "allowed"
+    assert found["route"] == {"name": "-", "why": "the gateway answers this itself: what this client may reach"}
 
 
 # --- for whom --------------------------------------------------------------------------------------------------------
