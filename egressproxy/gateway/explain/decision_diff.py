@@ -52,6 +52,8 @@ JUDGED = frozenset(
         Reason.NOT_TLS,
     )
 )
+#: How a client ends that has asked for nothing yet. Of a redirected one it is known which address it has dialled.
+UNASKED = frozenset(reason.value for reason in (Reason.NOT_TLS, Reason.CLIENT_TIMEOUT))
 NO_LISTENER = "no_listener"
 FILTER_PHASES = (*REQUEST_PHASES, *BACKEND_PHASES)
 
@@ -261,8 +263,8 @@ def _decided(snapshot: Snapshot, decision: RecentDecision) -> Decision | None:
 
 
 def question_of(decision: RecentDecision) -> HypotheticalRequest | None:
-    """The request of a recent decision, without its headers; None where it named no destination."""
-    if decision.authority == "-":
+    """The request of a recent decision, without its headers; None where it named no destination, or asked for none."""
+    if decision.authority == "-" or (decision.method == "-" and decision.reason in UNASKED):
         return None
     method, url = decision.method, f"{decision.scheme}://{decision.authority}{decision.path}"
     if method in ("-", "CONNECT"):

@@ -178,7 +178,8 @@ class TransparentConnection(CountedClient):
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
         """The answer for a client of HTTP; one of TLS gets an alert. The log tells where others were going."""
         self._error = error
-        x.authority = x.authority or self.destination
+        if self.tunnel is None:
+            x.authority = x.authority or self.destination
         return super().error_answer(error, x)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:

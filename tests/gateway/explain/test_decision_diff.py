@@ -88,6 +88,13 @@ def test_a_stream_that_is_opened_no_more_lets_out_what_was_denied_inside():
     assert flip.opens
 
 
+@pytest.mark.parametrize("reason", ["not_tls", "client_timeout"])
+def test_a_client_that_was_refused_before_it_asked_for_anything_is_not_decided_about(reason: str):
+    """Of a redirected one the log has the address that it dialled."""
+    unasked = decision("-", "93.184.216.34:443", reason)
+    assert ask(None, opened("b.example"), unasked) == []
+
+
 def test_tls_that_was_refused_in_a_tunnel_to_port_80_opens_with_a_tls_route():
     """HTTP could go there all the time, so that the CONNECT itself was never refused."""
     rule = m.prefix_rule("/", "a")
