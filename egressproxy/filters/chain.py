@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
+from egressproxy.filters.added_filters import decodable_answers, original_head
+from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.body_plan import BodyPlan
-from egressproxy.filters.content_coding import ask_for_readable
 from egressproxy.filters.filter_step import (
     MisplacedFilter,
     PlacedFilter,
@@ -47,32 +47,8 @@ __all__ = [
     "run_to_end",
 ]
 
-#: Before what signs the request.
-_ASKING = ExtensionIR("content-coding", "egressproxy.io/ContentCoding:v1", Phase.BACKEND_REQUEST.value, -(10**9))
-#: Before every filter of the client's head.
-_KEEPING = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
 _BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 _OF_A_BACKEND = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
-
-
-class DecodableAnswers(Filter):
-    """The gateway's own, where body filters of responses want content codings undone."""
-
-    runs_in = frozenset((Phase.BACKEND_REQUEST,))
-
-    def backend_request(self, x: Exchange) -> None:
-        """Ask for what the body filters can read."""
-        ask_for_readable(x.request.fields)
-
-
-class OriginalHead(Filter):
-    """The gateway's own, before a filter that needs the head as the client has sent it."""
-
-    runs_in = frozenset((Phase.REQUEST_HEADERS,))
-
-    def request_headers(self, x: Exchange) -> None:
-        """Keep the target and the fields."""
-        x.keep(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +145,11 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
             phases[phase.method] = _steps(running, phase)
     body: BodyPlan | None = phases.get("response_body")
     if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
-        asking = PlacedFilter(_ASKING, DecodableAnswers())
         behind = phases.get("backend_request", ())
-        phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, behind), *behind)
+        phases["backend_request"] = (Step(decodable_answers(), Phase.BACKEND_REQUEST, behind), *behind)
     noted = phases.get("request_headers", ())
     if noted and any(placed.filter.needs_original for placed in filters):
-        keeping = PlacedFilter(_KEEPING, OriginalHead())
-        phases["request_headers"] = (Step(keeping, Phase.REQUEST_HEADERS, noted), *noted)
+        phases["request_headers"] = (Step(original_head(), Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["lets_request_trailers"] = let_trailers(trailers.request, Phase.REQUEST_BODY)
     phases["lets_leg_trailers"] = not phases.get("backend_request") or let_trailers(
