@@ -220,16 +220,7 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
         route, prefix = found
         return route, prefix, judge(route, authority) if route.is_judged else ()
     if listener.is_forward or listener.is_stream:
-        try:
-            route, noted = default_route(listener, authority)
-        except Denied as denied:
-            if found is None and is_served_for_others(listener, authority, denied):
-                denied.remedy = (
-                    f"add a rule for this request (path, method, headers, query) to the HTTPRoute of {authority.host},"
-                    " where it is meant to be served; destinations.allow would open all of the host"
-                )
-            raise
-        return route, b"", noted
+        return _unmatched_request(listener, authority, is_named=found is not None)
     raise GatewayFault(
         Reason.NO_ROUTE,
         f"no route for this request to {authority.host} on this listener",
@@ -237,6 +228,23 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
         remedy="attach a route whose hostnames and matches (path, method, headers, query) fit; status of those"
         " that are there says whether they are attached",
     )
+
+
+def _unmatched_request(listener: ActiveListener, authority: Authority, *, is_named: bool) -> tuple[Route, bytes, Noted]:
+    """As `default_route`, for a request. `is_named`: a route matches it, and serves another port of its host."""
+    defaults = listener.defaults
+    if defaults is not None and (known := defaults.known.get((authority.host, authority.port))) is not None:
+        return known, b"", ()
+    try:
+        route, noted = default_route(listener, authority)
+    except Denied as denied:
+        if not is_named and is_served_for_others(listener, authority, denied):
+            denied.remedy = (
+                f"add a rule for this request (path, method, headers, query) to the HTTPRoute of {authority.host},"
+                " where it is meant to be served; destinations.allow would open all of the host"
+            )
+        raise
+    return route, b"", noted
 
 
 def is_served_for_others(listener: ActiveListener, authority: Authority, denied: Denied) -> bool:
