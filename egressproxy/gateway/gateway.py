@@ -19,6 +19,7 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.endpoint_reports import reports_to
 from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
 from egressproxy.gateway.overload_manager import OverloadManager
@@ -77,6 +78,8 @@ class GatewayServer:
         self.wheel.start(loop)
         self.network = Network(loop, self.wheel, pseudonym, reports_to(metrics), session_key, zone, catalog.keyed)
         self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics, limits.connections)
+        if catalog.counters is not None:  # there are several workers
+            self.conductor.accounting.seen = SharedSeenValues(catalog.keyed)
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
         self._prepared: FilterInstances | None = None  # of a configuration that is not in service yet

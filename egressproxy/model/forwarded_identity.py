@@ -109,7 +109,9 @@ def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority
 
 
 class SeenValues:
-    """The values that were believed, for as long as they could be shown again. One per process."""
+    """The values that were believed, for as long as they could be shown again. One per process; workers remember them
+    together, too (`gateway/identity/seen_values`).
+    """
 
     __slots__ = ("_by_second", "_count", "_forgotten")
 

@@ -168,3 +168,26 @@ def test_nobody_gets_in_without_a_certificate(tmp_path: Path):
         sock.sendall(made.get(made.signed("GET")))
         assert b" 200 " not in sock.recv(4096)
         assert not made.origin.accepted
+
+
+def test_a_value_is_believed_once_by_all_workers(tmp_path: Path):
+    port = free_port()
+    with NameServer(NAMES) as dns, Origin() as origin:
+        objects = [
+            m.gateway(m.forward_listener(port)),
+            m.policy(
+                ["api.test"], dns=dns.address, cidrs=ALLOW_LOOPBACK,
+                identity={"gateways": {"keyRefs": [{"name": "key"}]}},
+            ),
+            m.secret("key", {"key": KEY}),
+        ]  # fmt: skip
+        with GatewayProcess(tmp_path / "gw", objects, arguments=["--workers", "2"]) as gateway:
+            made = Rig(port, port, origin, [gateway, gateway])
+            values = [made.signed("GET") for _ in range(8)]
+            for _ in range(4):  # each connection may come to the other worker
+                for value in values:
+                    with client(port) as sock:
+                        assert ask(sock, made.get(value)) == (200, b"ok")
+            assert gateway.mark() == 32
+            known = [record for record in gateway.records if record["namespace"] == "team"]
+            assert len(known) == len(values)
