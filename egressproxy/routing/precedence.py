@@ -7,7 +7,7 @@ Source: Gateway API, HTTPRouteSpec.hostnames and HTTPRouteRule.matches.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["Match", "Rank", "RuleOrigin", "criterion"]
 
@@ -35,8 +35,7 @@ class RuleOrigin:
     rule_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Match(Generic[T]):
+class Match(NamedTuple, Generic[T]):
     """One match of one rule that holds for a request. `hostname` is the pattern that it was found under, "" for every
     host; `text` says what is matched.
     """
