@@ -1,4 +1,4 @@
-"""`egressproxy version`: the versions of the program and of Python, and the event loop."""
+"""`egressproxy version`: the versions of the program and of Python, the build, and the event loop."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from importlib.util import find_spec, module_from_spec
 
 import click
 
-from egressproxy import __version__
+from egressproxy import __version__, build
 
 __all__ = ["command"]
 
 
 @click.command("version")
 def command() -> None:
-    """Print the version of egressproxy, of the Python that runs it, and the event loop that it uses.
+    """Print the version of egressproxy and which build of it runs (compiled or pure), the Python that runs it, and the
+    event loop that it uses.
 
     \b
     Example:
       egressproxy version
     """
-    click.echo(f"egressproxy {__version__} (Python {platform.python_version()}, event loop {_loop_name()})")
+    click.echo(f"egressproxy {__version__} ({build.name()}, Python {platform.python_version()}, event loop {_loop_name()})")
 
 
 def _loop_name() -> str:

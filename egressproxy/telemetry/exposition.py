@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from egressproxy.build import name as build_name
 from egressproxy.model.certificate import Validity
 from egressproxy.net.loop import loop_name
 from egressproxy.telemetry.counts import Counts, FilterMetric, MetricKind
@@ -61,8 +62,8 @@ class Exposition:
         return encode(_Families(families)), content_type
 
     def _build(self) -> Metric:
-        build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version", "event_loop"))
-        build.add_metric((self._version, loop_name()), 1)
+        build = GaugeMetricFamily("egress_build_info", "Always 1.", labels=("version", "build", "event_loop"))
+        build.add_metric((self._version, build_name(), loop_name()), 1)
         return build
 
 

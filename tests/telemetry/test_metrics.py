@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from egressproxy import build
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.counts import Counts
@@ -290,7 +291,7 @@ def test_numbers_that_others_keep_are_shown_under_their_names():
 
 def test_the_process_and_the_build_are_shown():
     metrics = Metrics("1.2.3")
-    assert value(metrics, "egress_build_info", version="1.2.3", event_loop="uvloop") == 1
+    assert value(metrics, "egress_build_info", version="1.2.3", build=build.name(), event_loop="uvloop") == 1
     assert value(metrics, "process_resident_memory_bytes") > 0
     metrics.count_dns("ok")
     metrics.connection_rejected(Reason.CONNECTION_LIMIT.value)

@@ -1,0 +1,51 @@
+"""Which build runs: the sources, or what mypyc has made of some of them (`make wheel`).
+
+A compiled installation has the sources beside the compiled modules, and both do the same. Where EGRESSPROXY_PURE is set
+(to anything but 0), the sources run: for comparison, and for a debugger.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from types import ModuleType
+from typing import Final
+
+__all__ = ["COMPILED", "PURE", "PURE_VARIABLE", "name", "run_sources"]
+
+COMPILED: Final = "compiled"
+PURE: Final = "pure"
+PURE_VARIABLE: Final = "EGRESSPROXY_PURE"
+#: A module that every compiled build has compiled; finding it imports no other.
+_SAMPLE: Final = "egressproxy.net.timers"
+
+
+class _Sources:
+    """Finds modules of egressproxy in their sources alone: an entry of `sys.meta_path`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith("egressproxy."):
+            return None
+        for folder in path or ():
+            found = FileFinder(folder, (SourceFileLoader, SOURCE_SUFFIXES)).find_spec(fullname, target)
+            if found is not None:
+                return found
+        return None
+
+
+def run_sources() -> None:
+    """From here on the sources are imported, where EGRESSPROXY_PURE asks for it: call it before any other import."""
+    if os.environ.get(PURE_VARIABLE, "0") not in ("", "0"):
+        sys.meta_path.insert(0, _Sources())  # the first that finds a module has found it
+
+
+def name() -> str:
+    """COMPILED or PURE."""
+    from importlib.util import find_spec  # takes longer than all of this module
+
+    found = find_spec(_SAMPLE)
+    return PURE if found is None or str(found.origin).endswith(".py") else COMPILED
