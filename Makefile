@@ -114,6 +114,9 @@ bench-micro: install-dev ## what each stage of a request costs (options: ARGS="â
 bench-reload: install-dev ## how soon a change of a file, and of kubectl, is in force (options: ARGS="files --busy 2")
 	@$(BIN)/python -m benchmarks.reload $(ARGS)
 
+wheel: ## a compiled wheel in dist/ for each Python that is here, or for one (PYTHON=â€¦); needs a C compiler
+	@PYTHON='$(if $(filter-out file,$(origin PYTHON)),$(PYTHON))' .ci/wheels
+
 install: $(VENV)/.installed
 
 install-tests: $(VENV)/.installed-tests

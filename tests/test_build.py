@@ -1,0 +1,73 @@
+"""Which build runs, and that the sources run where that is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from egressproxy import build
+from egressproxy.net import timers
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILED: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["egressproxy"]["compiled"]
+
+#: Prints the build, and where a module is from.
+ASK = "from egressproxy import build; import egressproxy.net.timers as t; print(build.name(), t.__file__)"
+
+
+def said(tmp_path: Path, **environment: str) -> list[str]:
+    """What a process says whose egressproxy.net.timers is there as a source, and as what cannot be its library."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env={**os.environ, "PYTHONPATH": str(tmp_path), **environment},
+        capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    return done.stdout.split() or [done.stderr.splitlines()[-1].partition(":")[0]]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A package with a compiled module beside its source."""
+    package = tmp_path / "egressproxy"
+    (package / "net").mkdir(parents=True)
+    for name in ("__init__.py", "build.py", "net/__init__.py", "net/timers.py"):
+        (package / name).write_text((ROOT / "egressproxy" / name).read_text())
+    (package / "net/timers.so").write_bytes(b"no library")
+    return tmp_path
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_the_compiled_modules_run_where_they_are(installed: Path, value: str):
+    assert said(installed, EGRESSPROXY_PURE=value) == ["ImportError"]  # it was tried
+
+
+@pytest.mark.parametrize("value", ["1", "yes"])
+def test_the_sources_run_where_that_is_asked_for(installed: Path, value: str):
+    assert said(installed, EGRESSPROXY_PURE=value) == ["pure", str(installed / "egressproxy/net/timers.py")]
+
+
+def test_sources_alone_are_the_pure_build(installed: Path):
+    (installed / "egressproxy/net/timers.so").unlink()
+    assert said(installed, EGRESSPROXY_PURE="0")[0] == "pure"
+
+
+def test_the_name_says_what_is_imported():
+    assert build.name() == (build.PURE if str(timers.__file__).endswith(".py") else build.COMPILED)
+
+
+def test_all_that_is_compiled_is_there_and_sorted():
+    assert sorted(set(COMPILED)) == COMPILED
+    assert build._SAMPLE in COMPILED
+    assert [module for module in COMPILED if not (ROOT / f"{module.replace('.', '/')}.py").is_file()] == []
+
+
+def test_the_version_says_which_build_runs():
+    done = subprocess.run(
+        [sys.executable, "-m", "egressproxy", "version"], capture_output=True, text=True, check=True, timeout=60,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert f" ({build.name()}, Python " in done.stdout
