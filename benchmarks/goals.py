@@ -89,6 +89,7 @@ GOALS = (
     Goal("M", 35, unit="MB", is_beyond=True),
     Goal("S", 1.10, unit="times"),
     Goal("S2", 1.05, unit="times"),
+    Goal("S3", 1.05, unit="times"),
     Goal("Lp", 1 / 200, "litellm"),
     Goal("L", 1 / 100, "litellm"),
 )

@@ -38,6 +38,8 @@ class Proxy(ABC):
     #: Whether it opens tunnels, with certificates of the CA in the file `opened_ca`.
     opens_tunnels = False
     opened_ca: Path
+    #: Of clients that it knows: what each shows.
+    tokens: Sequence[str] = ()
 
     def __init__(self, names: Sequence[str] = HOSTS, workers: int = 1) -> None:
         self.names = names
@@ -70,6 +72,14 @@ class Proxy(ABC):
     def can_have_workers(self) -> bool:
         """Whether `workers` is heeded."""
         return False
+
+    def can_know_clients(self) -> bool:
+        """Whether there is a configuration with tokens and limits of clients."""
+        return False
+
+    def knowing(self, clients: int) -> Proxy:
+        """A proxy, not started, that knows so many clients by their tokens, with a limit for each."""
+        raise NotImplementedError
 
     def tunnel_port(self) -> int:
         return self.ports["FORWARD"]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 
 from benchmarks.processes import StartError
 from benchmarks.proxies.base import Proxy, debian_program, first_line
@@ -46,12 +52,44 @@ class EgressProxy(Proxy):
     def can_have_workers(self) -> bool:
         return _has_workers()
 
+    def can_know_clients(self) -> bool:
+        return True
+
+    def knowing(self, clients: int) -> Proxy:
+        return KnowingEgressProxy(clients)
+
 
 class OpeningEgressProxy(EgressProxy):
     """As W9 has it."""
 
     listeners = ("FORWARD", "ADMIN")
     template = "egressproxy-opened.yaml"
+
+
+class KnowingEgressProxy(EgressProxy):
+    """As S3 has it: its clients are service accounts of as many namespaces."""
+
+    listeners = ("FORWARD", "ADMIN")
+    template = "egressproxy-clients.yaml"
+
+    def __init__(self, clients: int) -> None:
+        super().__init__()
+        self._clients = clients
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        jwk = {**json.loads(ECAlgorithm.to_jwk(key.public_key())), "kid": "bench", "alg": "ES256"}
+        claims = {"iss": "https://issuer.bench.example", "aud": "egress", "exp": int(time.time()) + 86400}
+        self.tokens = [
+            jwt.encode(
+                {**claims, "sub": f"system:serviceaccount:team{number}:robot"}, key, "ES256", headers={"kid": "bench"}
+            )
+            for number in range(self._clients)
+        ]
+        command = super().prepare(world, folder)
+        config = folder / self.template
+        config.write_text(config.read_text().replace("(the keys of the issuer)", json.dumps({"keys": [jwk]})))
+        return command
 
 
 EGRESSPROXY = [sys.executable, "-m", "egressproxy"]

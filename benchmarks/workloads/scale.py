@@ -1,20 +1,24 @@
-"""S and S2: W1 through two variants of one proxy, and what one costs as a multiple of the other."""
+"""S, S2 and S3: W1 through two variants of one proxy, and what one costs as a multiple of the other."""
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from benchmarks.generators import LoadError
+from benchmarks.generators import Generator, LoadError, Outcome, python_generator
 from benchmarks.processes import StartError
 from benchmarks.proxies import Proxy
-from benchmarks.workloads.base import Round, Workload
-from benchmarks.workloads.requests import Forward
+from benchmarks.workloads.base import CpuTime, Round, Workload
+from benchmarks.workloads.requests import CONNECTIONS, Forward
 from benchmarks.world import World, hosts
 
-__all__ = ["MoreRoutes", "MoreWorkers"]
+__all__ = ["MoreClients", "MoreRoutes", "MoreWorkers"]
+
+#: Of S3.
+CLIENTS = 2000
 
 
 class _Scale(Workload):
@@ -30,13 +34,17 @@ class _Scale(Workload):
     greater: str
 
     def __init__(self) -> None:
-        self._work = Forward(self.name, self.title, is_small=False)
+        self._work = self.work()
         self._pairs: dict[str, tuple[Proxy, Proxy]] = {}
         self._chance = random.Random(self.name)
 
     def choose(self, proxies: Sequence[Proxy]) -> list[Proxy]:
         """Ours, and one other to show what is the machine's: each takes twice as long as in other workloads."""
         return [proxy for proxy in proxies if proxy.name in ("egressproxy", "envoy")]
+
+    def work(self) -> Forward:
+        """What is asked of both."""
+        return Forward(self.name, self.title, is_small=False)
 
     @abstractmethod
     def variants(self, proxy: Proxy) -> tuple[Proxy, Proxy]:
@@ -97,3 +105,51 @@ class MoreWorkers(_Scale):
 
     def variants(self, proxy: Proxy) -> tuple[Proxy, Proxy]:
         return type(proxy)(workers=1), type(proxy)(workers=2)
+
+
+class _Clients(Forward):
+    """W1 of clients with a connection each, some of them at a time; each shows its own of the proxy's tokens."""
+
+    def measure(self, proxy: Proxy, world: World, seconds: float) -> Round:
+        path = world.folder / f"{self.name}-{len(proxy.tokens)}.requests"
+        requests = (self._of(token, proxy, world).decode() for token in proxy.tokens)
+        path.write_text("\n".join(map(json.dumps, requests)))
+        command = python_generator(
+            "clients", "--port", str(proxy.ports[self.listener]), "--requests", str(path),
+            "--connections", str(CLIENTS), "--width", str(CONNECTIONS),
+        )  # fmt: skip
+        with Generator(command, f"{self.name} through {proxy.name}") as clients:
+            clients.answer(seconds)
+            cpu = CpuTime(proxy)
+            clients.go_on(seconds)
+            outcome = Outcome(**clients.answer(seconds))
+            outcome.refuse_errors()
+            spent = cpu.settled_seconds()
+        return Round(spent / outcome.units * 1e6, outcome, cpu.resident_mib())
+
+    def request(self, proxy: Proxy, world: World) -> bytes:
+        return self._of(proxy.tokens[0], proxy, world)
+
+    def _of(self, token: str, proxy: Proxy, world: World) -> bytes:
+        return super().request(proxy, world)[:-2] + f"Proxy-Authorization: Bearer {token}\r\n\r\n".encode()
+
+
+class MoreClients(_Scale):
+    """Whether a request costs more where many clients are known, each with a limit of its own.
+
+    There are as many connections, and tokens on them, in the lesser variant: all are of one client.
+    """
+
+    name = "S3"
+    title = f"W1 of {CLIENTS:,} clients, each with its token, its limit and its connection, against one on as many"
+    lesser = "one client"
+    greater = f"{CLIENTS:,} clients"
+
+    def cannot(self, proxy: Proxy) -> str:
+        return super().cannot(proxy) or ("" if proxy.can_know_clients() else "it is not asked who its clients are")
+
+    def work(self) -> Forward:
+        return _Clients(self.name, self.title, is_small=False)
+
+    def variants(self, proxy: Proxy) -> tuple[Proxy, Proxy]:
+        return proxy.knowing(1), proxy.knowing(CLIENTS)

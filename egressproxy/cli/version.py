@@ -22,7 +22,9 @@ def command() -> None:
     Example:
       egressproxy version
     """
-    click.echo(f"egressproxy {__version__} ({build.name()}, Python {platform.python_version()}, event loop {_loop_name()})")
+    click.echo(
+        f"egressproxy {__version__} ({build.name()}, Python {platform.python_version()}, event loop {_loop_name()})"
+    )
 
 
 def _loop_name() -> str:
