@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import faulthandler
 import logging
 import resource
 import signal
@@ -51,6 +52,8 @@ HAS_KUBEAPI = find_spec("egressproxy.kubeapi") is not None
 
 #: How long a thread that computes (the text of many metrics) holds up the loop at each of its system calls: 5 ms else.
 SWITCH_S = 0.0005
+#: Where a crash of this process is told.
+STDERR = 2
 #: How long cutting everything may take; who needs longer does not answer any more.
 CUT_S = 2.0
 
@@ -78,6 +81,8 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
     close_memory()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(STDERR, all_threads=False)  # a crash of compiled code would end the process without a word
     sys.setswitchinterval(SWITCH_S)
     errors = memory_file("egressproxy-errors") if options.workers > 1 else None
     turn = FileLock(errors) if errors is not None else None

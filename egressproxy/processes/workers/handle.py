@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -15,8 +16,10 @@ from typing import Any, Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.net.child import child_command, ending
+from egressproxy.net.file_lock import memory_file
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
+from egressproxy.processes.workers.crash import crash, watching
 from egressproxy.processes.workers.fleet import Configuration
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.notices import Notice
@@ -76,13 +79,19 @@ class Handle:
         self._directing = asyncio.Lock()
         self._has_begun = False
         self._reaper: asyncio.Task[None] | None = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            try:
-                self._process = _start(theirs.fileno())
-            except OSError:
-                ours.close()
-                raise
+        self._crash = ""
+        self._crash_file = memory_file("egressproxy-crash")  # until the process has ended
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with theirs:
+                try:
+                    self._process = _start(theirs.fileno(), self._crash_file)
+                except OSError:
+                    ours.close()
+                    raise
+        except OSError:
+            os.close(self._crash_file)
+            raise
         self._channel = FrameChannel(ours, self._on_frame, self._on_end)
 
     @property
@@ -176,7 +185,9 @@ class Handle:
     def how_it_ended(self) -> str:
         """What became of the process, as a predicate: "ended with status 1", "was ended by SIGKILL", …"""
         status = self._process.returncode
-        return "has not ended" if status is None else ending(status)
+        if status is None:
+            return "has not ended"
+        return f"{ending(status)} ({self._crash})" if self._crash else ending(status)
 
     # --- what it answers -------------------------------------------------------------------------------------------
     async def _direct(
@@ -247,6 +258,8 @@ class Handle:
 
     async def _reap(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._wait)
+        self._crash = crash(self._process.returncode, self._crash_file)
+        os.close(self._crash_file)
         self.has_ended.set()
         for number in self._waiting:
             self._replied(number, self._ended())
@@ -265,10 +278,13 @@ class Handle:
         return f"Handle({self}, {'serving' if self.is_serving else 'not serving'}, {self._channel})"
 
 
-def _start(descriptor: int) -> subprocess.Popen[bytes]:
-    command = child_command(f"from egressproxy.processes.workers.process import main; sys.exit(main({descriptor}))")
+def _start(descriptor: int, crash_file: int) -> subprocess.Popen[bytes]:
+    main = f"from egressproxy.processes.workers.process import main; sys.exit(main({descriptor}))"
+    command = child_command(f"{watching(crash_file)}; {main}")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,))  # noqa: S603 (this program)
+        return subprocess.Popen(  # noqa: S603 (this program)
+            command, stdin=subprocess.DEVNULL, pass_fds=(descriptor, crash_file)
+        )  # fmt: skip
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -21,6 +21,7 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.listening import BindError
+from egressproxy.processes.workers import crash
 from egressproxy.processes.workers import supervisor as module
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.handle import Handle
@@ -141,6 +142,28 @@ async def test_who_dies_again_and_again_is_replaced_more_and_more_slowly(
     ]
 
 
+async def test_who_crashes_is_replaced_and_the_log_says_where_it_was_in_python(
+    fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(crash.build, "name", lambda: crash.build.COMPILED)
+    await fleet.start()
+    await fleet.apply(configuration(free_port()))
+    pid = fleet._handles[1].pid
+    os.kill(pid, signal.SIGSEGV)
+    await until(lambda: fleet._handles[1].pid != pid and fleet._handles[1].is_serving)
+    (told,) = [message for message in caplog.messages if "replaced" in message]
+    assert told.startswith(
+        f"worker 1 (process {pid}) was ended by SIGSEGV (compiled code has crashed, the gateway's or a library's; "
+        "the latest calls in Python: "
+    )
+    assert ", process.py:" in told  # it waited in the loop, which `main` of that file runs
+    assert told.endswith(
+        "; EGRESSPROXY_PURE=1 in the environment runs the gateway without compiled modules of its own); "
+        "it is replaced at once"
+    )
+    assert "\n" not in told
+
+
 async def test_who_is_ended_while_it_starts_is_told_once(
     fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -249,7 +272,7 @@ async def test_a_worker_whose_python_misreads_http_fails_the_start(monkeypatch: 
         " from egressproxy.processes.workers.process import main; sys.exit(main({descriptor}))"
     )
 
-    def start(descriptor: int) -> subprocess.Popen[bytes]:
+    def start(descriptor: int, _crash_file: int) -> subprocess.Popen[bytes]:
         program = broken.format(path=sys.path, descriptor=descriptor)
         return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
 
