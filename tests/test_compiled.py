@@ -1,0 +1,434 @@
+"""What compiled code cannot do, or does otherwise than Python: none of it stands in a module that is compiled.
+
+`[tool.egressproxy] compiled` of pyproject.toml names them. Each rule was seen with mypyc 2.4.1, which the extra
+`compile` pins; what works there is allowed. Not seen here, since it takes types: a tuple of fixed length that is
+compared by `is`, and a weak reference to an object of a compiled class.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILED = frozenset(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["egressproxy"]["compiled"])
+
+TO_COME = "is compiled next; until then the compiled build raises TypeError here"
+
+#: What may stand in a module all the same, by module and construct, with a word why.
+ALLOWED: dict[tuple[str, str], str] = {
+    (f"egressproxy.{module}", f"{name} is interpreted, and a subclass of egressproxy.{base}, which is compiled"): why
+    for module, name, base, why in (
+        ("gateway.listeners.stream_connection", "StreamConnection", "net.flow_control.FlowControl", TO_COME),
+        ("gateway.listeners.stream_connection", "_Inner", "net.flow_control.FlowControl", TO_COME),
+        ("protocols.http1.downstream", "DownstreamConnection", "net.flow_control.FlowControl", TO_COME),
+        ("protocols.http1.upstream", "UpstreamConnection", "net.flow_control.FlowControl", TO_COME),
+        ("protocols.http2.sending", "SendingSide", "net.flow_control.FlowControl", TO_COME),
+        ("protocols.tunnel.transport_tunnel", "TransportEnd", "net.flow_control.FlowControl", TO_COME),
+        ("protocols.tunnel.tunnel", "Tunnel", "net.timers.Timer", TO_COME),
+        ("upstream.tenant_pool", "TenantPool", "upstream.pool.Pool", TO_COME),
+    )
+}
+
+#: Modules that copy objects (`copy.copy`), and the module of the class that is copied, which is not compiled.
+COPIED = {
+    "egressproxy.filters.cache.cache": "egressproxy.filters.cache.cache",
+    "egressproxy.filters.limits.redis_store": "egressproxy.filters.limits.redis_store",
+    "egressproxy.gateway.backends.mirror_copy": "egressproxy.model.exchange",
+    "egressproxy.gateway.backends.route_backend": "egressproxy.gateway.backends.route_backend",
+    "egressproxy.gateway.exchange.hedged_attempt": "egressproxy.model.exchange",
+    "egressproxy.gateway.narrowed_route": "egressproxy.gateway.route",
+    "egressproxy.gateway.route": "egressproxy.gateway.route",
+    "egressproxy.net.keyed_counters": "egressproxy.net.keyed_counters",
+}
+
+#: The builtin classes that a compiled class may have as its base (mypyc, `can_subclass_builtin`), and the decorations.
+BUILTIN_BASES = {
+    "object", "BaseException", "Exception", "LookupError", "IndexError", "Warning", "UserWarning", "ValueError", "dict",
+}  # fmt: skip
+#: A class with one of these stays a class of Python, also in a compiled module.
+PYTHON_BASES = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "NamedTuple", "TypedDict"}
+NO_BASES = {"Generic", "Protocol", "ABC"}
+
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    module: str
+    line: int
+    construct: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.module.replace('.', '/')}.py:{self.line}: {self.construct}; {self.instead}"
+
+
+# --- the modules ---------------------------------------------------------------------------------------------------
+@cache
+def source(module: str) -> str:
+    return _path(module).read_text(encoding="utf-8")
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def tree(module: str) -> ast.Module:
+    return parsed(source(module))
+
+
+def _path(module: str) -> Path:
+    file = ROOT / f"{module.replace('.', '/')}.py"
+    return file if file.is_file() else ROOT / module.replace(".", "/") / "__init__.py"
+
+
+@cache
+def modules() -> tuple[str, ...]:
+    paths = sorted((ROOT / "egressproxy").rglob("*.py"))
+    return tuple(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths)
+
+
+def imported(node: ast.Module) -> dict[str, str]:
+    """What each name that is imported stands for: `egressproxy.net.timers.Timer`, or a module."""
+    names: dict[str, str] = {}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Import):
+            names.update({(alias.asname or alias.name): alias.name for alias in each.names})
+        elif isinstance(each, ast.ImportFrom) and each.module:
+            names.update({(alias.asname or alias.name): f"{each.module}.{alias.name}" for alias in each.names})
+    return names
+
+
+def said(node: ast.expr) -> str:
+    """`a.b.C` of an expression, without what stands in brackets; "" for any other."""
+    if isinstance(node, ast.Subscript):
+        return said(node.value)
+    if isinstance(node, ast.Call):
+        return said(node.func)
+    if isinstance(node, ast.Attribute):
+        return f"{before}.{node.attr}" if (before := said(node.value)) else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def classes(node: ast.Module) -> list[ast.ClassDef]:
+    return [each for each in ast.walk(node) if isinstance(each, ast.ClassDef)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One module, and what of the others it takes to judge it: the names of all classes that are compiled."""
+
+    module: str
+    text: str
+    native: frozenset[str]
+    is_compiled: bool = True
+
+    def whole(self, node: ast.expr) -> str:
+        """The whole name of what this expression names, by the imports and classes of the module."""
+        return whole(self.module, self.text, node)
+
+
+@cache
+def names(text: str) -> dict[str, str]:
+    return imported(parsed(text))
+
+
+def whole(module: str, text: str, node: ast.expr) -> str:
+    name = said(node)
+    first, dot, rest = name.partition(".")
+    known = names(text)
+    return f"{known[first]}{dot}{rest}" if first in known else f"{module}.{name}"
+
+
+@cache
+def bases_of_protocols() -> dict[str, tuple[str, ...]]:
+    """The bases of every Protocol of the package. Nothing is made of one itself, compiled bases or not."""
+    return {
+        f"{module}.{each.name}": tuple(whole(module, source(module), base) for base in each.bases)
+        for module in modules()
+        for each in classes(tree(module))
+        if any(said(base).rpartition(".")[2] == "Protocol" for base in each.bases)
+    }
+
+
+def native_base(base: str, native: frozenset[str]) -> str:
+    """The compiled class that a class with this base has above it; "" for none."""
+    if base in native:
+        return base
+    return next(filter(None, (native_base(each, native) for each in bases_of_protocols().get(base, ()))), "")
+
+
+@cache
+def native_classes(compiled: frozenset[str]) -> frozenset[str]:
+    """The classes of these modules that mypyc makes its own: all but those that stay classes of Python."""
+    return frozenset(
+        f"{module}.{each.name}"
+        for module in compiled
+        for each in classes(tree(module))
+        if not {said(base).rpartition(".")[2] for base in each.bases} & PYTHON_BASES
+    )
+
+
+# --- the rules -----------------------------------------------------------------------------------------------------
+Found = Iterator[tuple[int, str, str]]
+
+
+def classes_that_fail(made: Tree, node: ast.Module) -> Found:
+    """Classes that the compiler refuses, or that fail when the module is imported or used."""
+    for each in classes(node):
+        bases = [said(base).rpartition(".")[2] for base in each.bases]
+        if "dataclass" in [said(decorator).rpartition(".")[2] for decorator in each.decorator_list] and any(
+            isinstance(base, ast.Subscript) and said(base).endswith("Generic") for base in each.bases
+        ):
+            yield each.lineno, f"{each.name} is a Generic dataclass", "write a class with __slots__ and __init__"
+        for base in bases:
+            if hasattr(builtins, base) and base not in BUILTIN_BASES:
+                yield each.lineno, f"{each.name} is a subclass of {base}", "leave it in a module that is not compiled"
+        with_code = {made.whole(base) for base in each.bases} & made.native
+        if len(with_code - bases_of_protocols().keys()) > 1:
+            yield each.lineno, f"{each.name} has two bases with code", "make all but one of them Protocols"
+        functions = {member.name for member in each.body if isinstance(member, Function)}
+        for member in each.body:
+            if isinstance(member, ast.Assign) and isinstance(member.value, ast.Name) and member.value.id in functions:
+                yield member.lineno, f"{member.value.id} has an alias in {each.name}", "write a method that calls it"
+            if isinstance(member, ast.Assign) and "__weakref__" in ast.unparse(member):
+                yield member.lineno, f"{each.name} has a slot __weakref__", "hold its objects by a number or a dict"
+
+
+def deletions(made: Tree, node: ast.Module) -> Found:
+    """`del` of a name where the frame outlives a call, and of an attribute anywhere."""
+    deletable = "__deletable__" in made.text
+    for each in ast.walk(node):
+        if isinstance(each, ast.Delete) and not deletable:
+            for target in each.targets:
+                if isinstance(target, ast.Attribute):
+                    yield each.lineno, f"del {ast.unparse(target)}", "give the attribute a value that says it is gone"
+        if isinstance(each, Function) and (isinstance(each, ast.AsyncFunctionDef) or _yields(each)):
+            for inner in _own(each):
+                if isinstance(inner, ast.Delete) and any(_outlives_a_pause(each, target) for target in inner.targets):
+                    yield inner.lineno, f"{ast.unparse(inner)} in a coroutine or generator", "assign None"
+
+
+def _outlives_a_pause(function: ast.FunctionDef | ast.AsyncFunctionDef, deleted: ast.expr) -> bool:
+    """Whether it is a parameter, or was bound before the frame paused last."""
+    if not isinstance(deleted, ast.Name):
+        return False
+    if deleted.id in {argument.arg for argument in ast.walk(function.args) if isinstance(argument, ast.arg)}:
+        return True
+    own = list(_own(function))
+    bound = [each.lineno for each in own if isinstance(each, ast.Name) and each.id == deleted.id]
+    pauses = (each.lineno for each in own if isinstance(each, ast.Await | ast.Yield | ast.YieldFrom))
+    return any(min(bound) < line < deleted.lineno for line in pauses)
+
+
+def _own(function: ast.AST) -> Iterator[ast.AST]:
+    """What stands in a function, and in no function inside of it."""
+    for child in ast.iter_child_nodes(function):
+        yield child
+        if not isinstance(child, (*Function, ast.Lambda, ast.ClassDef)):
+            yield from _own(child)
+
+
+def _yields(function: ast.AST) -> bool:
+    return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in _own(function))
+
+
+#: Calls and attributes that compiled code does not have, and what to write.
+_ABSENT_CALLS = {
+    "copy.copy": "give the class a method `copy`",
+    "copy.deepcopy": "give the class a method `copy`",
+    "types.coroutine": "write an object with __await__ (PAUSE in net.driver)",
+    "vars": "name the attributes",
+    "locals": "name the variables",
+}
+_ABSENT_ATTRIBUTES = {"__dict__": "name the attributes", "__slots__": "name the attributes"}
+
+
+def what_is_absent(made: Tree, node: ast.Module) -> Found:
+    known = imported(node)
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and each.attr in _ABSENT_ATTRIBUTES:
+            yield each.lineno, each.attr, _ABSENT_ATTRIBUTES[each.attr]
+        named = said(each) if isinstance(each, ast.Name | ast.Attribute) else ""
+        first, dot, rest = named.partition(".")
+        whole = f"{known.get(first, first)}{dot}{rest}"
+        if whole in _ABSENT_CALLS:
+            yield getattr(each, "lineno", 0), whole, _ABSENT_CALLS[whole]
+
+
+def two_meanings(made: Tree, node: ast.Module) -> Found:
+    """Where the checker is told one thing, and the run is another: compiled code believes what the checker was told."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.If) and said(each.test).endswith("TYPE_CHECKING"):
+            imports = [inner for inner in each.body if isinstance(inner, ast.Import | ast.ImportFrom)]
+            if each.orelse or len(imports) < len(each.body):
+                yield each.lineno, "TYPE_CHECKING decides more than imports", "write what is true in both"
+    known = imported(node)
+    for name, whole in known.items():
+        if whole.startswith(("mypyc", "mypy_extensions")):
+            yield 1, f"{name} is for the compiler alone", "write it so that Python means the same"
+    for number, line in enumerate(made.text.split("\n"), 1):
+        if re.match(r"\s*# mypy: ", line):
+            yield number, "error codes are switched off for the whole module", "write types that hold"
+        if re.search(r"=\s*None\s*#.*type: ignore\[assignment", line):
+            yield (
+                number,
+                "an attribute that is None first, and is told to be none",
+                "give it a value, or write Optional",
+            )
+
+
+def from_outside(made: Tree, node: ast.Module) -> Found:
+    """What a module, compiled or not, does to a class that is compiled."""
+    for each in classes(node) if not made.is_compiled else ():
+        bases = [made.whole(base) for base in each.bases]
+        above = next(filter(None, (native_base(base, made.native) for base in bases)), "")
+        if above and "typing.Protocol" not in bases:
+            construct = f"{each.name} is interpreted, and a subclass of {above}, which is compiled"
+            yield each.lineno, construct, "compile both modules, or neither"
+    for inner in ast.walk(node):
+        targets = inner.targets if isinstance(inner, ast.Assign) else ()
+        for target in targets:
+            if isinstance(target, ast.Attribute) and made.whole(target.value) in made.native:
+                yield inner.lineno, f"{ast.unparse(target)} is set on the class", "set it in the class, or on an object"
+
+
+IN_COMPILED = (classes_that_fail, deletions, what_is_absent, two_meanings, from_outside)
+
+
+def findings(made: Tree) -> list[Finding]:
+    node = parsed(made.text)
+    rules = IN_COMPILED if made.is_compiled else (from_outside,)
+    return [Finding(made.module, *found) for rule in rules for found in rule(made, node)]
+
+
+# --- what the house says -------------------------------------------------------------------------------------------
+@cache
+def every_finding() -> list[Finding]:
+    native = native_classes(COMPILED)
+    return [each for name in modules() for each in findings(Tree(name, source(name), native, name in COMPILED))]
+
+
+def test_compiled_modules_hold_nothing_that_compiled_code_does_otherwise():
+    found = [str(each) for each in every_finding() if (each.module, each.construct) not in ALLOWED]
+    assert found == [], "\n".join(found)
+
+
+def test_every_exception_is_needed():
+    found = {(each.module, each.construct) for each in every_finding()}
+    assert set(ALLOWED) - found == set()
+
+
+def test_what_is_copied_is_not_compiled():
+    copying = set()
+    for name in modules():
+        known = imported(tree(name))
+        calls = [each for each in ast.walk(tree(name)) if isinstance(each, ast.Call)]
+        if any(known.get(said(each.func)) in ("copy.copy", "copy.deepcopy") for each in calls):
+            copying.add(name)
+    assert copying == set(COPIED), "name the module of the class that is copied in COPIED"
+    assert [of for of in COPIED.values() if of in COMPILED] == [], "give the class a method `copy`"
+
+
+# --- that the rules see it -----------------------------------------------------------------------------------------
+WHERE = "egressproxy.x"
+
+
+def found_in(text: str, native: frozenset[str] = frozenset(), *, is_compiled: bool = True) -> list[str]:
+    return [each.construct for each in findings(Tree(WHERE, text, native, is_compiled))]
+
+
+@pytest.mark.parametrize(
+    ("text", "construct"),
+    [
+        ("@dataclass(slots=True)\nclass A(Generic[T]):\n    a: T", "A is a Generic dataclass"),
+        ("class A(ConnectionError):\n    pass", "A is a subclass of ConnectionError"),
+        ("class A(Base):\n    def b(self): ...\n    c = b", "b has an alias in A"),
+        ("class A:\n    __slots__ = ('a', '__weakref__')", "A has a slot __weakref__"),
+        ("async def f(a):\n    del a", "del a in a coroutine or generator"),
+        ("async def f(b):\n    a = 1\n    await b\n    del a", "del a in a coroutine or generator"),
+        ("def f(a):\n    yield a\n    del a", "del a in a coroutine or generator"),
+        ("def f(self):\n    del self.end.other", "del self.end.other"),
+        ("from copy import copy as same\nsame(1)", "copy.copy"),
+        ("import copy\ncopy.copy(1)", "copy.copy"),
+        ("import types\n@types.coroutine\ndef f(): yield", "types.coroutine"),
+        ("def f(self): return self.__dict__", "__dict__"),
+        ("def f(self): return vars(self)", "vars"),
+        ("if TYPE_CHECKING:\n    A = B\n", "TYPE_CHECKING decides more than imports"),
+        ("if TYPE_CHECKING:\n    import a\nelse:\n    a = 1", "TYPE_CHECKING decides more than imports"),
+        ("from mypy_extensions import mypyc_attr", "mypyc_attr is for the compiler alone"),
+        ("# mypy: disable-error-code=misc", "error codes are switched off for the whole module"),
+        (
+            "self.a: A = None  # type: ignore[assignment]  # set later",
+            "an attribute that is None first, and is told to be none",
+        ),
+    ],
+)
+def test_a_rule_sees(text: str, construct: str):
+    assert found_in(text) == [construct]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@dataclass(frozen=True, slots=True)\nclass A:\n    a: int",
+        "class A(Generic[T]):\n    __slots__ = ('a',)",
+        "class A(NamedTuple, Generic[T]):\n    a: T",
+        "class A(ValueError):\n    pass",
+        "def f(error):\n    try:\n        raise error\n    finally:\n        del error",
+        "async def f(a):\n    del a[:4]",
+        "async def f():\n    def g(a):\n        del a\n    g(1)",
+        "async def f(b):\n    await b\n    a = 1\n    del a",
+        "if TYPE_CHECKING:\n    from a import B",
+        "self.a: A | None = None",
+        "class A:\n    def __getattr__(self, name): ...",
+        "fields.copy()",
+    ],
+)
+def test_a_rule_lets_pass_what_works(text: str):
+    assert found_in(text) == []
+
+
+NATIVE = frozenset((f"{WHERE}.Own", "egressproxy.net.timers.Timer"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from egressproxy.net.timers import Timer\nclass Mine(Timer):\n    pass",
+        "from egressproxy.net.timers import Timer as Other\nclass Mine(Other[int]):\n    pass",
+        "from egressproxy.net import timers\nclass Mine(timers.Timer):\n    pass",
+        "from egressproxy.net.timers import Timer\nclass Mine(Timer, Generic[T]):\n    pass",
+    ],
+)
+def test_an_interpreted_subclass_is_seen_under_every_name(text: str):
+    (told,) = found_in(text, NATIVE, is_compiled=False)
+    assert told == "Mine is interpreted, and a subclass of egressproxy.net.timers.Timer, which is compiled"
+    assert found_in(text, NATIVE) == []
+
+
+def test_a_protocol_is_no_object_of_a_compiled_class():
+    text = (
+        "from typing import Protocol\nfrom egressproxy.net.timers import Timer\nclass Mine(Timer, Protocol):\n    pass"
+    )
+    assert found_in(text, NATIVE, is_compiled=False) == []
+
+
+def test_an_attribute_of_a_compiled_class_that_another_module_sets_is_seen():
+    text = "from egressproxy.net.timers import Timer\nTimer.limit = 3"
+    assert found_in(text, NATIVE, is_compiled=False) == ["Timer.limit is set on the class"]
+
+
+def test_a_finding_names_the_place_and_the_plain_form():
+    (told,) = findings(Tree("egressproxy.net.x", "\nimport copy\ncopy.copy(1)", NATIVE))
+    assert str(told) == "egressproxy/net/x.py:3: copy.copy; give the class a method `copy`"
