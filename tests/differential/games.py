@@ -1,0 +1,248 @@
+"""What the two builds are given to play: made of a number, so that the same number gives the same games everywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["games"]
+
+Game = dict[str, Any]
+
+METHODS = ("GET", "POST", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "P@TCH", "M" * 33, "")
+TARGETS = (
+    "/", "/a?b=c", "http://a.example/x", "https://a.example:8443/", "HTTP://A.example", "a.example:443", "*", "/\xff",
+    "ftp://a.example/", "http://u@a.example/", "/a#b", "http://[::1]:80/", "/" + "x" * 200, "", "a.example", "//a",
+)  # fmt: skip
+VERSIONS = ("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "http/1.1", "HTTP/1.1 ", "")
+NAMES = (
+    "Host", "host", "Content-Length", "Transfer-Encoding", "Connection", "Upgrade", "TE", "Via", "Expect", "Trailer",
+    "Proxy-Authorization", "Proxy-Connection", "Keep-Alive", "Max-Forwards", "X-A", "x_a", "X-Egress-Identity", "Date",
+    "WWW-Authenticate", "Cookie", "Content-Type", "", "X A", "X-\xe4",
+)  # fmt: skip
+VALUES = (
+    "a.example", "a.example:80", "b.example", "0", "5", "05", "+5", "9007199254740993", "5, 5", "chunked", "Chunked",
+    "gzip, chunked", "close", "keep-alive", "upgrade", "Upgrade, X-A", "websocket", "trailers", "1.1 other",
+    "100-continue", "Basic YTpi", "NTLM abc", "", " padded\t", "a\x00b", "\xff", "x" * 300,
+)  # fmt: skip
+ENDS = ("\r\n",) * 30 + ("\n", "\r", "\r\n ", "\r\r\n")
+STATUSES = (
+    "200 OK",
+    "204 No Content",
+    "304 Not Modified",
+    "100 Continue",
+    "101 Switching",
+    "404",
+    "999 X",
+    "20 OK",
+    "2000 OK",
+)
+SIZES = (
+    "0",
+    "1",
+    "5",
+    "a",
+    "A",
+    "05",
+    "ffffffffffffffffff",
+    "-1",
+    "0x5",
+    "",
+    "5 ",
+    "5;a=b",
+    '5;a="b\r"',
+    "5;" + "x" * 300,
+)
+LIMITS = ([65536, 128, 8192], [65536, 128, 8192], [200, 4, 60], [60, 1, 16])
+PATHS = (
+    "/",
+    "/a",
+    "/a/",
+    "/a/b",
+    "/a/b/c",
+    "/%61",
+    "/a%2Fb",
+    "/Get",
+    "/S/Get",
+    "/a/../b",
+    "/a/%2e%2e",
+    "//a",
+    "/a?x=1&y=2",
+    "/b?x=%31",
+    "*",
+)
+HOSTS = ("a.test", "b.a.test", "c.b.a.test", "own.test", "x.own.test", "other.test", "", "test")
+ASKED_FIELDS = ("X", "x", "Y", "X-A", "Origin", "Access-Control-Request-Method")
+PATTERNS = ("a.test", "*.a.test", "*.b.a.test", "*.test", "*", "", "own.test")
+
+
+def games(seed: int, many: int) -> list[Game]:
+    """So many games of each kind."""
+    chance = random.Random(seed)
+    return [{"play": name, **make(chance)} for name, make in MAKERS.items() for _ in range(many)]
+
+
+# --- HTTP/1 --------------------------------------------------------------------------------------------------------
+def _section(chance: random.Random, most: int = 6) -> str:
+    lines = []
+    for _ in range(chance.randrange(most)):
+        lines.append(f"{chance.choice(NAMES)}:{chance.choice(('', ' '))}{chance.choice(VALUES)}{chance.choice(ENDS)}")
+    return "".join(lines)
+
+
+def _chunked(chance: random.Random) -> str:
+    text = ""
+    for _ in range(chance.randrange(5)):
+        size = chance.choice(SIZES[1:5]) if chance.random() < 0.9 else chance.choice(SIZES)
+        try:
+            data = "d" * min(int(size, 16), 20)
+        except ValueError:
+            data = "dddd\r"
+        text += f"{size}{chance.choice(('', '', ';e=1'))}{chance.choice(ENDS)}{data}{chance.choice(ENDS)}"
+    return text + chance.choice(("0\r\n\r\n", "0\r\n\r\n", f"0\r\n{_section(chance, 4)}\r\n", "", "00\r\n\r\n"))
+
+
+def _message(chance: random.Random, start: str) -> str:
+    """A head, mostly with framing that fits, and what may be its body."""
+    body, framing = "", ""
+    match chance.randrange(5):
+        case 0:
+            body = "b" * chance.choice((0, 1, 5, 300))
+            framing = f"Content-Length: {len(body)}\r\n"
+        case 1:
+            body, framing = _chunked(chance), "Transfer-Encoding: chunked\r\n"
+        case 2:
+            body = "\r\n" * chance.randrange(7)
+    host = "Host: a.example\r\n" if chance.random() < 0.8 else ""
+    return f"{start}{chance.choice(ENDS)}{host}{framing}{_section(chance)}\r\n{body}"
+
+
+def _harmed(chance: random.Random, text: str) -> str:
+    """The text with some of its characters gone, doubled or others."""
+    if chance.random() < 0.6:
+        return text
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(text) + 1)
+        put = chance.choice(
+            ("", chr(chance.randrange(256)), "\r", "\n", "\r\n\r\n", ":", " ", "\x00", text[at : at + 9])
+        )
+        text = text[:at] + put + text[at + chance.randrange(3) :]
+    return text
+
+
+def _cut(chance: random.Random, text: str) -> Game:
+    way = chance.randrange(4)
+    cuts = list(range(len(text))) if way == 0 and len(text) < 400 else []
+    if way in (1, 2):
+        cuts = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(5)))
+    return {"data": text, "cuts": cuts, "limits": chance.choice(LIMITS), "whole": chance.random() < 0.3}
+
+
+def _of_requests(chance: random.Random) -> Game:
+    text = chance.choice(("", "", "", "\r\n", "\r\n" * 6))
+    for _ in range(chance.randrange(1, 4)):
+        usual = chance.random() < 0.6
+        method = chance.choice(METHODS[:3] if usual else METHODS)
+        target, version = (
+            chance.choice(TARGETS[:3] if usual else TARGETS),
+            chance.choice(VERSIONS[:4] if usual else VERSIONS),
+        )
+        text += _message(chance, f"{method} {target} {version}")
+    return _cut(chance, _harmed(chance, text))
+
+
+def _of_responses(chance: random.Random) -> Game:
+    text = ""
+    for _ in range(chance.choice((1, 1, 1, 2, 18))):
+        status = chance.choice(STATUSES[:4]) if chance.random() < 0.7 else chance.choice(STATUSES)
+        text += _message(chance, f"{chance.choice(VERSIONS[:5])} {status}")
+    more = {"method": chance.choice(("GET", "GET", "HEAD", "CONNECT", "POST")), "eof": chance.randrange(3)}
+    return {**_cut(chance, _harmed(chance, text)), **more}
+
+
+def _of_chunks(chance: random.Random) -> Game:
+    named = [chance.choice(("x-a", "cookie"))] if chance.random() < 0.3 else []
+    return {**_cut(chance, _harmed(chance, _chunked(chance))), "named": named, "at": chance.randrange(4)}
+
+
+def _of_fields(chance: random.Random) -> Game:
+    does: list[list[str]] = []
+    for _ in range(chance.randrange(1, 8)):
+        name = chance.choice(NAMES).lower()
+        match chance.choice(("get", "get_all", "__contains__", "remove", "add", "set")):
+            case ("add" | "set") as what:
+                does.append([what, chance.choice(NAMES), chance.choice(VALUES)])
+            case what:
+                does.append([what, name])
+    section = _section(chance)
+    return {"block": "".join(f"\r\n{line}" for line in section.split("\r\n") if ":" in line), "does": does}
+
+
+# --- routing -------------------------------------------------------------------------------------------------------
+def _some(chance: random.Random, among: Sequence[str], most: int) -> list[str]:
+    return [chance.choice(among) for _ in range(chance.randrange(most + 1))]
+
+
+def _value(chance: random.Random) -> list[str]:
+    regex = chance.random() < 0.3
+    value = chance.choice(("[0-9]+", ".*") if regex else ("1", "2"))
+    return [chance.choice(("x", "y", "x-a")), value, "RegularExpression" if regex else "Exact"]
+
+
+def _rule(chance: random.Random) -> Game:
+    kind = chance.choice(("PathPrefix", "PathPrefix", "Exact", "RegularExpression"))
+    path = (
+        chance.choice(("/a/.*", "/[a-z]+", "/(a|b)/b", "("))
+        if kind == "RegularExpression"
+        else chance.choice(PATHS[:9])
+    )
+    return {
+        "path": path, "type": kind, "method": chance.choice(("", "", "GET", "POST")),
+        "headers": [_value(chance) for _ in range(chance.choice((0, 0, 1, 2)))],
+        "query": [_value(chance) for _ in range(chance.choice((0, 0, 0, 1)))],
+        "preflight": chance.random() < 0.1, "any_service": chance.random() < 0.1,
+    }  # fmt: skip
+
+
+def _of_routes(chance: random.Random) -> Game:
+    routes = [
+        [
+            _some(chance, PATTERNS[:4], 2),
+            chance.choice(("~", "2026-01-01")),
+            [_rule(chance) for _ in range(chance.randrange(1, 4))],
+        ]
+        for _ in range(chance.randrange(1, 6))
+    ]
+    asks = [
+        [
+            chance.choice(HOSTS), chance.choice(("GET", "POST", "OPTIONS")), chance.choice(PATHS),
+            [[chance.choice(ASKED_FIELDS), chance.choice(("1", "2", "GET"))] for _ in range(chance.randrange(4))],
+        ]
+        for _ in range(8)
+    ]  # fmt: skip
+    return {"routes": routes, "asks": asks}
+
+
+def _of_hosts(chance: random.Random) -> Game:
+    return {"entries": [_some(chance, PATTERNS, 3) for _ in range(chance.randrange(8))], "asks": list(HOSTS)}
+
+
+# --- the pool ------------------------------------------------------------------------------------------------------
+def _of_pool(chance: random.Random) -> Game:
+    limit = chance.randrange(1, 5)
+    settings = [limit, chance.randrange(3), chance.randrange(4), chance.randrange(1, limit + 1)]
+    what = ("ask", "ask", "ask", "ask", "release", "release", "lost", "leave", "too_late", "go")
+    does = [[chance.choice(what), chance.randrange(4), chance.randrange(4)] for _ in range(chance.randrange(30))]
+    return {"settings": settings, "does": does + ([["retire", 0, 0]] if chance.random() < 0.2 else [])}
+
+
+MAKERS: dict[str, Callable[[random.Random], Game]] = {
+    "requests": _of_requests,
+    "responses": _of_responses,
+    "chunks": _of_chunks,
+    "fields": _of_fields,
+    "routes": _of_routes,
+    "hosts": _of_hosts,
+    "pool": _of_pool,
+}

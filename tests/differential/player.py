@@ -1,0 +1,326 @@
+"""Plays what it reads from standard input, JSON in each line, and answers each with a line that says all it saw.
+
+Two processes play the same, one on the compiled modules and one on their sources (`test_builds`): `python -m
+tests.differential.player`. The first line that it writes names the build. No clock is read, and nothing is patched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from egressproxy import build
+from egressproxy.errors import GatewayError
+from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.model.steps import finished
+from egressproxy.protocols.http1.chunked import ChunkedDecoder
+from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import Malformed
+from egressproxy.protocols.http1.writer import interim_bytes, request_bytes, response_bytes
+from egressproxy.routing.hosts import HostEntry, HostMap
+from egressproxy.routing.table import HttpTable
+from egressproxy.upstream.pool import Claim, Pool
+
+__all__ = ["PLAYS"]
+
+#: The attributes of heads: compiled code has no list of them.
+OF_REQUEST = (
+    "authority", "body", "connection_close", "expect_continue", "form", "host", "http_1_0", "max_forwards", "method",
+    "path", "proxy_authorization", "scheme", "target", "te_trailers", "upgrade", "via",
+)  # fmt: skip
+OF_RESPONSE = ("body", "connection_close", "http_1_0", "is_interim", "phrase", "status", "upgrade", "via")
+
+Played = dict[str, Any]
+Seen = list[Any]
+
+
+def said(value: object) -> Any:
+    """A value as JSON has it: bytes as text, all else by its repr where JSON has no such type."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return value if isinstance(value, str | int | float | bool) or value is None else repr(value)
+
+
+def told(error: Exception) -> Seen:
+    """Everything that an error says."""
+    seen: Seen = [type(error).__name__, str(error)]
+    if isinstance(error, GatewayError):
+        seen += [error.reason.value, error.message, error.status, error.close, error.retry.value, error.remedy]
+    elif isinstance(error, Malformed):
+        seen += [error.reason.value, error.message, error.status]
+    return seen
+
+
+def tried(seen: Seen, call: Callable[[], Any]) -> Any:
+    """The result of a call; what it raises is noted, and None returned."""
+    try:
+        return call()
+    except Exception as error:  # the two builds have to fail in the same way
+        seen.append(told(error))
+        return None
+
+
+def octets(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def segments(asked: Played) -> list[bytes]:
+    data = octets(asked["data"])
+    places = [0, *sorted({cut for cut in asked["cuts"] if 0 < cut < len(data)}), len(data)]
+    return [data[a:b] for a, b in pairwise(places)]
+
+
+# --- the codec -----------------------------------------------------------------------------------------------------
+def event_of(event: object) -> Seen:
+    if isinstance(event, RequestHead):
+        copied = event.copy()
+        return [
+            "request", [said(getattr(event, name)) for name in OF_REQUEST], said(event.fields.block),
+            [said(getattr(copied, name)) for name in OF_REQUEST] == [said(getattr(event, name)) for name in OF_REQUEST],
+            said(request_bytes(event, event.host, b"gw")), repr(event),
+        ]  # fmt: skip
+    if isinstance(event, ResponseHead):
+        seen = ["response", [said(getattr(event, name)) for name in OF_RESPONSE], said(event.fields.block), repr(event)]
+        if event.is_interim:
+            return [*seen, said(interim_bytes(event, b"gw"))]
+        if b"date" not in event.fields:
+            event.fields.add(b"Date", b"that of no clock")
+        ways = [(close, old) for close in (False, True) for old in (False, True)]
+        return seen + [
+            said(response_bytes(event, b"gw", close=close, http_1_0=old, has_body=True)) for close, old in ways
+        ]
+    if isinstance(event, EndOfMessage):
+        return ["end", None if event.trailers is None else said(event.trailers.block)]
+    return ["piece", said(event)]
+
+
+def requests(asked: Played) -> Seen:
+    """`data` cut at `cuts`, under `limits`; `whole`: bodies are taken whole where they are there."""
+    reader, seen = RequestReader(HeadLimits(*asked["limits"])), []
+    for segment in segments(asked):
+        reader.feed(segment)
+        for _ in range(100):
+            if asked["whole"] and (body := reader.take_whole_body()) is not None:
+                seen.append(["whole", said(body)])
+            before = len(seen)
+            event = tried(seen, reader.next)
+            if event is None:
+                if len(seen) > before:
+                    tried(seen, reader.next)  # it says the same again
+                break
+            seen.append(event_of(event))
+            if isinstance(event, RequestHead) and (event.method == b"CONNECT" or event.upgrade):
+                return [*seen, reader.buffered, said(reader.take_rest()), repr(reader)]
+        seen.append([reader.buffered, said(reader.first_byte), reader.has_partial_head, reader.is_untouched])
+    return [*seen, repr(reader)]
+
+
+def responses(asked: Played) -> Seen:
+    """Beside what `requests` has: the `method` of the request, and how the upstream ended (`eof`: clean 1, reset 2)."""
+    reader, seen = ResponseReader(HeadLimits(*asked["limits"])), []
+    reader.expect(octets(asked["method"]))
+    for segment in [*segments(asked), b""]:
+        if segment:
+            reader.feed(segment)
+        elif asked["eof"]:
+            reader.feed_eof(asked["eof"] == 1)
+        for _ in range(100):
+            if asked["whole"]:
+                seen.append(["settled", reader.settle_length()])
+                if (body := reader.take_whole_body()) is not None:
+                    seen.append(["whole", said(body)])
+            before = len(seen)
+            event = tried(seen, reader.next)
+            if event is None:
+                if len(seen) > before:
+                    tried(seen, reader.next)
+                break
+            seen.append(event_of(event))
+            if isinstance(event, ResponseHead) and not event.is_interim:
+                seen.append(["begun", tried(seen, reader.has_begun_body)])
+        seen.append([reader.buffered, reader.needs_more])
+    reader.expect(b"GET")
+    tried(seen, reader.next)
+    return [*seen, repr(reader)]
+
+
+def chunks(asked: Played) -> Seen:
+    """A chunked body; `at` is the segment behind which a copy goes on beside it."""
+    decoder = ChunkedDecoder(HeadLimits(*asked["limits"]), frozenset(map(octets, asked["named"])))
+    seen, left = [], b""
+    for number, segment in enumerate(segments(asked)):
+        left += segment
+        kinds = (bytes, bytearray) if number % 2 else (bytearray, bytes)
+        if number == asked["at"]:
+            copied = decoder.copy()
+            seen.append(["copied", _decoded(copied, kinds[1](left), seen)[0]])
+        event, at = _decoded(decoder, kinds[0](left), seen)
+        seen.append([event, at])
+        left = left[at:]
+    return seen
+
+
+def _decoded(decoder: ChunkedDecoder, buffer: bytes | bytearray, seen: Seen) -> tuple[Any, int]:
+    event, at = tried(seen, lambda: decoder.decode(buffer, 0)) or (None, 0)
+    return event if event is None else event_of(event), at
+
+
+def fields(asked: Played) -> Seen:
+    """Operations on a field section: `[name of the method, arguments …]`."""
+    made, seen = Fields(octets(asked["block"])), []
+    for name, *arguments in asked["does"]:
+        values = [octets(argument) for argument in arguments]
+        result = tried(seen, lambda name=name, values=values: getattr(made, name)(*values))
+        seen.append([said(each) for each in result] if isinstance(result, list) else said(result))
+    return [*seen, said(made.block), len(made), [[said(name), said(value)] for name, value in made], repr(made)]
+
+
+# --- routing -------------------------------------------------------------------------------------------------------
+def _match(written: Played) -> MatchIR:
+    def values(name: str) -> tuple[ValueMatch, ...]:
+        return tuple(ValueMatch(each[0], each[1], MatchType(each[2])) for each in written[name])
+
+    return MatchIR(
+        written["path"], PathMatchType(written["type"]), written["method"], values("headers"), values("query"),
+        written["preflight"], written["any_service"],
+    )  # fmt: skip
+
+
+def routes(asked: Played) -> Seen:
+    """A table of `routes`, and what each of the requests of `asks` finds there."""
+    seen: Seen = []
+    made = []
+    for number, (hosts, created, matches) in enumerate(asked["routes"]):
+        rules = tuple(HttpRuleIR(matches=(_match(each),)) for each in matches)
+        route = HttpRouteIR(f"agents/r{number}", tuple(hosts), rules, created)
+        made.append((route, [f"{number}.{index}" for index in range(len(rules))]))
+    table: HttpTable[str] | None = tried(seen, lambda: finished(HttpTable.building(made, {"own.test": "own"})))
+    if table is None:
+        return seen
+    seen.append([list(table.payloads()), [list(each) for each in table.every()]])
+    for host, method, path, lines in asked["asks"]:
+        request = (host, octets(method), octets(path), Fields.of((octets(a), octets(b)) for a, b in lines))
+        found = tried(seen, lambda request=request: table.match(*request))
+        seen.append(found and [found[0], said(found[1])])
+        seen.append(tried(seen, lambda request=request: [repr(each) for each in table.matches(*request)]))
+        seen.append([table.sole(host), table.depends_on_fields(host), [repr(each) for each in table.rules_of(host)]])
+    return seen
+
+
+def hosts(asked: Played) -> Seen:
+    """A map of host names, and what is found for each of `asks`."""
+    made = finished(HostMap.building(HostEntry(names, number) for number, names in enumerate(asked["entries"])))
+    return [
+        [made.match(host), made.exact(host), made.get(host), list(made.after_exact(host))] for host in asked["asks"]
+    ] + [list(made.values())]
+
+
+# --- pool and timers -----------------------------------------------------------------------------------------------
+@dataclass(eq=False)
+class Connection:
+    number: int
+    is_leaving: bool = False
+
+    def __repr__(self) -> str:
+        return f"c{self.number}"
+
+
+@dataclass
+class PoolGame:
+    """Clients and connections of one pool, all by their numbers."""
+
+    pool: Pool[Connection]
+    loop: asyncio.AbstractEventLoop
+    claims: list[Claim[Connection]] = field(default_factory=list)
+    open: list[Connection] = field(default_factory=list)
+
+    def ask(self, client: int, _: int) -> object:
+        claim: Claim[Connection] = Claim(f"client-{client}")
+        self.claims.append(claim)
+        found = self.pool.take_kept(claim) if self.pool.is_counting else self.pool.take()
+        if found is not None:
+            return found
+        if self.pool.may_open(claim):
+            made = Connection(len(self.open))
+            self.open.append(made)
+            self.pool.opened(claim, made)
+            return made
+        return self.pool.wait(claim, self.loop).done()
+
+    def leave(self, number: int, _: int) -> object:
+        return self.pool.leave(self.claims[number % len(self.claims)]) if self.claims else None
+
+    def too_late(self, number: int, _: int) -> object:
+        claim = self.claims[number % len(self.claims)] if self.claims else None
+        if claim is None or claim.given is None or claim.given.done():
+            return None
+        self.pool.too_late(claim)
+        error = claim.given.exception()
+        return told(error) if isinstance(error, Exception) else None
+
+    def release(self, number: int, how: int) -> object:
+        return self.pool.release(self.open[number % len(self.open)], reusable=how > 0) if self.open else None
+
+    def lost(self, number: int, _: int) -> object:
+        return self.pool.lost(self.open.pop(number % len(self.open))) if self.open else None  # type: ignore[func-returns-value]
+
+    def go(self, number: int, _: int) -> object:
+        if self.open:
+            self.open[number % len(self.open)].is_leaving = True
+        return None
+
+    def retire(self, _: int, __: int) -> object:
+        return self.pool.retire()
+
+    def state(self) -> Seen:
+        pool = self.pool
+        given = [
+            [repr(claim), claim.given.done() and claim.given.exception() is None and repr(claim.given.result())]
+            for claim in self.claims
+            if claim.given is not None
+        ]
+        return [repr(pool), pool.is_counting, pool.is_empty, pool.is_all_idle, repr(pool.idle), repr(pool.kept), given]
+
+
+def pool(asked: Played) -> Seen:
+    """A pool with these `settings`, on which `does` is done: `[what, number, how]`."""
+    loop = asyncio.new_event_loop()
+    try:
+        game, seen = PoolGame(Pool("a", *asked["settings"]), loop), []
+        for name, number, how in asked["does"]:
+            seen.append(said(tried(seen, lambda name=name, number=number, how=how: getattr(game, name)(number, how))))
+            seen.append(game.state())
+        return seen
+    finally:
+        loop.close()
+
+
+PLAYS: dict[str, Callable[[Played], Seen]] = {
+    "requests": requests,
+    "responses": responses,
+    "chunks": chunks,
+    "fields": fields,
+    "routes": routes,
+    "hosts": hosts,
+    "pool": pool,
+}
+
+
+def main() -> None:
+    print(json.dumps(build.name()), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        seen: Seen = []
+        answer = tried(seen, lambda asked=asked: PLAYS[asked["play"]](asked))
+        print(json.dumps(seen if answer is None else answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
