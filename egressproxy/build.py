@@ -19,7 +19,7 @@ COMPILED: Final = "compiled"
 PURE: Final = "pure"
 PURE_VARIABLE: Final = "EGRESSPROXY_PURE"
 #: A module that every compiled build has compiled; finding it imports no other.
-_SAMPLE: Final = "egressproxy.net.timers"
+_SAMPLE: Final = "egressproxy.model.fields"
 
 
 class _Sources:

@@ -6,22 +6,23 @@ import os
 import subprocess
 import sys
 import tomllib
+import traceback
 from pathlib import Path
 
 import pytest
 
 from egressproxy import build
-from egressproxy.net import timers
+from egressproxy.model import fields
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILED: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["egressproxy"]["compiled"]
 
 #: Prints the build, and where a module is from.
-ASK = "from egressproxy import build; import egressproxy.net.timers as t; print(build.name(), t.__file__)"
+ASK = "from egressproxy import build; import egressproxy.model.fields as t; print(build.name(), t.__file__)"
 
 
 def said(tmp_path: Path, **environment: str) -> list[str]:
-    """What a process says whose egressproxy.net.timers is there as a source, and as what cannot be its library."""
+    """What a process says whose egressproxy.model.fields is there as a source, and as what cannot be its library."""
     done = subprocess.run(
         [sys.executable, "-c", ASK], env={**os.environ, "PYTHONPATH": str(tmp_path), **environment},
         capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
@@ -33,10 +34,10 @@ def said(tmp_path: Path, **environment: str) -> list[str]:
 def installed(tmp_path: Path) -> Path:
     """A package with a compiled module beside its source."""
     package = tmp_path / "egressproxy"
-    (package / "net").mkdir(parents=True)
-    for name in ("__init__.py", "build.py", "net/__init__.py", "net/timers.py"):
+    (package / "model").mkdir(parents=True)
+    for name in ("__init__.py", "build.py", "model/__init__.py", "model/fields.py"):
         (package / name).write_text((ROOT / "egressproxy" / name).read_text())
-    (package / "net/timers.so").write_bytes(b"no library")
+    (package / "model/fields.so").write_bytes(b"no library")
     return tmp_path
 
 
@@ -47,16 +48,16 @@ def test_the_compiled_modules_run_where_they_are(installed: Path, value: str):
 
 @pytest.mark.parametrize("value", ["1", "yes"])
 def test_the_sources_run_where_that_is_asked_for(installed: Path, value: str):
-    assert said(installed, EGRESSPROXY_PURE=value) == ["pure", str(installed / "egressproxy/net/timers.py")]
+    assert said(installed, EGRESSPROXY_PURE=value) == ["pure", str(installed / "egressproxy/model/fields.py")]
 
 
 def test_sources_alone_are_the_pure_build(installed: Path):
-    (installed / "egressproxy/net/timers.so").unlink()
+    (installed / "egressproxy/model/fields.so").unlink()
     assert said(installed, EGRESSPROXY_PURE="0")[0] == "pure"
 
 
 def test_the_name_says_what_is_imported():
-    assert build.name() == (build.PURE if str(timers.__file__).endswith(".py") else build.COMPILED)
+    assert build.name() == (build.PURE if str(fields.__file__).endswith(".py") else build.COMPILED)
 
 
 def test_all_that_is_compiled_is_there_and_sorted():
@@ -71,3 +72,13 @@ def test_the_version_says_which_build_runs():
         cwd=ROOT,
     )  # fmt: skip
     assert f" ({build.name()}, Python " in done.stdout
+
+
+def test_an_error_in_either_build_has_file_line_and_function_of_the_source():
+    with pytest.raises(ValueError, match="not a field name") as caught:
+        fields.Fields.of([(b"a b", b"c")])
+    frames = [(each.filename, each.lineno, each.name) for each in traceback.extract_tb(caught.value.__traceback__)]
+    (file, line, name), (_, _, caller) = frames[-1], frames[-2]
+    assert (file.endswith("egressproxy/model/fields.py"), name, caller) == (True, "add", "of")
+    source = (ROOT / "egressproxy/model/fields.py").read_text().splitlines()
+    assert source[line - 1].strip().startswith("raise ValueError")

@@ -21,22 +21,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 COMPILED = frozenset(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["egressproxy"]["compiled"])
 
-TO_COME = "is compiled next; until then the compiled build raises TypeError here"
-
 #: What may stand in a module all the same, by module and construct, with a word why.
-ALLOWED: dict[tuple[str, str], str] = {
-    (f"egressproxy.{module}", f"{name} is interpreted, and a subclass of egressproxy.{base}, which is compiled"): why
-    for module, name, base, why in (
-        ("gateway.listeners.stream_connection", "StreamConnection", "net.flow_control.FlowControl", TO_COME),
-        ("gateway.listeners.stream_connection", "_Inner", "net.flow_control.FlowControl", TO_COME),
-        ("protocols.http1.downstream", "DownstreamConnection", "net.flow_control.FlowControl", TO_COME),
-        ("protocols.http1.upstream", "UpstreamConnection", "net.flow_control.FlowControl", TO_COME),
-        ("protocols.http2.sending", "SendingSide", "net.flow_control.FlowControl", TO_COME),
-        ("protocols.tunnel.transport_tunnel", "TransportEnd", "net.flow_control.FlowControl", TO_COME),
-        ("protocols.tunnel.tunnel", "Tunnel", "net.timers.Timer", TO_COME),
-        ("upstream.tenant_pool", "TenantPool", "upstream.pool.Pool", TO_COME),
-    )
-}
+ALLOWED: dict[tuple[str, str], str] = {}
 
 #: Modules that copy objects (`copy.copy`), and the module of the class that is copied, which is not compiled.
 COPIED = {
