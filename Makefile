@@ -15,6 +15,8 @@ SHARED_CASES ?= ../shared/cases
 SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
                tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
                tests/gateway/test_cycles.py tests/gateway/test_cycles_of_failures.py tests/gateway/test_cycles_of_http2.py tests/gateway/test_cycles_of_questions.py
+# What is compiled, and that it does what its sources do.
+COMPILED    := --quiet $(SMOKE) tests/routing tests/upstream/test_pool.py tests/differential
 # One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
 AT_ONCE     := --numprocesses auto --dist worksteal
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"
@@ -29,10 +31,10 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: install ## install what is missing and start the gateway (options: ARGS="…")
 	@exec $(BIN)/egressproxy run $(ARGS)
@@ -48,6 +50,9 @@ test-slow: install-dev ## run the tests that need long, each some ten seconds or
 
 smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
+
+test-compiled: install-dev ## compile a copy of the checkout and run tests there (others: ARGS="tests/gateway -k reload")
+	@PYTHON=$(BIN)/python .ci/test-compiled $(or $(ARGS),$(COMPILED))
 
 check: lint types imports image-lint test test-slow ## format, lint, types, import direction, image files, then all tests
 
@@ -72,7 +77,7 @@ image-lint: install-dev
 lock: ## write down the versions and hashes of what the image installs, the newest that pyproject.toml allows
 	@$(PYTHON) -m venv .cache/lock-venv && .cache/lock-venv/bin/python -m pip -qq --disable-pip-version-check install uv
 	@$(LOCK) pyproject.toml --output-file requirements.lock
-	@sed -n '/^requires = /s/.*\["\(.*\)"\].*/\1/p' pyproject.toml | $(LOCK) - --output-file requirements-build.lock
+	@sed -n '/^requires = /p; /^compile = /p' pyproject.toml | grep -o '"[^"]*"' | tr -d '"' | $(LOCK) - --output-file requirements-build.lock
 	@echo "requirements.lock and requirements-build.lock are written: look at the difference, and run the tests with it"
 
 cases: install ## run the attack cases that stand beside the checkout (options: CASES="--group smuggling -j 2")

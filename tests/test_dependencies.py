@@ -60,6 +60,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     [
         ("requirements.lock", PROJECT["project"]["dependencies"]),
         ("requirements-build.lock", PROJECT["build-system"]["requires"]),
+        ("requirements-build.lock", PROJECT["project"]["optional-dependencies"]["compile"]),
     ],
 )
 def test_every_dependency_is_locked_to_one_version_that_will_do(name: str, wanted: list[str]):
@@ -97,11 +98,17 @@ def test_the_lock_does_not_say_where_packages_come_from(name: str):
     assert not re.search(r"^\s*-", re.sub(r"^    --hash=.*$", "", text, flags=re.MULTILINE), re.MULTILINE)
 
 
+def test_what_is_installed_together_is_locked_to_one_version():
+    ours, for_builds = locked("requirements.lock"), locked("requirements-build.lock")
+    both = ours.keys() & for_builds.keys()
+    assert {name for name in both if ours[name][0].specifier != for_builds[name][0].specifier} == set()
+
+
 def test_the_image_is_built_of_what_is_pinned():
     lines = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     first, *others = [line for line in lines if line.startswith("FROM ")]
     assert re.fullmatch(r"FROM python:3\.\d+\.\d+-[a-z-]+@sha256:[0-9a-f]{64} AS base", first)
     assert {line.split()[1] for line in others} == {"base"}
-    installs = [line for line in lines if "pip install" in line]
-    assert installs
+    installs = [part for line in lines for part in line.split("&&") if re.search(r"\bpip\b.* (?:install|wheel) ", part)]
+    assert len(installs) == 4
     assert all("--require-hashes" in line or "--no-index --no-deps" in line for line in installs)

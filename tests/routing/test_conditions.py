@@ -14,6 +14,7 @@ from egressproxy.routing import conditions
 from egressproxy.routing.conditions import MAX_PARAMETERS, WORK
 from egressproxy.routing.patterns import Expression
 from egressproxy.routing.table import HttpTable
+from tests.support.builds import of_sources
 from tests.support.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +83,7 @@ def test_more_query_parameters_than_a_match_looks_at_are_refused():
         assert refusal(made, target) == (414, Reason.TARGET_TOO_LONG)
 
 
+@of_sources
 @pytest.mark.parametrize("number", [2, 1024])
 def test_fields_are_gone_through_a_few_times_however_many_names_are_asked_for(number):
     names = [f"x-{n}" for n in range(number)]
