@@ -77,10 +77,18 @@ ASKED_FIELDS = ("X", "x", "Y", "X-A", "Origin", "Access-Control-Request-Method")
 PATTERNS = ("a.test", "*.a.test", "*.b.a.test", "*.test", "*", "", "own.test")
 
 
+#: Whole exchanges take some milliseconds each.
+EXCHANGES = 150
+
+
 def games(seed: int, many: int) -> list[Game]:
     """So many games of each kind."""
     chance = random.Random(seed)
-    return [{"play": name, **make(chance)} for name, make in MAKERS.items() for _ in range(many)]
+    return [
+        {"play": name, **make(chance)}
+        for name, make in MAKERS.items()
+        for _ in range(many if name != "exchanges" else min(many, EXCHANGES))
+    ]
 
 
 # --- HTTP/1 --------------------------------------------------------------------------------------------------------
@@ -237,6 +245,30 @@ def _of_pool(chance: random.Random) -> Game:
     return {"settings": settings, "does": does + ([["retire", 0, 0]] if chance.random() < 0.2 else [])}
 
 
+# --- whole exchanges -----------------------------------------------------------------------------------------------
+PLAIN = (
+    "Content-Length: 5\r\n\r\nhello",
+    "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "X-A: 1\r\n\r\n",
+)
+
+
+def _usual(chance: random.Random, start: str) -> str:
+    """Mostly a message without a fault."""
+    return f"{start}\r\nHost: a.example\r\n{chance.choice(PLAIN)}" if chance.random() < 0.8 else _message(chance, start)
+
+
+def _of_exchanges(chance: random.Random) -> Game:
+    text = ""
+    for _ in range(chance.randrange(1, 3)):
+        target = chance.choice(("http://a.example/", "http://a.example/x?y", "http://b.example/", "a.example:443"))
+        method = "CONNECT" if target.endswith("443") else chance.choice(METHODS[:4])
+        text += _usual(chance, f"{method} {target} HTTP/1.1")
+    answers = [_usual(chance, f"HTTP/1.1 {chance.choice(STATUSES[:4])}") for _ in range(chance.randrange(1, 3))]
+    game = _cut(chance, _harmed(chance, text))
+    return {"data": text if chance.random() < 0.5 else game["data"], "cuts": game["cuts"][:8], "answers": answers}
+
+
 MAKERS: dict[str, Callable[[random.Random], Game]] = {
     "requests": _of_requests,
     "responses": _of_responses,
@@ -245,4 +277,5 @@ MAKERS: dict[str, Callable[[random.Random], Game]] = {
     "routes": _of_routes,
     "hosts": _of_hosts,
     "pool": _of_pool,
+    "exchanges": _of_exchanges,
 }

@@ -27,6 +27,8 @@ from egressproxy.protocols.http1.writer import interim_bytes, request_bytes, res
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.upstream.pool import Claim, Pool
+from tests.gateway.kit import forward
+from tests.support.conversation import conversation
 
 __all__ = ["PLAYS"]
 
@@ -302,6 +304,31 @@ def pool(asked: Played) -> Seen:
         loop.close()
 
 
+# --- whole exchanges -----------------------------------------------------------------------------------------------
+def exchanges(asked: Played) -> Seen:
+    """A client says `data`, cut at `cuts`, origins answer with `answers`: what all of them hear, and the log."""
+    seen: Seen = []
+    talk = conversation(forward())
+    try:
+        for segment in segments(asked):
+            if not talk.client.is_gone:
+                talk.client >> segment
+            talk.settle()
+            while (dial := talk.pending_dial()) is not None:
+                address, port = dial.endpoints[0]
+                talk.dialled(talk.names.name_of(address), port)
+                talk.settle()
+        for answer in asked["answers"]:
+            for origin in [each for each in talk.origins if not each.is_gone]:
+                origin >> octets(answer)
+                talk.settle()
+        seen += [["heard", said(peer.got), peer.is_gone] for peer in (talk.client, *talk.origins)]
+    finally:
+        tried(seen, talk.close)
+    kept = ("status", "reason", "method", "host", "path", "route", "bytes_in", "bytes_out")
+    return seen + [[line.get(name) for name in kept] for line in talk.records]
+
+
 PLAYS: dict[str, Callable[[Played], Seen]] = {
     "requests": requests,
     "responses": responses,
@@ -310,6 +337,7 @@ PLAYS: dict[str, Callable[[Played], Seen]] = {
     "routes": routes,
     "hosts": hosts,
     "pool": pool,
+    "exchanges": exchanges,
 }
 
 
