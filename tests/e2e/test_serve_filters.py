@@ -63,7 +63,7 @@ from egressproxy.filters import Filter
 class Who(Filter):
     def request_headers(self, x):
         x.request.fields.set(b"x-client", x.client.encode())
-        x.request.fields.set(b"x-who", "/".join(x.identity[:2]).encode())
+        x.request.fields.set(b"x-who", f"{x.identity.namespace}/{x.identity.service_account}".encode())
 """
 HOLDS = """
 from egressproxy.filters import Filter
