@@ -111,13 +111,18 @@ class Service:
     def _wait(self, message: bytes, context: Any) -> Iterator[bytes]:
         """One message if there is one in the request, then nothing until the client gives up."""
         over = threading.Event()
-        context.add_callback(over.set)
+        has_stayed = False
+
+        def note() -> None:  # not below: whoever gives up at once leaves a generator that nobody resumes
+            over.set()
+            with self._changed:
+                self.ended.append("stayed" if has_stayed else "gave up")
+                self._changed.notify_all()
+
+        context.add_callback(note)
         if message:
             yield message
-        has_left = over.wait(WAIT_S)
-        with self._changed:
-            self.ended.append("gave up" if has_left else "stayed")
-            self._changed.notify_all()
+        has_stayed = not over.wait(WAIT_S)
 
 
 class GrpcWorld:
