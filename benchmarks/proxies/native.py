@@ -19,8 +19,9 @@ from benchmarks.processes import StartError
 from benchmarks.proxies.base import Proxy, debian_program, first_line
 from benchmarks.proxies.installed import install
 from benchmarks.world import EVENTS_HOST, World, find_program
+from egressproxy import __version__, build
 
-__all__ = ["EgressProxy", "Envoy", "HaProxy", "Nginx", "Squid", "TinyProxy"]
+__all__ = ["EgressProxy", "Envoy", "HaProxy", "Nginx", "PureEgressProxy", "Squid", "TinyProxy"]
 
 ENVOY_VERSION = "1.40.0"
 NO_REVERSE = "a forward proxy only"
@@ -34,9 +35,7 @@ class EgressProxy(Proxy):
     opens_tunnels = True
 
     def prepare(self, world: World, folder: Path) -> list[str]:
-        from egressproxy import __version__
-
-        self.version = __version__
+        self.version = f"{__version__} {build.name()}"
         self.opened_ca = world.folder / "opened-ca.crt"
         config = world.render(self.template, folder, self.ports, self.names)
         workers = ["--workers", str(self.workers)] if self.workers > 1 else []
@@ -57,6 +56,26 @@ class EgressProxy(Proxy):
 
     def knowing(self, clients: int) -> Proxy:
         return KnowingEgressProxy(clients)
+
+
+class PureEgressProxy(EgressProxy):
+    """The sources of the installation that is compared, where that is compiled."""
+
+    name = "egressproxy-pure"
+    unable: Mapping[str, str] = {"W9": "measured as it is installed alone"}
+
+    def prepare(self, world: World, folder: Path) -> list[str]:
+        if build.name() == build.PURE:
+            raise StartError("egressproxy is not compiled here: its sources are what is measured anyhow")
+        command = super().prepare(world, folder)
+        self.version = f"{self.version.partition(' ')[0]} {build.PURE}"
+        return command
+
+    def can_know_clients(self) -> bool:
+        return False
+
+    def environment(self, world: World) -> Mapping[str, str]:
+        return {**super().environment(world), build.PURE_VARIABLE: "1"}
 
 
 class OpeningEgressProxy(EgressProxy):
