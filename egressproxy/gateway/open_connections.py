@@ -150,7 +150,8 @@ class OpenConnections:
     """
 
     __slots__ = (
-        "clients", "connections", "is_closed", "per_client", "port", "told_refusal", "tunnels_of", "untold_refusals",
+        "clients", "connections", "is_closed", "per_client", "port", "told_flood", "told_refusal", "tunnels_of",
+        "untold_refusals",
     )  # fmt: skip
 
     def __init__(
@@ -161,6 +162,7 @@ class OpenConnections:
         self.connections: dict[Connection, str] = {}  # each with its client's address
         self.per_client: dict[str, int] = {}
         self.tunnels_of = tunnels_of if tunnels_of is not None else {}  # of the state before, which go on
+        self.told_flood = -inf  # when the log was told of a client that floods us (monotonic seconds)
         self.told_refusal = -inf  # when the log was told of a certificate that was refused (monotonic seconds) …
         self.untold_refusals = 0  # … and how many were refused since
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange

@@ -5,6 +5,7 @@ Slotted and mutable; created by the conductor, handed to every filter, observed 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -234,6 +235,30 @@ class Exchange:
     bytes_in: int = 0  # from the client, head and body, in bytes
     bytes_out: int = 0  # to the client
     series: Any = None  # telemetry.series.Series, bound at build time
+
+    @property
+    def says_close(self) -> bool:
+        """The client's connection serves nothing behind this: its head says so, or what came was none."""
+        return self.request is None or self.request.connection_close
+
+    @property
+    def asks_to_switch(self) -> bool:
+        """It asks for a tunnel: CONNECT, or an upgrade."""
+        return self.request is not None and (bool(self.request.upgrade) or self.method == b"CONNECT")
+
+    def drop_request(self) -> None:
+        """Nobody asks for the request any more."""
+        self.request = None  # type: ignore[assignment]
+
+    def copy(self) -> Exchange:
+        """The same values; the heads and the notes are shared."""
+        return copy.copy(self)
+
+    def forget_heads(self) -> None:
+        """A tunnel may last for days: what was said at its start, and may be long, does not stay with it."""
+        self.request.forget()
+        if self.response is not None:
+            self.response.forget()
 
     def note_denials(self, *reasons: Reason) -> None:
         """What mode Report lets pass; each reason counts once for one exchange."""

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
+from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream, OpenedHttp2
 from egressproxy.gateway.exchange.held_resources import HeldResources
-from egressproxy.gateway.exchange.interception import OpenedHttp2, OpenedTls
+from egressproxy.gateway.exchange.interception import OpenedTls
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.tls import TlsStream

@@ -15,6 +15,7 @@ from egressproxy.gateway.listeners.stream_connection import _Inner
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.net.flow_control import BodySink
+from tests.support.builds import of_sources
 
 NOBODY = cast(Any, None)
 OCTETS = REPLAY_LIMIT
@@ -46,7 +47,7 @@ def body_to_come() -> RequestHead:
         pytest.param(lambda: ReplayableBody(CHUNKED, lambda _sink: None), id="for retries"),
         pytest.param(lambda: Collector(NOBODY), id="for filters"),
         pytest.param(lambda: BufferedRequest(NOBODY, body_to_come()), id="for an authorization server"),
-        pytest.param(lambda: Told(NOBODY), id="for a tunnel"),
+        pytest.param(lambda: Told(NOBODY), id="for a tunnel", marks=of_sources),
     ],
 )
 def test_two_octets_at_a_time_take_no_more_room_than_all_at_once(make: Callable[[], BodySink]):

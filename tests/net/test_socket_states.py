@@ -14,9 +14,12 @@ from hypothesis.strategies import booleans, lists, sampled_from
 from egressproxy.net import sockets
 from egressproxy.net.poller import READABLE
 from egressproxy.net.sockets import SocketState, SocketTransport
+from tests.support.builds import skip_where_compiled
 from tests.support.fake_kernel import FakePoller, FakeSocket
 from tests.support.properties import examples
 from tests.support.states import Table, tables
+
+skip_where_compiled()
 
 TABLE: Table = tables(sockets)[0]
 OVER = (SocketState.CLOSED, SocketState.GONE)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import copy
-from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
@@ -97,32 +95,34 @@ class Copies:
         return f"Copies({len(self._copies)})"
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Copy(UpstreamCaller):
-    """One copy of one request: a sink for its body, and the source for its connection. `_held`: pieces that wait."""
+    """One copy of one request: a sink for its body, and the source for its connection."""
 
-    _mirror: Mirror
-    original: InitVar[Exchange]
-    resources: HeldConnection = field(default_factory=HeldConnection)
-    driver: Driver = field(init=False)
-    _x: Exchange = field(init=False)
-    _client: str = field(init=False)
-    _deadline: Deadline = field(init=False)
-    _upstream: Upstream | None = None  # takes the body
-    _held: Pieces = field(default_factory=Pieces)
-    _held_bytes: int = 0
-    _bytes: int = 0
-    _trailers: bytes | None = None  # None: more may come
-    _is_whole: bool = False  # all of the body has gone out
-    _is_over: bool = False
+    __slots__ = (
+        "_bytes", "_client", "_deadline", "_held", "_held_bytes", "_is_over", "_is_whole", "_mirror", "_trailers",
+        "_upstream", "_x", "driver", "resources",
+    )  # fmt: skip
 
-    def __post_init__(self, original: Exchange) -> None:
-        self._x = own = copy(original)
+    _client: str
+    _deadline: Deadline
+    driver: Driver
+
+    def __init__(self, mirror: Mirror, original: Exchange) -> None:
+        self._mirror = mirror
+        self.resources = HeldConnection()
+        self._upstream: Upstream | None = None  # takes the body
+        self._held = Pieces()  # wait
+        self._held_bytes = 0
+        self._bytes = 0
+        self._trailers: bytes | None = None  # None: more may come
+        self._is_whole = False  # all of the body has gone out
+        self._is_over = False
+        self._x = own = original.copy()
         own.request = original.request.copy()
         own.request.fields.remove(b"expect")  # we do not wait for a 100
         own.request.expect_continue = False
-        own.backend = self._mirror.backend
-        own.series = self._mirror.series
+        own.backend = mirror.backend
+        own.series = mirror.series
         own.notes = None
         own.max_body_bytes = -1
         own.attempts = 0
@@ -258,7 +258,7 @@ class Copy(UpstreamCaller):
         self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """Send the head, and the part of the body that is here; the rest follows as it comes."""
-        UpstreamCaller.send_request(self, x, upstream, body, pseudonym)  # a dataclass with slots has no plain super()
+        super().send_request(x, upstream, body, pseudonym)
         if x.request.body != 0:
             self._upstream = upstream
             upstream.feed_from(self)

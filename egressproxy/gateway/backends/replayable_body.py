@@ -154,6 +154,10 @@ class ReplayableBody:
             assert self.given is not None
             self.length = len(self.given) if drops else CHUNKED
 
+    @property
+    def _is_whole(self) -> bool:
+        return self._trailers is not None
+
     def detach(self) -> None:
         """End an attempt that has failed. The source is held back; what still comes is kept for the next attempt."""
         self._target = None
@@ -166,14 +170,14 @@ class ReplayableBody:
         Raises LimitExceeded (413) where it is longer than `limit` bytes. The caller is driven by `client.driver`.
         """
         assert self.is_kept
-        if self._trailers is None:
+        if not self._is_whole:
             self._collecting = client
             self._collecting_limit = limit
             start, self._start = self._start, None
             if start is not None:
                 self._source = start(self)
             self.resume_reading()
-            while self._trailers is None and self._bytes <= limit:
+            while not self._is_whole and self._bytes <= limit:
                 await PAUSE
             self._collecting = None
             self.pause_reading()

@@ -11,7 +11,7 @@ from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import PlacedFilter, finish
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
 from egressproxy.gateway.exchange.held_resources import HeldResources
-from egressproxy.gateway.exchange.recent_decisions import KEPT, PATH, Remembered
+from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
@@ -102,7 +102,7 @@ class Accounting:
         self.access_log.record(x)
         self.recent.append(
             (
-                x.started_wall, x.method, x.scheme, x.authority, x.path[PATH], x.gateway, x.listener, x.identity,
+                x.started_wall, x.method, x.scheme, x.authority, x.path[:MAX_PATH], x.gateway, x.listener, x.identity,
                 x.reason,
             )
         )  # fmt: skip

@@ -9,7 +9,7 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 
-__all__ = ["ClientConnection", "has_no_memory", "is_pressed"]
+__all__ = ["ClientConnection", "has_no_memory", "is_connection", "is_pressed"]
 
 
 def is_pressed(handler: RequestHandler) -> bool:
@@ -92,3 +92,8 @@ class ClientConnection(DownstreamConnection, Client):
             return False
         self.close(lingers=False)  # whoever makes way for another is counted no more: its descriptor goes, too
         return True
+
+
+def is_connection(client: Client) -> bool:
+    """Whether it is a connection of HTTP/1, and no stream of HTTP/2."""
+    return isinstance(client, ClientConnection)

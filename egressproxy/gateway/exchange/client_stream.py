@@ -33,7 +33,7 @@ from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["ClientHttp2", "ClientStream"]
+__all__ = ["ClientHttp2", "ClientStream", "OpenedHttp2"]
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,16 @@ SILENCE_S = 1.0
 
 
 class ClientStream(DownstreamStream, Client):
-    """One exchange. `inner` is HTTP/1 inside the tunnel that a CONNECT to port 80 has made of it."""
+    """One exchange. `inner` is HTTP/1 inside the tunnel that a CONNECT to port 80 has made of it.
+
+    That of a `call` of gRPC: its deadline holds, and what goes wrong is told in its own words.
+    """
 
     __slots__ = (
         "attempt_ends_at",
         "call",
         "exchange_ends_at",
+        "http2",
         "identity",
         "identity_until",
         "idle_limit_s",
@@ -60,32 +64,29 @@ class ClientStream(DownstreamStream, Client):
         "verdict",
     )
 
-    connection: ClientHttp2
-    call: GrpcCall  # of a CallStream
-
     def __init__(self, connection: ClientHttp2, number: int) -> None:
         super().__init__(connection, number)
         self.init_exchange(connection.state)
         self.server_name = connection.server_name
         copy_identity(self, connection)
         self.inner: tuple[ClientConnection, bytes] | None = None
+        self.call: GrpcCall | None = None
+        self.http2 = connection
 
     def remember(self, verdict: Verdict) -> None:
         """As of Client, for the streams that follow."""
-        self.verdict = self.connection.verdict = verdict
+        self.verdict = self.http2.verdict = verdict
 
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
         """The head is here: the exchange begins. One of gRPC is a call."""
         fields = head.fields
         if b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
-            self.__class__ = CallStream
             self.call = GrpcCall(fields.get_all(b"grpc-timeout"))
         super().begin(head, has_ended=has_ended)
 
     def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
         """What came is no request. A client of gRPC is told so in its own words."""
         if any(name == b"content-type" and is_grpc(value) for name, value in fields):
-            self.__class__ = CallStream
             self.call = GrpcCall([])
         super().refuse(fault, fields, has_ended=has_ended)
 
@@ -109,8 +110,11 @@ class ClientStream(DownstreamStream, Client):
         return self.passable_of_request(trailers)
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
-        """Those of an answer."""
-        return self.passable_trailers(trailers)
+        """Those of an answer; of a call they have the status."""
+        passed = self.passable_trailers(trailers)
+        if self.call is not None:
+            self.call.note(parsed_status(passed))
+        return passed
 
     def continued(self) -> None:
         """See Client. The stream goes on until its transport has ended."""
@@ -125,10 +129,11 @@ class ClientStream(DownstreamStream, Client):
 
     def finish(self, *, close: bool) -> None:
         """The exchange is over; inside a tunnel the first of others begins."""
+        self._forget_exchange()
         if self.inner is None:
             super().finish(close=close)
             if close:
-                self.connection.exchange_over()
+                self.http2.exchange_over()
             return
         (inner, rest), self.inner = self.inner, None
         if close:
@@ -157,6 +162,80 @@ class ClientStream(DownstreamStream, Client):
         serving = getattr(self.in_tunnel, "serving", None)
         return super().serving() if serving is None else tuple(serving())
 
+    # --- a call of gRPC --------------------------------------------------------------------------------------------
+    def start_clock(self, request_s: float, idle_s: float) -> None:
+        """As of Client; of the deadline of a call and `request_s` the earlier one holds. Raises GatewayError."""
+        if self.call is not None:
+            seconds = self.call.begin()
+            if seconds != NEVER:
+                on_wheel = on_the_wheel(seconds)
+                request_s = min(request_s, on_wheel) if request_s > 0 else on_wheel
+        super().start_clock(request_s, idle_s)
+
+    def send_request(
+        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+    ) -> None:
+        """As of Client. The backend of a call is told what is left of its time: its clock starts then."""
+        call = self.call
+        if call is not None:
+            call.exchange = x
+            fields = x.request.fields
+            if call.ends_at != NEVER and b"grpc-timeout" in fields:
+                ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
+                fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
+        super().send_request(x, upstream, body, pseudonym)
+
+    def send_response(
+        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
+    ) -> None:
+        """As of Client. Of a call the head may be all, with the status in it."""
+        super().send_response(head, request, pseudonym, body, close=close)
+        call = self.call
+        if call is not None:
+            call.note(parsed_status(head.fields.block))
+            call.is_open = body is None and head.body == CHUNKED and is_grpc(head.fields.get(b"content-type"))
+
+    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+        """As of Client; of a call trailers alone."""
+        return super().error_answer(error, x) if self.call is None else error_of_call(error, x.request_id)
+
+    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
+        """As of Client; of a call trailers alone."""
+        call = self.call
+        if call is None:
+            return super().own_answer(answer, x)
+        call.exchange = x
+        made = answer_of_call(answer, x.reason)
+        call.note(parsed_status(Fields.of(made.fields).block))
+        return made
+
+    def break_off(self, error: GatewayError) -> None:
+        """As of Client. Trailers say how a call has ended, where nothing has said it and the client still listens."""
+        call = self.call
+        if call is None:
+            super().break_off(error)
+            return
+        if isinstance(error, ClientGone) or not call.is_open or self.is_ending or self.is_lost:
+            self.abort()
+            return
+        fields = last_fields(error, is_late=True)
+        call.note(int(fields[0][1]))
+        self.end(fields)
+
+    def abort(self) -> None:
+        """As of Client."""
+        self._forget_exchange()
+        super().abort()
+
+    def _lose(self) -> None:
+        super()._lose()
+        self._forget_exchange()
+
+    def _forget_exchange(self) -> None:
+        """It may lead back here, by what its filters keep."""
+        if self.call is not None:
+            self.call.exchange = None
+
 
 class GrpcCall:
     """What is known of one call. `timeout` is what its head says of it, `ends_at` the deadline (monotonic seconds).
@@ -172,100 +251,31 @@ class GrpcCall:
         self.exchange: Exchange | None = None
         self.is_open = False
 
+    def begin(self) -> float:
+        """How many seconds it may take, NEVER: as long as it likes. Its deadline begins. Raises GatewayError."""
+        if not self.timeout:
+            return NEVER
+        if len(self.timeout) > 1:
+            raise BadRequest(Reason.BAD_FIELD, "grpc-timeout stands more than once", close=False)
+        try:
+            seconds = parsed_timeout(self.timeout[0])
+        except MalformedTimeout as fault:
+            raise BadRequest(Reason.BAD_FIELD, str(fault), close=False) from None
+        if seconds <= 0:
+            raise UpstreamFault(Reason.REQUEST_TIMEOUT, "the deadline of the call has passed", status=504)
+        self.ends_at = monotonic() + seconds
+        return seconds
 
-class CallStream(ClientStream):
-    """A call of gRPC: its deadline holds, and what goes wrong is told in its own words."""
-
-    __slots__ = ()
-
-    def start_clock(self, request_s: float, idle_s: float) -> None:
-        """As of Client; of the client's deadline and `request_s` the earlier one holds. Raises GatewayError."""
-        call = self.call
-        if call.timeout:
-            if len(call.timeout) > 1:
-                raise BadRequest(Reason.BAD_FIELD, "grpc-timeout stands more than once", close=False)
-            try:
-                seconds = parsed_timeout(call.timeout[0])
-            except MalformedTimeout as fault:
-                raise BadRequest(Reason.BAD_FIELD, str(fault), close=False) from None
-            if seconds <= 0:
-                raise UpstreamFault(Reason.REQUEST_TIMEOUT, "the deadline of the call has passed", status=504)
-            call.ends_at = monotonic() + seconds
-            on_wheel = on_the_wheel(seconds)
-            request_s = min(request_s, on_wheel) if request_s > 0 else on_wheel
-        super().start_clock(request_s, idle_s)
-
-    def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
-    ) -> None:
-        """As of Client. The backend is told what is left of the time: its clock starts when it hears of it."""
-        call = self.call
-        call.exchange = x
-        fields = x.request.fields
-        if call.ends_at != NEVER and b"grpc-timeout" in fields:
-            ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
-            fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
-        super().send_request(x, upstream, body, pseudonym)
-
-    def send_response(
-        self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
-    ) -> None:
-        """As of Client. The head may be all, with the status in it."""
-        super().send_response(head, request, pseudonym, body, close=close)
-        self._note(parsed_status(head.fields.block))
-        self.call.is_open = body is None and head.body == CHUNKED and is_grpc(head.fields.get(b"content-type"))
-
-    def trailers_to_send(self, trailers: bytes) -> bytes:
-        """As of Client. They have the status."""
-        passed = super().trailers_to_send(trailers)
-        self._note(parsed_status(passed))
-        return passed
-
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
-        """Trailers alone."""
-        return error_of_call(error, x.request_id)
-
-    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
-        """Trailers alone."""
-        self.call.exchange = x
-        made = answer_of_call(answer, x.reason)
-        self._note(parsed_status(Fields.of(made.fields).block))
-        return made
-
-    def break_off(self, error: GatewayError) -> None:
-        """Trailers say how the call has ended, where nothing has said it and the client still listens."""
-        if isinstance(error, ClientGone) or not self.call.is_open or self.is_ending or self.is_lost:
-            self.abort()
-            return
-        fields = last_fields(error, is_late=True)
-        self._note(int(fields[0][1]))
-        self.end(fields)
-
-    def finish(self, *, close: bool) -> None:
-        """As of Client. The exchange may lead back here, by what its filters keep."""
-        self.call.exchange = None
-        super().finish(close=close)
-
-    def abort(self) -> None:
-        """As of Client."""
-        self.call.exchange = None
-        super().abort()
-
-    def _lose(self) -> None:
-        super()._lose()
-        self.call.exchange = None
-
-    def _note(self, status: int) -> None:
-        if status >= 0 and self.call.exchange is not None:
-            self.call.exchange.grpc_status = status
+    def note(self, status: int) -> None:
+        """Keep the status that it ends with; -1: none."""
+        if status >= 0 and self.exchange is not None:
+            self.exchange.grpc_status = status
 
 
 class ClientHttp2(DownstreamHttp2):
     """A client's connection, which counts with its listener like one of HTTP/1."""
 
     __slots__ = ("identity", "identity_until", "metrics", "server_name", "state", "verdict")
-
-    silent_until = 0.0  # of all: who floods us with requests shall not flood the log
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections, metrics: Metrics) -> None:
         port, times = state.port, state.port.first.timeouts
@@ -300,8 +310,9 @@ class ClientHttp2(DownstreamHttp2):
         name = code.name if isinstance(code, ErrorCodes) else "PROTOCOL_ERROR"
         self.metrics.http2_connection_broken(name.lower())
         level = logging.DEBUG
-        if code is ErrorCodes.ENHANCE_YOUR_CALM and self.wheel.now >= ClientHttp2.silent_until:
-            ClientHttp2.silent_until = self.wheel.now + SILENCE_S
+        now = self.wheel.now
+        if code is ErrorCodes.ENHANCE_YOUR_CALM and now >= self.state.told_flood + SILENCE_S:
+            self.state.told_flood = now  # who floods us with requests shall not flood the log
             level = logging.WARNING
         log.log(level, "the HTTP/2 connection of %s is ended with %s: %s", self.client, name, why)
 
@@ -333,3 +344,28 @@ class ClientHttp2(DownstreamHttp2):
     def may_leave_gently(self) -> bool:
         """Whether what the client began before it heard of our leaving may still be served: not on former terms."""
         return bool(getattr(self.handler, "is_draining", False))
+
+
+class OpenedHttp2(ClientHttp2):
+    """HTTP/2 in a tunnel: every request goes where the tunnel was opened to."""
+
+    __slots__ = ("tunnel",)
+
+    def __init__(
+        self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections, metrics: Metrics, tunnel: OpenedTunnel
+    ) -> None:
+        super().__init__(handler, wheel, state, metrics)
+        self.tunnel = tunnel
+
+    def new_stream(self, number: int) -> ClientStream:
+        """As of ClientHttp2."""
+        made = super().new_stream(number)
+        assert isinstance(made, ClientStream)
+        made.tunnel = self.tunnel
+        return made
+
+    def exchange_over(self) -> None:
+        """As of ClientHttp2. Where the server could not be verified, the next request begins anew, elsewhere."""
+        super().exchange_over()
+        if self.tunnel.fault is not None:
+            self.leave(gently=True)

@@ -94,8 +94,9 @@ class Conductor:
     def on_bad_request(self, client: Client, error: GatewayError) -> None:
         """What came is no request: it is answered, counted and logged like one."""
         x = self.accounting.new_exchange(client.client, client.listener, client.identity)
+        client.resources.close = True
         self.rescue(x, client, error)
-        self.complete(x, client)
+        self.complete(x, client, None)
 
     def on_deadline(self, client: Client) -> None:
         """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
@@ -217,7 +218,7 @@ class Conductor:
             self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
         finally:
             if not resources.is_handed_over:
-                self.complete(x, client)
+                self.complete(x, client, head)
 
     def _noted(self, x: Exchange, client: Client, route: Route) -> Route:
         """The route behind filters that have noted something."""
@@ -380,7 +381,7 @@ class Conductor:
     def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:
         """A response that a filter or we ourselves have made."""
         answer = client.own_answer(answer, x)
-        close = client.resources.close or self.must_close(client, x.request) or not client.is_request_read
+        close = client.resources.close or self.must_close(x, client) or not client.is_request_read
         client.resources.close = close or has_stray_octets(x, client)
         x.status = answer.status
         client.send_answer(answer, close=client.resources.close, with_body=x.method != b"HEAD")
@@ -420,20 +421,20 @@ class Conductor:
             else:
                 client.break_off(error)
             return
-        resources.close = resources.close or error.close or x.request is None or not client.is_request_read
+        resources.close = resources.close or error.close or not client.is_request_read
         answer = client.error_answer(error, x)
         trail = AttemptTrail.of(x)
         if trail is not None and trail.is_shown:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
         self.answer(x, client, answer)
 
-    def complete(self, x: Exchange, client: Client) -> None:
-        """Always, once: filters, slots, metrics, log; then the connection goes on or closes."""
-        request, resources = x.request, client.resources
+    def complete(self, x: Exchange, client: Client, head: RequestHead | None) -> None:
+        """Always, once: filters, slots, metrics, log; then the connection goes on or closes. No head: it was none."""
+        resources = client.resources
         try:
             if not x.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
-                x.bytes_in = client.octets_in - (client.unread if request is not None else 0)
+                x.bytes_in = client.octets_in - (client.unread if head is not None else 0)
                 x.bytes_out = client.octets_out
             self.accounting.account(x, resources)
         finally:
@@ -442,14 +443,13 @@ class Conductor:
             if client.is_lost:
                 client.state.leave(client)
             else:
-                if request is None or request.upgrade or x.is_tunnel:
+                if head is None or head.upgrade or x.is_tunnel:
                     close = close or (client.tunnel is None and has_stray_octets(x, client))
                 client.finish(close=close)
 
-    def must_close(self, client: Client, head: RequestHead | None) -> bool:
+    def must_close(self, x: Exchange, client: Client) -> bool:
         """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
-        is_over = self.ends_connections or client.state.is_closed or client.is_last
-        return head is None or head.connection_close or is_over
+        return x.says_close or self.ends_connections or client.state.is_closed or client.is_last
 
     def __repr__(self) -> str:
         return f"Conductor({'draining' if self.is_draining else 'serving'})"
@@ -466,7 +466,4 @@ def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:
 
 def has_stray_octets(x: Exchange, client: Client) -> bool:
     """Bytes behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
-    request = x.request
-    if request is None or not (request.upgrade or x.method == b"CONNECT"):
-        return False
-    return client.unread > 0
+    return x.asks_to_switch and client.unread > 0

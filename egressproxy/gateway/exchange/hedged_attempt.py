@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from copy import copy
 from time import monotonic
 from typing import Final
 
@@ -100,7 +99,7 @@ class HedgedAttempt(UpstreamCaller):
         self.error: GatewayError | None = None
         self.is_over = False
         self.is_cancelled = False
-        self.x = own = copy(x)
+        self.x = own = x.copy()
         own.request = x.request.copy()
         if body is not None:
             own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)

@@ -16,26 +16,22 @@ from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, Gat
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import default_route, judge, of_client
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
+from egressproxy.gateway.exchange.client_connection import ClientConnection, is_connection
+from egressproxy.gateway.exchange.client_stream import ClientHttp2, OpenedHttp2
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
-from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import has_said_hello, server_name
-from egressproxy.protocols.http1.downstream import RequestHandler
-from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["OpenedTls", "intercept", "is_tunnel"]
 
@@ -105,7 +101,7 @@ async def intercept(
 
 def is_tunnel(client: Client) -> bool:
     """Whether the connection is an opened tunnel, which counts already: an upgrade inside makes it no second one."""
-    return isinstance(client, ClientConnection) and isinstance(client.transport, OpenedTls)
+    return is_connection(client) and isinstance(client.transport, OpenedTls)
 
 
 async def verified(x: Exchange, client: Client, authority: Authority) -> GatewayError | None:
@@ -224,7 +220,7 @@ class OpenedTls(ServedTls):
     def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
         client, outer = self._client, self._outer
         self._outer = None
-        assert isinstance(client, ClientConnection)
+        assert not isinstance(client, ClientHttp2)
         assert outer is not None
         peer = self.get_extra_info("ssl_object")
         if error is not None:
@@ -273,31 +269,6 @@ class OpenedTls(ServedTls):
         if self._begun is not None:
             reason = getattr(self._error, "reason", None)
             self._settle(distrust(self._tunnel.authority, self._error) if reason in _DISTRUST else False)
-
-
-class OpenedHttp2(ClientHttp2):
-    """HTTP/2 in a tunnel: every request goes where the tunnel was opened to."""
-
-    __slots__ = ("tunnel",)
-
-    def __init__(
-        self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections, metrics: Metrics, tunnel: OpenedTunnel
-    ) -> None:
-        super().__init__(handler, wheel, state, metrics)
-        self.tunnel = tunnel
-
-    def new_stream(self, number: int) -> ClientStream:
-        """As of ClientHttp2."""
-        made = super().new_stream(number)
-        assert isinstance(made, ClientStream)
-        made.tunnel = self.tunnel
-        return made
-
-    def exchange_over(self) -> None:
-        """As of ClientHttp2. Where the server could not be verified, the next request begins anew, elsewhere."""
-        super().exchange_over()
-        if self.tunnel.fault is not None:
-            self.leave(gently=True)
 
 
 def handshake_denial(error: Exception, peer: ssl.SSLObject, authority: Authority) -> GatewayError:

@@ -12,12 +12,12 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity
 
-__all__ = ["KEPT", "PATH", "RecentDecision", "Remembered", "Subjects", "decisions", "subjects_of"]
+__all__ = ["KEPT", "MAX_PATH", "RecentDecision", "Remembered", "Subjects", "decisions", "subjects_of"]
 
 #: Decisions that are kept in each process.
 KEPT: Final = 1024
 #: Of a path: the rest could fill memory.
-PATH: Final = slice(1024)
+MAX_PATH: Final = 1024
 
 _Entry = tuple[float, bytes, bytes, Authority | None, bytes, str, str, CallerIdentity, Reason]
 #: What `Conductor.account` keeps: when (wall clock), method, scheme, authority, path, gateway, listener, identity, how
@@ -65,7 +65,7 @@ class RecentDecision(NamedTuple):
     @property
     def is_cut(self) -> bool:
         """Whether the path was longer than what is kept of it."""
-        return len(self.path) >= PATH.stop
+        return len(self.path) >= MAX_PATH
 
 
 #: By gateway and listener: what subjects of its policies ask for of a client.

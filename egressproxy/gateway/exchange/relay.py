@@ -82,22 +82,15 @@ def hand_over(
     )
     client.resources.is_handed_over = True
     client.state.replace(client, tunnel)
-    forget_heads(x)
+    x.forget_heads()
     if x.notes is None:
-        x.request = None  # type: ignore[assignment]    # no filter asks for it any more
+        x.drop_request()  # no filter asks for it any more
     try:
         tunnel.start(one, rest, upstream, client_has_ended=client.has_ended)
     except Exception as error:
         log.error("internal error in tunnel %s", x.request_id, exc_info=error)
         tunnel.cut(Reason.INTERNAL)
     return True
-
-
-def forget_heads(x: Exchange) -> None:
-    """A tunnel may last for days: what was said at its start, and may be long, does not stay with it."""
-    x.request.forget()
-    if x.response is not None:
-        x.response.forget()
 
 
 def holds_upstream(guard: SniGuard | None, *, through_parent: bool) -> bool:
@@ -163,14 +156,14 @@ async def relay(
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out
     series.tunnels_active += 1
-    forget_heads(x)
+    x.forget_heads()
     try:
         try:
             tunnel.start(client.transport, client_rest, upstream, upstream_rest, client_has_ended=client.has_ended)
         except BaseException:
             upstream.transport.abort()
             raise
-        del client_rest, upstream_rest  # a tunnel may last for days
+        client_rest = upstream_rest = b""  # a tunnel may last for days
         await tunnel.ended()
         x.reason = tunnel.reason
     finally:

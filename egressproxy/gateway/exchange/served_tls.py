@@ -42,7 +42,7 @@ class ServedTls(TlsStream):
     def _speak(self, peer: ssl.SSLObject, http2: Http2 = ClientHttp2) -> None:
         """Serve the client in the version of HTTP that was agreed on."""
         client = self._client
-        assert isinstance(client, ClientConnection)
+        assert not isinstance(client, ClientHttp2)
         if peer.selected_alpn_protocol() == "h2":
             client.discard()
             self._client = http2(client.handler, client.wheel, client.state, self._metrics)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import cast
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
+from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.listeners.counted_client import CountedClient
@@ -279,7 +280,7 @@ class TlsFront(ServedTls):
             self._client.identity = client.state.port.identity_of(peer)
             self._client.identity_until = verified_until(peer)
         else:
-            assert isinstance(client, ClientConnection)
+            assert not isinstance(client, ClientHttp2)
             client.discard()
             log.debug("a client's TLS handshake failed: %s", type(error).__name__)
             if is_about_certificate(error):

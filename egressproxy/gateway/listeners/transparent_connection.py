@@ -10,9 +10,6 @@ where policy allows the address.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-from ipaddress import ip_address
 from typing import Final
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
@@ -21,14 +18,14 @@ from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.exchange.opened_tunnel import Redirection
 from egressproxy.gateway.listeners.counted_client import CountedClient
 from egressproxy.gateway.listeners.first_bytes import Spoken, spoken
+from egressproxy.gateway.listeners.redirection import destination_of
 from egressproxy.gateway.listeners.stream_connection import alert_for
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange, LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead, TargetForm
-from egressproxy.net.local_addresses import is_local
-from egressproxy.net.original_destination import NotRedirected, original_destination, owner_of
+from egressproxy.net.original_destination import NotRedirected
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.telemetry.metrics import Metrics
@@ -201,23 +198,3 @@ class TransparentConnection(CountedClient):
 
     def __repr__(self) -> str:
         return f"TransparentConnection({self.client} to {self.destination})"
-
-
-def destination_of(transport: asyncio.Transport) -> Authority:
-    """Where the client of this connection was going. Raises NotRedirected, Denied for a connection of our own user.
-
-    The gateway's own connections are the gateway's user's: were they redirected to it, each would make another one.
-    """
-    sock = transport.get_extra_info("socket")
-    if sock is None:
-        raise NotRedirected(errno.ENOTCONN, "the client has left")
-    found = original_destination(sock)
-    peer = sock.getpeername()[:2]
-    owner = owner_of(peer, (found.host, found.port))
-    if owner is None and is_local(ip_address(peer[0].partition("%")[0])):
-        raise NotRedirected(errno.ENOTCONN, "the kernel does not tell whose connection it is")
-    if owner == os.geteuid():
-        message = f"a connection of the gateway's own user (uid {owner}) to {found} was redirected to it"
-        remedy = "run the gateway as a user of its own, and except that user from the redirection (`meta skuid`)"
-        raise Denied(Reason.LOOP_DETECTED, message, status=508, remedy=remedy)
-    return found

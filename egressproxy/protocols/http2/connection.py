@@ -13,6 +13,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from itertools import islice
+from typing import ClassVar
 
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -99,7 +100,7 @@ class Http2Connection(SendingSide):
     )
 
     #: Bytes that the peer may send on all streams before somebody has read them.
-    window = CONNECTION_WINDOW
+    window: ClassVar[int] = CONNECTION_WINDOW
 
     def __init__(
         self, wheel: TimerWheel, limits: HeadLimits, *, client_side: bool, extended_connect: bool = False

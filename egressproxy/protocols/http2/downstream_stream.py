@@ -21,7 +21,7 @@ from egressproxy.net.pieces import keep
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE
 from egressproxy.protocols.http1.framing import Malformed
-from egressproxy.protocols.http2.downstream_carrier import NO_DEADLINE, DownstreamCarrier
+from egressproxy.protocols.http2.carriers import NO_DEADLINE, DownstreamCarrier
 from egressproxy.protocols.http2.downstream_states import StreamState
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import read_trailers

@@ -5,37 +5,16 @@ who feeds it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
 
 from h2.errors import ErrorCodes
 
 from egressproxy.net.flow_control import HIGH_WATER, Reads
 from egressproxy.net.pieces import keep
+from egressproxy.protocols.http2.carriers import StreamCarrier
 from egressproxy.protocols.http2.field_coding import FieldList, block_code, encoded
 from egressproxy.protocols.http2.frames import FrameError
 
-__all__ = ["Http2Stream", "StreamCarrier"]
-
-
-class StreamCarrier(Protocol):
-    """What a stream needs of its connection."""
-
-    streams: dict[int, Http2Stream]
-
-    def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
-        """Send a head or trailers of this stream."""
-
-    def send_at_once(self, stream: Http2Stream, data: bytes) -> bool:
-        """Send a piece before which nothing waits. False: it has to wait, at least in part."""
-
-    def send_waiting(self, stream: Http2Stream) -> None:
-        """Send what the windows allow of what this stream has to say."""
-
-    def give_back(self, stream: Http2Stream, size: int) -> None:
-        """What was read makes room for more (RFC 9113 section 6.9)."""
-
-    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
-        """Tell the peer that the stream is given up."""
+__all__ = ["Http2Stream"]
 
 
 class Http2Stream:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import ClassVar
 
 from h2.errors import ErrorCodes
 from h2.events import Event, InformationalResponseReceived, RequestReceived, ResponseReceived, TrailersReceived
@@ -71,7 +72,7 @@ class Http2Upstream(Http2Connection):
     )
 
     #: All that its streams may hold: whoever is slow to read keeps nobody else from reading.
-    window = MAX_STREAMS * STREAM_WINDOW
+    window: ClassVar[int] = MAX_STREAMS * STREAM_WINDOW
 
     def __init__(
         self, wheel: TimerWheel, limits: HeadLimits, *, is_secure: bool, idle_s: float, max_requests: int = 0

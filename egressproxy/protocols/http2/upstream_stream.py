@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from typing import Protocol
 
 from h2.errors import ErrorCodes
 
@@ -18,17 +17,17 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import keep
-from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.codec import MAX_INTERIM
-from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES
+from egressproxy.protocols.http2.carriers import UpstreamCarrier
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
 from egressproxy.protocols.http2.request_fields import request_code
-from egressproxy.protocols.http2.stream import Http2Stream, StreamCarrier
+from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
-__all__ = ["CLOSED", "WEBSOCKET", "UpstreamCarrier", "UpstreamStream", "unseen"]
+__all__ = ["CLOSED", "WEBSOCKET", "UpstreamStream", "unseen"]
 
 
 WEBSOCKET = b"websocket"
@@ -36,52 +35,6 @@ _WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 CLOSED = "the upstream closed its connection"
 _BROKE_OFF = "the upstream's response broke off"
-
-
-class UpstreamCarrier(StreamCarrier, Protocol):
-    """What a stream to a backend needs of its connection, beside what every stream needs."""
-
-    address: str
-    begins_nothing: bool
-    is_lost: bool
-    is_secure: bool
-    limits: HeadLimits
-    transport: asyncio.Transport
-    wheel: TimerWheel
-
-    @property
-    def is_new(self) -> bool:
-        """The upstream has not said yet how many streams it takes."""
-
-    async def settings(self) -> None:
-        """Wait until the upstream has said what it takes, or is gone."""
-
-    def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
-        """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
-
-    def upgrade_fault(self, protocol: bytes) -> UpstreamFault | None:
-        """Why a stream of this connection cannot become a tunnel for this protocol; None: it can."""
-
-    def http_1_is_required(self) -> None:
-        """The upstream does not serve a request over HTTP/2."""
-
-    def loss_fault(self) -> UpstreamFault:
-        """Why streams end with the connection, those that the upstream may have seen."""
-
-    def stream_failed(self) -> None:
-        """We have reset a stream because of what the upstream did. Raises Flood."""
-
-    def wake_later(self, stream: UpstreamStream) -> None:
-        """Resume who waits for this stream when all that has come is taken."""
-
-    def forget(self, stream: Http2Stream) -> bool:
-        """The stream is over. False where it was so before."""
-
-    def given_up(self, begun_at: float) -> None:
-        """A stream is given up that had begun at this time of the wheel, and has no whole answer."""
-
-    def take_place_back(self, stream: UpstreamStream) -> None:
-        """The exchange is over."""
 
 
 class UpstreamStream(Http2Stream):
@@ -296,7 +249,9 @@ class UpstreamStream(Http2Stream):
         if self.number:
             self.reset()
 
-    abort = close
+    def abort(self) -> None:
+        """As `close`."""
+        self.close()
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def take_response(self, fields: FieldList, *, has_ended: bool) -> None:

@@ -153,16 +153,16 @@ class SniGuard:
 
     def _denied(self, denied: Denied, data: bytes) -> bytes:
         """Mode Report: these bytes go on all the same."""
-        if not self.only_reports:
-            try:
-                raise denied
-            finally:
-                del denied  # its traceback holds this frame: no cycle
-        self._note(denied)
-        self.is_over = True
-        self._reader = None
-        self._held = b""
-        return data
+        if self.only_reports:
+            self._note(denied)
+            self.is_over = True
+            self._reader = None
+            self._held = b""
+            return data
+        try:
+            raise denied
+        finally:
+            del denied  # its traceback holds this frame: no cycle
 
     def _note(self, denied: Denied) -> None:
         """What mode Report says of it."""

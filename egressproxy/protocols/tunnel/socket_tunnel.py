@@ -197,7 +197,8 @@ class SocketTunnel(Tunnel["SocketEnd"]):
 class SocketEnd(WatchedSocket):
     """One side: its socket, and what it did not take yet. Its states are those of `EndState`."""
 
-    __slots__ = ("_state", "is_long", "octets_in", "other", "sock", "tunnel", "unsent", "watched")
+    __slots__ = ("_state", "is_long", "octets_in", "other", "poller", "sock", "tunnel", "unsent", "watched")
+    __deletable__ = ("other", "tunnel")  # for mypyc
 
     other: SocketEnd
     sock: Socket
@@ -205,17 +206,13 @@ class SocketEnd(WatchedSocket):
 
     def __init__(self, tunnel: SocketTunnel, transport: SocketTransport) -> None:
         self.tunnel = tunnel
+        self.poller = tunnel.poller
         self.sock, self.unsent, self.watched = transport.detach()
         self.octets_in = 0
         self._state = _OPEN
         self.is_long = False  # so much comes at once that it need not be copied
         if self.watched != NOT_WATCHED:
-            tunnel.poller.hand_over(self.sock.fileno(), self)
-
-    @property
-    def poller(self) -> Poller:  # type: ignore[override]    # nobody sets it
-        """That of the tunnel."""
-        return self.tunnel.poller
+            self.poller.hand_over(self.sock.fileno(), self)
 
     @property
     def has_ended(self) -> bool:

@@ -131,6 +131,7 @@ class TransportEnd(FlowControl):
     """One side of a tunnel. Its states are those of `EndState`."""
 
     __slots__ = ("_state", "other", "tunnel")
+    __deletable__ = ("other", "tunnel")  # for mypyc
 
     other: TransportEnd
 

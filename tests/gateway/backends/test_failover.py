@@ -11,6 +11,7 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
+from egressproxy.model.fields import Fields
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_grpc_answers import CONTENT, MESSAGE, call
@@ -82,7 +83,7 @@ def test_equal_priorities_share_the_requests_by_weight(converse: Start):
         return {"backendRef": {"group": m.OURS, "kind": "Backend", "name": name}, "priority": 1, "weight": weight}
 
     talk = converse(config(endpoint("a", 3), endpoint("b", 1), endpoint("c", 0)))
-    route = next(iter(talk.snapshot.ports.values())).first.http.matches("x", b"GET", b"/", None)  # type: ignore[arg-type]
+    route = next(iter(talk.snapshot.ports.values())).first.http.matches("x", b"GET", b"/", Fields())
     group = next(iter(route)).payload.failovers
     assert group is not None
     made = next(iter(group.values()))

@@ -10,6 +10,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters import Exchange, Filter, Rejected
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
 from egressproxy.gateway.backends.mirror_copy import MAX_ANSWER
+from egressproxy.model.fields import Fields
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, VIA, reverse
 from tests.support import manifests as m
@@ -50,7 +51,7 @@ def results(talk: Conversation) -> dict[str, int]:
 
 def live(talk: Conversation) -> Mirror:
     (listener,) = next(iter(talk.snapshot.ports.values())).listeners
-    found = listener.http.match("front.example", b"GET", b"/", None)  # type: ignore[arg-type]
+    found = listener.http.match("front.example", b"GET", b"/", Fields())
     assert found is not None
     assert found[0].backends[0].mirrors is not None
     return found[0].backends[0].mirrors[0]
@@ -579,7 +580,7 @@ def test_one_mirror_of_a_rule_counts_the_requests_of_all_its_backends(converse: 
     rule["backendRefs"] = [TO_A, {**TO_A, "name": "c"}]
     talk = converse(reverse(rule, objects=(m.backend("b", "b.example", 80), m.backend("c", "c.example", 80))))
     (listener,) = next(iter(talk.snapshot.ports.values())).listeners
-    found = listener.http.match("front.example", b"GET", b"/", None)  # type: ignore[arg-type]
+    found = listener.http.match("front.example", b"GET", b"/", Fields())
     assert found is not None
     first, second = found[0].backends
     assert first.mirrors == second.mirrors

@@ -20,6 +20,7 @@ from egressproxy.model.secret import SecretBytes
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward
 from tests.support import manifests as m
+from tests.support.builds import of_sources
 from tests.support.conversation import Conversation, scripted_filter
 
 _BEHIND = BackendIR("b", Destination.DYNAMIC)
@@ -294,6 +295,7 @@ def test_a_parent_that_wants_credentials_says_what_to_configure(converse_on: Sta
     assert record["detail"] == "it was shown no credentials"
 
 
+@of_sources
 def test_a_407_of_an_origin_behind_the_parents_tunnel_is_not_the_parents():
     via = SimpleNamespace(behind=_BEHIND)
     assert wanted_credentials(cast(Connector, via)).reason is Reason.PARENT_AUTH

@@ -11,6 +11,10 @@ from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.upstream_call import MAX_ATTEMPTS, Repeat, may_repeat
 from egressproxy.model.exchange import Exchange
+from tests.support.builds import of_sources
+
+#: They stand for an exchange with what is read of it.
+pytestmark = of_sources
 
 STALE = RetrySafety.IF_REUSED
 UNSENT = RetrySafety.SAFE

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy import build
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import MORE, BodyMode, Filter, Phase, Rejected
 from egressproxy.filters.testing import exchange as an_exchange
@@ -175,7 +176,12 @@ def test_a_filter_that_fails_as_the_client_leaves_is_no_error_of_ours(converse: 
 def test_a_response_that_cannot_be_written_as_a_filter_leaves_it_is_answered_500(
     converse_on: Start, field: str, value: Any
 ):
-    """Nothing of it is sent, so the client is told, and nothing that was never said is logged or counted."""
+    """Nothing of it is sent, so the client is told, and nothing that was never said is logged or counted.
+
+    A compiled head takes no value of another type: there it is the filter that fails.
+    """
+    is_refused = build.name() == build.COMPILED and field != "status"
+    told = (502, "filter_failed") if is_refused else (500, "internal")
     broken = Script("response_headers", lambda x: setattr(x.response, field, value))
     talk = converse_on(forward(extensions=[scripted_filter("own")]), filters={"own": broken})
     talk.expects_failures = True
@@ -184,9 +190,9 @@ def test_a_response_that_cannot_be_written_as_a_filter_leaves_it_is_answered_500
     talk.origin << GET_SENT
     talk.origin >> OK
     status, _, _, error = talk.client.answer()
-    assert (status, error["reason"]) == (500, "internal")
+    assert (status, error["reason"]) == told
     record = talk.record()
-    assert (record["status"], record["reason"]) == (500, "internal")
+    assert (record["status"], record["reason"]) == told
 
 
 # --- bodies --------------------------------------------------------------------------------------------------------

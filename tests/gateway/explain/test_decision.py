@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.gateway.exchange.recent_decisions import KEPT, PATH, decisions
+from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, decisions
 from egressproxy.gateway.explain.decision import decide
 from egressproxy.gateway.explain.decision_diff import outcome, question_of
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
@@ -136,4 +136,4 @@ def test_what_is_remembered_is_bounded(converse: Start):
     talk.settle()
     latest, first = decisions(talk.conductor.accounting.recent, {})
     assert (first.method, first.authority, first.path, first.is_cut) == ("GET", "a.example:80", "/", False)
-    assert (len(latest.path), latest.is_cut) == (PATH.stop, True)
+    assert (len(latest.path), latest.is_cut) == (MAX_PATH, True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.gateway.exchange.recent_decisions import PATH, RecentDecision
+from egressproxy.gateway.exchange.recent_decisions import MAX_PATH, RecentDecision
 from egressproxy.gateway.explain import decision_diff as module
 from egressproxy.gateway.explain.decision_diff import DecisionChange, flips
 from egressproxy.gateway.explain.offline import offline
@@ -164,7 +164,7 @@ def test_rules_that_look_at_headers_make_a_decision_uncertain():
 
 
 def test_a_path_that_was_cut_makes_it_uncertain():
-    long = decision("GET", "a.example:80", path="/" * PATH.stop)
+    long = decision("GET", "a.example:80", path="/" * MAX_PATH)
     (flip,) = ask(opened("a.example"), opened("b.example"), long)
     assert not flip.after.is_sure
 

@@ -15,6 +15,7 @@ from tests.gateway.kit import TlsClient, certificate
 from tests.gateway.listeners.test_bound_port import demanding
 from tests.net.test_tls_contexts import shake
 from tests.support import manifests as m
+from tests.support.builds import of_sources
 from tests.support.pki import Pki
 
 
@@ -189,6 +190,7 @@ def test_a_client_whose_reset_is_found_by_the_last_write_of_its_handshake_is_not
     assert talk.record()["reason"] == "client_gone"
 
 
+@of_sources
 def test_a_tunnel_that_cannot_begin_takes_its_upstream_with_it(converse: Start, monkeypatch: pytest.MonkeyPatch):
     def fail(*_arguments: object, **_named: object) -> None:
         raise AttributeError("transport")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Denied, Reason
-from egressproxy.gateway.listeners import transparent_connection
+from egressproxy.gateway.listeners import redirection, transparent_connection
 from egressproxy.model.authority import parse_authority
 from egressproxy.net.original_destination import NotRedirected
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
@@ -357,15 +357,15 @@ def test_whose_connections_are_taken(
     monkeypatch: pytest.MonkeyPatch, owner: int | None, is_of_this_machine: bool, raised: type[Exception] | None
 ):
     found = parse_authority(f"{DIALLED}:443".encode())
-    monkeypatch.setattr(transparent_connection, "original_destination", lambda _sock: found)
-    monkeypatch.setattr(transparent_connection, "owner_of", lambda _local, _remote: owner)
-    monkeypatch.setattr(transparent_connection, "is_local", lambda _address: is_of_this_machine)
+    monkeypatch.setattr(redirection, "original_destination", lambda _sock: found)
+    monkeypatch.setattr(redirection, "owner_of", lambda _local, _remote: owner)
+    monkeypatch.setattr(redirection, "is_local", lambda _address: is_of_this_machine)
     accepted: Any = Accepted()
     if raised is None:
-        assert transparent_connection.destination_of(accepted) is found
+        assert redirection.destination_of(accepted) is found
     else:
         with pytest.raises(raised):
-            transparent_connection.destination_of(accepted)
+            redirection.destination_of(accepted)
 
 
 def test_one_connection_too_many_is_closed(converse: Start, dialled: Any):

@@ -8,6 +8,7 @@ from egressproxy.model.message import CHUNKED, TargetForm
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
+from tests.support.attributes import attributes
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/a?b"), (b":authority", b"a.example")]
 CONNECT = [(b":method", b"CONNECT"), (b":authority", b"a.example:443")]
@@ -213,10 +214,9 @@ def test_what_is_remembered_is_read_as_it_was(fields: FieldList, *, has_ended: b
     """What a filter changes in one head is not in the next."""
 
     def said(head: object) -> dict[str, object]:
-        names = type(head).__slots__  # type: ignore[attr-defined]
-        return {name: getattr(head, name) for name in names if name not in ("fields", "hop")} | {
-            "block": head.fields.block
-        }  # type: ignore[attr-defined]
+        found = attributes(head)
+        block = found.pop("fields").block  # type: ignore[attr-defined]
+        return {name: value for name, value in found.items() if name != "hop"} | {"block": block}
 
     ours, remembered = reader(is_forward=is_forward), RememberedFields(fields)
     plain = said(reader(is_forward=is_forward).read(fields, has_ended=has_ended))

@@ -23,7 +23,10 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel import socket_tunnel
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.socket_tunnel import SocketTunnel
+from tests.support.builds import skip_where_compiled
 from tests.support.waiting import WAIT_S
+
+skip_where_compiled()
 
 
 class Joined(SocketTunnel):

@@ -22,8 +22,11 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.socket_tunnel import SocketTunnel
 from egressproxy.protocols.tunnel.tunnel import EndState, TunnelState
+from tests.support.builds import skip_where_compiled
 from tests.support.fake_kernel import FakePoller, FakeSocket
 from tests.support.properties import examples
+
+skip_where_compiled()
 
 
 def client_hello(name: str) -> bytes:

@@ -1,0 +1,125 @@
+"""What a stream needs of its connection: any stream, a client's, and one to a backend. NO_DEADLINE: that of a client's
+stream which is over.
+
+They stay interpreted: between compiled types no stream could say more narrowly than its base what carries it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from egressproxy.errors import UpstreamFault
+from egressproxy.net.timers import Deadline, TimerWheel
+from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http2.field_coding import FieldList
+
+if TYPE_CHECKING:
+    from h2.errors import ErrorCodes
+
+    from egressproxy.protocols.http2.stream import Http2Stream
+    from egressproxy.protocols.http2.upstream_stream import UpstreamStream
+
+__all__ = ["NO_DEADLINE", "DownstreamCarrier", "StreamCarrier", "UpstreamCarrier"]
+
+#: That of a stream which is over. It may be set, but never passes: nobody turns its wheel.
+NO_DEADLINE = Deadline(TimerWheel(), lambda: None)
+
+
+class StreamCarrier(Protocol):
+    """What a stream needs of its connection."""
+
+    streams: dict[int, Http2Stream]
+
+    def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
+        """Send a head or trailers of this stream."""
+
+    def send_at_once(self, stream: Http2Stream, data: bytes) -> bool:
+        """Send a piece before which nothing waits. False: it has to wait, at least in part."""
+
+    def send_waiting(self, stream: Http2Stream) -> None:
+        """Send what the windows allow of what this stream has to say."""
+
+    def give_back(self, stream: Http2Stream, size: int) -> None:
+        """What was read makes room for more (RFC 9113 section 6.9)."""
+
+    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
+        """Tell the peer that the stream is given up."""
+
+
+class DownstreamCarrier(StreamCarrier, Protocol):
+    """What a client's stream needs of its connection, beside what every stream needs."""
+
+    client: str
+    handler: RequestHandler
+    idle_s: float
+    limits: HeadLimits
+    request_headers_s: float
+    transport: asyncio.Transport
+    wheel: TimerWheel
+
+    def new_deadline(self, callback: Callable[[], None]) -> Deadline:
+        """One for a stream."""
+
+    def spare(self, deadline: Deadline) -> None:
+        """The stream of this one is over."""
+
+    def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
+        """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
+
+    def gave_up(self) -> None:
+        """The client has cut an exchange. Raises Flood where it does nothing else."""
+
+    def stream_failed(self) -> None:
+        """The client has broken a rule on a stream. Raises Flood where it does so all the time."""
+
+    def forget(self, stream: Http2Stream) -> bool:
+        """The stream is over. False where it was so before."""
+
+
+class UpstreamCarrier(StreamCarrier, Protocol):
+    """What a stream to a backend needs of its connection, beside what every stream needs."""
+
+    address: str
+    begins_nothing: bool
+    is_lost: bool
+    is_secure: bool
+    limits: HeadLimits
+    transport: asyncio.Transport
+    wheel: TimerWheel
+
+    @property
+    def is_new(self) -> bool:
+        """The upstream has not said yet how many streams it takes."""
+
+    async def settings(self) -> None:
+        """Wait until the upstream has said what it takes, or is gone."""
+
+    def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
+        """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
+
+    def upgrade_fault(self, protocol: bytes) -> UpstreamFault | None:
+        """Why a stream of this connection cannot become a tunnel for this protocol; None: it can."""
+
+    def http_1_is_required(self) -> None:
+        """The upstream does not serve a request over HTTP/2."""
+
+    def loss_fault(self) -> UpstreamFault:
+        """Why streams end with the connection, those that the upstream may have seen."""
+
+    def stream_failed(self) -> None:
+        """We have reset a stream because of what the upstream did. Raises Flood."""
+
+    def wake_later(self, stream: UpstreamStream) -> None:
+        """Resume who waits for this stream when all that has come is taken."""
+
+    def forget(self, stream: Http2Stream) -> bool:
+        """The stream is over. False where it was so before."""
+
+    def given_up(self, begun_at: float) -> None:
+        """A stream is given up that had begun at this time of the wheel, and has no whole answer."""
+
+    def take_place_back(self, stream: UpstreamStream) -> None:
+        """The exchange is over."""
