@@ -16,7 +16,7 @@ SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/ht
                tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
                tests/gateway/test_cycles.py tests/gateway/test_cycles_of_failures.py tests/gateway/test_cycles_of_http2.py tests/gateway/test_cycles_of_questions.py
 # What is compiled, and that it does what its sources do.
-COMPILED    := --quiet $(SMOKE) tests/routing tests/upstream/test_pool.py tests/differential
+COMPILED    := --quiet --numprocesses 2 --dist worksteal $(SMOKE) tests/differential tests/gateway tests/model tests/net tests/protocols tests/routing tests/upstream
 # One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
 AT_ONCE     := --numprocesses auto --dist worksteal
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"

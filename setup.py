@@ -22,7 +22,7 @@ def compiled() -> list[object]:
     missing = [path for path in paths if not (HERE / path).is_file()]
     if missing:
         raise SystemExit(f"pyproject.toml, tool.egressproxy.compiled: there is no {', '.join(missing)}")
-    return list(mypycify(paths, opt_level="3", group_name="egressproxy"))
+    return list(mypycify(paths, opt_level="3", multi_file=True, group_name="egressproxy"))
 
 
 setup(ext_modules=compiled() if os.environ.get("EGRESSPROXY_COMPILE") == "1" else [])
