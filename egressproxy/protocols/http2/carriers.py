@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol, TypeAlias
+
+from h2.errors import ErrorCodes
 
 from egressproxy.errors import UpstreamFault
 from egressproxy.net.timers import Deadline, TimerWheel
@@ -16,13 +18,10 @@ from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldList
 
-if TYPE_CHECKING:
-    from h2.errors import ErrorCodes
-
-    from egressproxy.protocols.http2.stream import Http2Stream
-    from egressproxy.protocols.http2.upstream_stream import UpstreamStream
-
 __all__ = ["NO_DEADLINE", "DownstreamCarrier", "StreamCarrier", "UpstreamCarrier"]
+
+#: A Http2Stream: its module needs this one.
+_Stream: TypeAlias = Any
 
 #: That of a stream which is over. It may be set, but never passes: nobody turns its wheel.
 NO_DEADLINE = Deadline(TimerWheel(), lambda: None)
@@ -31,21 +30,21 @@ NO_DEADLINE = Deadline(TimerWheel(), lambda: None)
 class StreamCarrier(Protocol):
     """What a stream needs of its connection."""
 
-    streams: dict[int, Http2Stream]
+    streams: dict[int, _Stream]
 
-    def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
+    def send_fields(self, stream: _Stream, fields: FieldList, *, is_last: bool) -> None:
         """Send a head or trailers of this stream."""
 
-    def send_at_once(self, stream: Http2Stream, data: bytes) -> bool:
+    def send_at_once(self, stream: _Stream, data: bytes) -> bool:
         """Send a piece before which nothing waits. False: it has to wait, at least in part."""
 
-    def send_waiting(self, stream: Http2Stream) -> None:
+    def send_waiting(self, stream: _Stream) -> None:
         """Send what the windows allow of what this stream has to say."""
 
-    def give_back(self, stream: Http2Stream, size: int) -> None:
+    def give_back(self, stream: _Stream, size: int) -> None:
         """What was read makes room for more (RFC 9113 section 6.9)."""
 
-    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
+    def reset(self, stream: _Stream, code: ErrorCodes) -> None:
         """Tell the peer that the stream is given up."""
 
 
@@ -66,7 +65,7 @@ class DownstreamCarrier(StreamCarrier, Protocol):
     def spare(self, deadline: Deadline) -> None:
         """The stream of this one is over."""
 
-    def send_block(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
+    def send_block(self, stream: _Stream, block: bytes, body: bytes | None) -> None:
         """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
 
     def gave_up(self) -> None:
@@ -75,7 +74,7 @@ class DownstreamCarrier(StreamCarrier, Protocol):
     def stream_failed(self) -> None:
         """The client has broken a rule on a stream. Raises Flood where it does so all the time."""
 
-    def forget(self, stream: Http2Stream) -> bool:
+    def forget(self, stream: _Stream) -> bool:
         """The stream is over. False where it was so before."""
 
 
@@ -97,7 +96,7 @@ class UpstreamCarrier(StreamCarrier, Protocol):
     async def settings(self) -> None:
         """Wait until the upstream has said what it takes, or is gone."""
 
-    def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
+    def begin_stream(self, stream: _Stream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
         """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
 
     def upgrade_fault(self, protocol: bytes) -> UpstreamFault | None:
@@ -112,14 +111,14 @@ class UpstreamCarrier(StreamCarrier, Protocol):
     def stream_failed(self) -> None:
         """We have reset a stream because of what the upstream did. Raises Flood."""
 
-    def wake_later(self, stream: UpstreamStream) -> None:
+    def wake_later(self, stream: _Stream) -> None:
         """Resume who waits for this stream when all that has come is taken."""
 
-    def forget(self, stream: Http2Stream) -> bool:
+    def forget(self, stream: _Stream) -> bool:
         """The stream is over. False where it was so before."""
 
     def given_up(self, begun_at: float) -> None:
         """A stream is given up that had begun at this time of the wheel, and has no whole answer."""
 
-    def take_place_back(self, stream: UpstreamStream) -> None:
+    def take_place_back(self, stream: _Stream) -> None:
         """The exchange is over."""
