@@ -186,6 +186,10 @@ class LocalResponse:
     body: bytes = field(default=b"", repr=False)
     phrase: bytes = b""
 
+    def __post_init__(self) -> None:
+        if type(self.fields) is not tuple:  # of a filter that nobody has checked
+            object.__setattr__(self, "fields", tuple((name, value) for name, value in self.fields))
+
 
 @dataclass(slots=True, eq=False)
 class Exchange:

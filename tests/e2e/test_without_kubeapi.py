@@ -13,6 +13,7 @@ import pytest
 import egressproxy
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
 from tests.support import manifests as m
+from tests.support.builds import of_sources
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -30,6 +31,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "installed")}
 
 
+@of_sources  # it copies what is not compiled
 @pytest.mark.parametrize("workers", [1, 2])
 def test_it_serves_traffic_health_metrics_and_reloads(workers: int, tmp_path: Path, environment: dict[str, str]):
     forward = free_port()
@@ -58,6 +60,7 @@ def test_it_serves_traffic_health_metrics_and_reloads(workers: int, tmp_path: Pa
             assert gateway.stop() == 0
 
 
+@of_sources
 def test_what_is_written_needs_it(tmp_path: Path, environment: dict[str, str]):
     command = [str(Path(sys.executable).with_name("egressproxy")), "run", "--admin", f"127.0.0.1:{free_port()}"]
     done = subprocess.run(

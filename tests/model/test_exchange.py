@@ -4,7 +4,7 @@ import pytest
 
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.testing import exchange
-from egressproxy.model.exchange import MAX_NOTE_BYTES, MAX_NOTES, NotesFull
+from egressproxy.model.exchange import MAX_NOTE_BYTES, MAX_NOTES, LocalResponse, NotesFull
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation, scripted_filter
 
@@ -50,3 +50,7 @@ def test_a_filter_that_keeps_more_has_failed_and_the_gateway_has_not():
     assert talk.until(lambda: bool(talk.records))
     assert talk.records[-1]["reason"] == "-"
     talk.close()
+
+
+def test_the_fields_of_a_response_may_be_any_pairs():
+    assert LocalResponse(200, [[b"a", b"b"]]).fields == ((b"a", b"b"),)  # type: ignore[arg-type, list-item]
