@@ -82,3 +82,10 @@ def test_an_error_in_either_build_has_file_line_and_function_of_the_source():
     assert (file.endswith("egressproxy/model/fields.py"), name, caller) == (True, "add", "of")
     source = (ROOT / "egressproxy/model/fields.py").read_text().splitlines()
     assert source[line - 1].strip().startswith("raise ValueError")
+
+
+def test_what_compiles_has_the_stubs_that_the_check_of_types_has():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    check, compiler = ({each for each in extras[name] if each.startswith("types-")} for name in ("dev", "compile"))
+    assert check == compiler
+    assert check
