@@ -68,15 +68,20 @@ class Verdict:
 GOALS = (
     Goal("W1", 0.70, "envoy"),
     Goal("W1", 0.50, "envoy", is_beyond=True),
+    Goal("W1", 0.65, "envoy-lean", is_beyond=True),
     Goal("W1s", 0.70, "envoy"),
+    Goal("W1s", 0.65, "envoy-lean", is_beyond=True),
     Goal("W1s", 1.30, "haproxy", is_beyond=True),
     Goal("W2", 0.75, "envoy"),
+    Goal("W2", 0.75, "envoy-lean", is_beyond=True),
     Goal("W2", 1.30, "nginx", is_beyond=True),
     Goal("W3", 0.70, "envoy"),
+    Goal("W3", 0.75, "envoy-lean", is_beyond=True),
     Goal("W3", 1.10, "haproxy", is_beyond=True),
     Goal("W4", 0.85, "envoy"),
     Goal("W4", 0.75, "envoy", is_beyond=True),
     Goal("W5", 0.75, "envoy"),
+    Goal("W5", 0.80, "envoy-lean", is_beyond=True),
     Goal("W5", 60, extra="added_p50_us", unit="µs added to the p50"),
     Goal("W5", 1.00, "haproxy", is_beyond=True),
     Goal("W6", 2, unit="KiB"),
@@ -92,6 +97,7 @@ GOALS = (
     Goal("S3", 1.05, unit="times"),
     Goal("Lp", 1 / 200, "litellm"),
     Goal("L", 1 / 100, "litellm"),
+    Goal("L", 1 / 200, "litellm", is_beyond=True),
 )
 
 

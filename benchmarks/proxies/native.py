@@ -21,7 +21,7 @@ from benchmarks.proxies.installed import install
 from benchmarks.world import EVENTS_HOST, World, find_program
 from egressproxy import __version__, build
 
-__all__ = ["EgressProxy", "Envoy", "HaProxy", "Nginx", "PureEgressProxy", "Squid", "TinyProxy"]
+__all__ = ["EgressProxy", "Envoy", "HaProxy", "LeanEnvoy", "Nginx", "PureEgressProxy", "Squid", "TinyProxy"]
 
 ENVOY_VERSION = "1.40.0"
 NO_REVERSE = "a forward proxy only"
@@ -121,12 +121,15 @@ def _has_workers() -> bool:
 
 
 class Envoy(Proxy):
+    """Its configuration does what ours does."""
+
     name = "envoy"
+    template = "envoy.yaml"
 
     def prepare(self, world: World, folder: Path) -> list[str]:
         binary = _find_envoy()
         self.version = first_line([str(binary), "--version"]).rpartition("version:")[2].split("/")[1]
-        config = world.render("envoy.yaml", folder, self.ports, self.names)
+        config = world.render(self.template, folder, self.ports, self.names)
         return [
             str(binary), "-c", str(config), "--concurrency", str(self.workers), "--disable-hot-restart",
             "-l", "warning",
@@ -134,6 +137,15 @@ class Envoy(Proxy):
 
     def can_have_workers(self) -> bool:
         return True
+
+
+class LeanEnvoy(Envoy):
+    """The least that it can be told: what it costs where it does nothing of what egressproxy is there for."""
+
+    name = "envoy-lean"
+    template = "envoy-lean.yaml"
+    edits = False
+    unable: Mapping[str, str] = dict.fromkeys(("S", "S2", "W8"), "its configuration has no such form")
 
 
 class HaProxy(Proxy):
