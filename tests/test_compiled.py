@@ -30,9 +30,6 @@ ALLOWED: dict[tuple[str, str], str] = {}
 COPIED = {
     "egressproxy.filters.cache.cache": "egressproxy.filters.cache.cache",
     "egressproxy.filters.limits.redis_store": "egressproxy.filters.limits.redis_store",
-    "egressproxy.gateway.backends.route_backend": "egressproxy.gateway.backends.route_backend",
-    "egressproxy.gateway.narrowed_route": "egressproxy.gateway.route",
-    "egressproxy.gateway.route": "egressproxy.gateway.route",
     "egressproxy.kubeapi.write.managed_fields": "builtins",
     "egressproxy.kubeapi.write.patches": "builtins",
     "egressproxy.model.exchange": "egressproxy.model.exchange",
@@ -168,6 +165,18 @@ def native_classes(compiled: frozenset[str]) -> frozenset[str]:
     )
 
 
+@cache
+def slotted(module: str) -> frozenset[str]:
+    """The classes of a module, Protocols and exceptions left out, that have slots."""
+    if module not in modules():
+        return frozenset()
+    return frozenset(
+        each.name
+        for each in classes(tree(module))
+        if "Protocol" not in map(said, each.bases) and "__slots__" in ast.unparse(each)
+    )
+
+
 # --- the rules -----------------------------------------------------------------------------------------------------
 Found = Iterator[tuple[int, str, str]]
 
@@ -186,6 +195,11 @@ def classes_that_fail(made: Tree, node: ast.Module) -> Found:
         with_code = {made.whole(base) for base in each.bases} & made.native
         if len(with_code - bases_of_protocols().keys()) > 1:
             yield each.lineno, f"{each.name} has two bases with code", "make all but one of them Protocols"
+        for base in each.bases:
+            above = made.whole(base)
+            if above.rpartition(".")[2] in slotted(above.rpartition(".")[0]) and above not in made.native:
+                construct = f"{each.name} is a subclass of {above}, which is interpreted and has slots"
+                yield each.lineno, construct, "compile both modules, or neither"
         functions = {member.name for member in each.body if isinstance(member, Function)}
         for member in each.body:
             if isinstance(member, ast.Assign) and isinstance(member.value, ast.Name) and member.value.id in functions:
@@ -303,7 +317,47 @@ def from_outside(made: Tree, node: ast.Module) -> Found:
                 yield inner.lineno, f"{ast.unparse(target)} is set on the class", "set it in the class, or on an object"
 
 
-IN_COMPILED = (classes_that_fail, deletions, what_is_absent, two_meanings, from_outside)
+def identities(made: Tree, node: ast.Module) -> Found:
+    """Constants that are told apart by `is`. Compiled code takes a tuple of fixed length apart, and makes another of
+    its values where one is asked for: none is the same as another.
+    """
+    for each in ast.walk(node):
+        if isinstance(each, ast.Compare) and any(isinstance(operator, ast.Is | ast.IsNot) for operator in each.ops):
+            for side in (each.left, *each.comparators):
+                if said(side) and is_fixed_tuple(made.whole(side), made):
+                    construct = f"{ast.unparse(side)} is a tuple of fixed length, and is compared by `is`"
+                    yield each.lineno, construct, "compare with ==, or annotate it as tuple[X, ...]"
+
+
+def is_fixed_tuple(name: str, made: Tree) -> bool:
+    """Whether the constant of this name is one for the checker."""
+    module, _, constant = name.rpartition(".")
+    if module != made.module and module not in modules():
+        return False
+    node = parsed(made.text) if module == made.module else tree(module)
+    for each in node.body:
+        targets = (
+            each.targets if isinstance(each, ast.Assign) else [each.target] if isinstance(each, ast.AnnAssign) else ()
+        )
+        if [said(target) for target in targets] == [constant] and isinstance(each.value, ast.Tuple):
+            return isinstance(each, ast.Assign) or "..." not in ast.unparse(each.annotation)
+    return False
+
+
+def constants(made: Tree, node: ast.Module) -> Found:
+    """Compiled code has what is Final at hand; every other name of a module is looked up in a dictionary each time."""
+    for each in node.body:
+        targets = (
+            each.targets if isinstance(each, ast.Assign) else [each.target] if isinstance(each, ast.AnnAssign) else ()
+        )
+        names = [inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)]
+        final = isinstance(each, ast.AnnAssign) and "Final" in ast.unparse(each.annotation)
+        for name in names if not final and "TypeVar(" not in ast.unparse(each) else ():
+            if len(name) > 1 and name.isupper():
+                yield each.lineno, f"{name} is not Final", f"write {name}: Final = …"
+
+
+IN_COMPILED = (classes_that_fail, deletions, what_is_absent, two_meanings, identities, constants, from_outside)
 
 
 def findings(made: Tree) -> list[Finding]:
@@ -338,6 +392,18 @@ def test_what_is_copied_is_not_compiled():
             copying.add(name)
     assert copying == set(COPIED), "name the module of the class that is copied in COPIED"
     assert [of for of in COPIED.values() if of in COMPILED] == [], "give the class a method `copy`"
+
+
+def test_what_goes_between_processes_is_not_compiled():
+    """pickle makes an object without its arguments, and then sets what it held: compiled classes know neither."""
+    sent = set()
+    for name in modules():
+        for call in (each for each in ast.walk(tree(name)) if isinstance(each, ast.Call)):
+            if whole(name, source(name), call.func) == "egressproxy.model.pickling.classes":
+                named = (each for each in ast.walk(call) if isinstance(each, ast.Name))
+                sent |= {whole(name, source(name), each) for each in named}
+    assert "egressproxy.telemetry.series.Series" in sent
+    assert {name for name in sent if name.rpartition(".")[0] in COMPILED} == set()
 
 
 def test_interpreted_code_asks_for_no_compiled_class_behind_an_abstract_one():
@@ -386,6 +452,15 @@ def found_in(text: str, native: frozenset[str] = frozenset(), *, is_compiled: bo
         ("import copy\ncopy.copy(1)", "copy.copy"),
         ("import types\n@types.coroutine\ndef f(): yield", "types.coroutine"),
         ("def f(self): return self.__dict__", "__dict__"),
+        ("A_B = 3", "A_B is not Final"),
+        ("from enum import Enum\nAB, _ = Kind", "AB is not Final"),
+        ("A_B: int = 3", "A_B is not Final"),
+        ("A: Final = (1, 2)\ndef f(a): return a is A", "A is a tuple of fixed length, and is compared by `is`"),
+        ("A: Final = (1, 2)\ndef f(a): return A is not a", "A is a tuple of fixed length, and is compared by `is`"),
+        (
+            "from egressproxy.net.tls import TlsStream\nclass A(TlsStream):\n    ...",
+            "A is a subclass of egressproxy.net.tls.TlsStream, which is interpreted and has slots",
+        ),
         ("def f(self): return vars(self)", "vars"),
         ("if TYPE_CHECKING:\n    A = B\n", "TYPE_CHECKING decides more than imports"),
         ("if TYPE_CHECKING:\n    import a\nelse:\n    a = 1", "TYPE_CHECKING decides more than imports"),
@@ -416,6 +491,9 @@ def test_a_rule_sees(text: str, construct: str):
         "self.a: A | None = None",
         "class A:\n    def __getattr__(self, name): ...",
         "fields.copy()",
+        "_T = TypeVar('_T')\nAB: Final = 3\nAB2: Final[int] = 3\ncount = 0",
+        "A: Final[tuple[int, ...]] = (1, 2)\ndef f(a): return a is A",
+        "A: Final = (1, 2)\ndef f(a): return a == A",
     ],
 )
 def test_a_rule_lets_pass_what_works(text: str):

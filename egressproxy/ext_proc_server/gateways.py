@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.route import SELF_SERVICE, Route
@@ -14,8 +15,8 @@ from egressproxy.routing.hosts import HostEntry, HostMap
 __all__ = ["GATEWAY_FIELD", "LISTENER_FIELD", "ServedGateways", "unservable"]
 
 #: Fields of the call (`initial_metadata` of Envoy's grpc_service): namespace/name of a Gateway, name of its listener.
-GATEWAY_FIELD = b"egressproxy-gateway"
-LISTENER_FIELD = b"egressproxy-listener"
+GATEWAY_FIELD: Final = b"egressproxy-gateway"
+LISTENER_FIELD: Final = b"egressproxy-listener"
 
 
 class ServedGateways:

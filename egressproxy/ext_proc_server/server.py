@@ -12,6 +12,7 @@ import asyncio
 import logging
 import socket
 from time import monotonic
+from typing import Final
 
 from egressproxy.errors import GatewayError
 from egressproxy.ext_proc_server.call import MalformedCall, StreamingCall
@@ -39,15 +40,15 @@ __all__ = ["FilterServer"]
 log = logging.getLogger(__name__)
 
 #: Connections taken in one turn at most.
-_MAX_AT_ONCE = 64
+_MAX_AT_ONCE: Final = 64
 #: How long nothing is accepted where no descriptor is left.
-_PAUSE_S = 0.1
+_PAUSE_S: Final = 0.1
 #: A peer that is gone without a word is noticed after a minute: it may have calls that wait for a slow upstream.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-_HEAD_S = 10.0
-_DRAIN_POLL_S = 0.05
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+_HEAD_S: Final = 10.0
+_DRAIN_POLL_S: Final = 0.05
 #: Head of a call: Envoy adds few fields to it.
-_LIMITS = HeadLimits(max_head_bytes=16 * 1024)
+_LIMITS: Final = HeadLimits(max_head_bytes=16 * 1024)
 
 
 class FilterServer:
@@ -209,7 +210,7 @@ class FilterServer:
         return f"FilterServer({self._at}, {len(self._connections)} connections)"
 
 
-_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
 class EnvoyConnection(DownstreamHttp2):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from egressproxy.filters.added_filters import decodable_answers, original_head
 from egressproxy.filters.base import Filter, Phase
@@ -47,8 +47,8 @@ __all__ = [
     "run_to_end",
 ]
 
-_BODY_PHASES = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
-_OF_A_BACKEND = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+_BODY_PHASES: Final = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+_OF_A_BACKEND: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
             phases[phase.method] = _steps(running, phase)
     body: BodyPlan | None = phases.get("response_body")
     if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
-        behind = phases.get("backend_request", ())
-        phases["backend_request"] = (Step(decodable_answers(), Phase.BACKEND_REQUEST, behind), *behind)
-    noted = phases.get("request_headers", ())
+        of_leg: Steps = phases.get("backend_request", ())
+        phases["backend_request"] = (Step(decodable_answers(), Phase.BACKEND_REQUEST, of_leg), *of_leg)
+    noted: Steps = phases.get("request_headers", ())
     if noted and any(placed.filter.needs_original for placed in filters):
         phases["request_headers"] = (Step(original_head(), Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))

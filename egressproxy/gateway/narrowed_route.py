@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
 from typing import Final
 
@@ -62,14 +61,8 @@ def _made(route: Route, excluded: frozenset[str], preferred: str) -> Route:
             leader = replace(left.endpoints[0], weight=choice.weight)
             failovers[leader] = left
             choices.append(leader)
-    made = copy(route)
-    made.narrowed = {}
-    made.excluded = excluded
-    made.choices = tuple(_preferred(choices, failovers, preferred) or choices)
-    made.backends = tuple(backend for backend in route.backends if backend.name not in excluded)
-    made.failovers = failovers or None
-    made.total = sum(choice.weight for choice in made.choices)
-    return made
+    chosen = tuple(_preferred(choices, failovers, preferred) or choices)
+    return route.narrowed_to(excluded, chosen, failovers or None)
 
 
 def _group(group: FailoverGroup, excluded: frozenset[str], preferred: str) -> FailoverGroup | None:

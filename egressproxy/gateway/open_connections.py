@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.overload.request_gate import Tenant
@@ -32,24 +32,24 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 #: Why a connection is refused before there is an exchange.
-BAD_CERTIFICATE = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
-TOO_MANY = Refusal(
+BAD_CERTIFICATE: Final = Refusal(Reason.CLIENT_CERTIFICATE, "a client's certificate is missing or not valid")
+TOO_MANY: Final = Refusal(
     Reason.CONNECTION_LIMIT,
     "a connection was refused: the listener has as many as limits.connections allows",
     remedy="raise limits.connections, or see who opens so many",
 )
-OF_CLIENT = Refusal(
+OF_CLIENT: Final = Refusal(
     Reason.CONNECTION_LIMIT,
     "a connection was refused: its client has as many as limits.connectionsPerClient allows (where it is "
     "not written, three quarters of limits.connections)",
     remedy="raise limits.connectionsPerClient; set it to 0 where one address is many clients",
 )
-OF_DESCRIPTORS = Refusal(
+OF_DESCRIPTORS: Final = Refusal(
     Reason.CONNECTION_LIMIT,
     "a connection was refused: its client has three eighths of the connections that the file descriptors allow",
     remedy="raise the limit of open files, or set limits.connectionsPerClient: 0 where one address is many clients",
 )
-OF_PROCESS = Refusal(
+OF_PROCESS: Final = Refusal(
     Reason.CONNECTION_LIMIT,
     "a connection was refused: the process has as many as --max-connections allows, and none of them is idle",
     remedy="raise --max-connections and the limit of open files, or add workers or replicas",
@@ -57,7 +57,7 @@ OF_PROCESS = Refusal(
 #: A listener: its Gateway, and its name.
 ListenerKey = tuple[str, str]
 #: How many connections are looked at, when one has to make way.
-LOOKED_AT = 16
+LOOKED_AT: Final = 16
 
 
 class Holder(Protocol):
@@ -88,7 +88,7 @@ class Connection(Protocol):
 
 
 #: Clients that are told at one time that they find no room; others find their connection closed.
-MAX_REFUSED = 512
+MAX_REFUSED: Final = 512
 
 
 class AllConnections(Shares):
@@ -112,7 +112,7 @@ class AllConnections(Shares):
 
 
 #: Fewer descriptors than that are few for a gateway.
-FEW_DESCRIPTORS = 4096
+FEW_DESCRIPTORS: Final = 4096
 
 
 def clients_of_process(limit: int | None) -> AllConnections:

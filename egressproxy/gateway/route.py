@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
-from copy import copy
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.body_plan import BodyPlan
@@ -24,11 +24,11 @@ from egressproxy.telemetry.series import Series
 __all__ = ["SELF_SERVICE", "Route", "self_service"]
 
 #: The kind of the rule that answers at egress.internal.
-SELF_SERVICE = "SelfService"
+SELF_SERVICE: Final = "SelfService"
 
 #: The golden ratio's fraction: multiples of it fall into a circle more evenly than those of any other number, so that
 #: shares of traffic come out within a few requests.
-GOLDEN = 0.6180339887498949
+GOLDEN: Final = 0.6180339887498949
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class _HotRoute:
 class Route(_HotRoute):
     """One rule of a route (`kind`), or what a policy allows without a route (`name` "-")."""
 
-    policy: InitVar[PolicyIR]
+    policy: PolicyIR
     destinations: DestinationPolicy
     ports: Mapping[str, Collection[int]]  # by hostname of an Fqdn backend: under which a client may name it
     _: KW_ONLY
@@ -78,7 +78,8 @@ class Route(_HotRoute):
     is_tls_only: bool = field(init=False)  # what the tunnel carries has to be TLS
     _turn: float = field(init=False)
 
-    def __post_init__(self, policy: PolicyIR) -> None:
+    def __post_init__(self) -> None:
+        policy = self.policy
         self.choices = self.choices or self.backends
         self.narrowed = {}
         self.needs_body = min(
@@ -145,10 +146,24 @@ class Route(_HotRoute):
 
     def counted_in(self, series: Series) -> Route:
         """A copy whose traffic is counted in this series. Pools, filters and retry budgets are shared."""
-        made = copy(self)
-        made.series = series
-        made.narrowed = {}
-        made.backends = made.choices = tuple(backend.counted_in(series) for backend in self.backends)
+        backends = tuple(backend.counted_in(series) for backend in self.backends)
+        return replace(self, series=series, backends=backends, choices=backends)
+
+    def narrowed_to(
+        self,
+        excluded: frozenset[str],
+        choices: tuple[RouteBackend, ...],
+        failovers: Mapping[RouteBackend, FailoverGroup] | None,
+    ) -> Route:
+        """A copy without the backends of these names. What is read of a body before is that of all of them."""
+        backends = tuple(backend for backend in self.backends if backend.name not in excluded)
+        made = replace(self, backends=backends, excluded=excluded, failovers=failovers)
+        made.choices = choices
+        made.total = sum(choice.weight for choice in choices)
+        made.needs_body = self.needs_body
+        made.legs = self.legs
+        made.filters_request = self.filters_request
+        made.filters_alone = self.filters_alone
         return made
 
     def failover_of(self, backend: RouteBackend) -> FailoverGroup | None:

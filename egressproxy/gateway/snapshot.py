@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from ipaddress import IPv4Network, IPv6Network
+from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
@@ -39,9 +40,10 @@ from egressproxy.telemetry.series import Series
 __all__ = ["ActiveListener", "Port", "Snapshot"]
 
 #: TLS (by SNI) and TCP listeners: no HTTP there.
-STREAM_PROTOCOLS = (ListenerProtocol.TLS, ListenerProtocol.TCP)
+STREAM_PROTOCOLS: Final = (ListenerProtocol.TLS, ListenerProtocol.TCP)
+_LIMITS: Final = tuple(each.name for each in fields(LimitsIR))
 #: Listeners whose clients say something else before HTTP.
-_OTHER_WORDS = (ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
+_OTHER_WORDS: Final = (ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
 
 
 @dataclass(slots=True, eq=False)
@@ -207,7 +209,7 @@ def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:
     def least(name: str) -> int:
         return min((value for value in (getattr(limits, name) for limits in each) if value), default=0)
 
-    return LimitsIR(**{name: least(name) for name in LimitsIR.__slots__})
+    return LimitsIR(**{name: least(name) for name in _LIMITS})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

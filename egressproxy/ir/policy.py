@@ -439,4 +439,4 @@ def entry_text(hostnames: Iterable[str] = (), cidrs: Iterable[Network] = (), por
 
 
 #: What holds where no policy says anything.
-NO_POLICY = PolicyIR()
+NO_POLICY: Final = PolicyIR()

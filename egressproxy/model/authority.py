@@ -11,22 +11,23 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from typing import Final
 
 __all__ = ["Authority", "AuthorityError", "IPAddress", "parse_authority", "parse_host"]
 
 IPAddress = IPv4Address | IPv6Address
 
 #: One label: letters, digits, hyphen and underscore inside (SRV-like names occur in practice), 63 bytes.
-_LABEL = rb"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_NAME = re.compile(rb"(?:%s\.)*%s\.?" % (_LABEL, _LABEL))
-_BYTE = rb"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_IPV4 = re.compile(rb"(?:%s\.){3}%s" % (_BYTE, _BYTE))
+_LABEL: Final = rb"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME: Final = re.compile(rb"(?:%s\.)*%s\.?" % (_LABEL, _LABEL))
+_BYTE: Final = rb"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4: Final = re.compile(rb"(?:%s\.){3}%s" % (_BYTE, _BYTE))
 #: A last label that is a number in any spelling is an address for some resolver (WHATWG URL, "ends in a number").
-_NUMERIC_LAST_LABEL = re.compile(rb"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)\.?")
-_IPV6 = re.compile(rb"[0-9A-Fa-f:.]{2,45}")
-_PORT = re.compile(rb"[1-9][0-9]{0,4}")
+_NUMERIC_LAST_LABEL: Final = re.compile(rb"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)\.?")
+_IPV6: Final = re.compile(rb"[0-9A-Fa-f:.]{2,45}")
+_PORT: Final = re.compile(rb"[1-9][0-9]{0,4}")
 
-MAX_NAME = 253
+MAX_NAME: Final = 253
 
 
 class AuthorityError(ValueError):

@@ -38,11 +38,11 @@ MAX_NOTE_BYTES = 64 * 1024
 #: The note with further fields for the access log: a dictionary.
 LOGGED = "logged"
 #: The note with what `Exchange.body` returns.
-SENT_BODY = "sent body"
+SENT_BODY: Final = "sent body"
 #: The note with what filters have said about the backends of the rule: a BackendChoice.
-BACKEND_CHOICE = "backend choice"
+BACKEND_CHOICE: Final = "backend choice"
 #: Of a request that was approved: what is in service now may be another configuration than the one that has let it in.
-WAITED = "waited for a person"
+WAITED: Final = "waited for a person"
 #: The note with how many filters hold the exchange until a person has decided.
 _HELD_FOR_PEOPLE = "held for people"
 
@@ -130,7 +130,7 @@ class CallerIdentity:
         return f"CallerIdentity{self.key}"
 
 
-ANONYMOUS = CallerIdentity()
+ANONYMOUS: Final = CallerIdentity()
 
 
 def tenant_of(identity: CallerIdentity) -> str:

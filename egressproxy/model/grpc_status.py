@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 __all__ = ["GRPC_NAMES", "GrpcStatus"]
 
@@ -29,4 +30,4 @@ class GrpcStatus(IntEnum):
     UNAUTHENTICATED = 16
 
 
-GRPC_NAMES = tuple(status.name for status in GrpcStatus)
+GRPC_NAMES: Final = tuple(status.name for status in GrpcStatus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
@@ -12,8 +13,8 @@ __all__ = ["CHUNKED", "UNTIL_CLOSE", "BodyLength", "Hop", "RequestHead", "Respon
 
 #: How a body ends: a byte count of 0 or more, or one of the two below.
 BodyLength = int
-CHUNKED: BodyLength = -1
-UNTIL_CLOSE: BodyLength = -2
+CHUNKED: Final[BodyLength] = -1
+UNTIL_CLOSE: Final[BodyLength] = -2
 
 
 class TargetForm(IntEnum):
@@ -25,7 +26,7 @@ class TargetForm(IntEnum):
     ASTERISK = 4
 
 
-_ORIGIN = TargetForm.ORIGIN  # a member looked up on its class costs 60 ns more
+_ORIGIN: Final = TargetForm.ORIGIN  # a member looked up on its class costs 60 ns more
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +55,7 @@ class Hop:
         return f"Hop(body={self.body})"  # no values: one is a credential
 
 
-NOTHING_SAID = Hop()
+NOTHING_SAID: Final = Hop()
 
 
 class RequestHead:

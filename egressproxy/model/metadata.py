@@ -6,12 +6,13 @@ One of them is dialled only if a rule names it.
 from __future__ import annotations
 
 from ipaddress import ip_address
+from typing import Final
 
 from egressproxy.model.authority import IPAddress
 
 __all__ = ["METADATA"]
 
-METADATA: frozenset[IPAddress] = frozenset(
+METADATA: Final[frozenset[IPAddress]] = frozenset(
     ip_address(text)
     for text in (
         "169.254.169.254",  # AWS, Azure, GCP, OpenStack, Hetzner, DigitalOcean …

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
+from typing import Final
 
 __all__ = ["RESERVED", "descriptors", "descriptors_for_traffic"]
 
 #: Descriptors for other use than that of clients and backends: the admin address, the log, the loader.
-RESERVED = 64
+RESERVED: Final = 64
 
 
 def descriptors() -> int:

@@ -11,7 +11,7 @@ call, and wake the peer (measured: W1 77 against 60 us).
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from egressproxy.net.loop import poller
 from egressproxy.net.poller import Poller
@@ -19,9 +19,9 @@ from egressproxy.net.watched_socket import break_off
 
 __all__ = ["HIGH_WATER", "BodySink", "FlowControl", "Reads", "peer_address", "peer_name", "reset"]
 
-HIGH_WATER = 64 * 1024
+HIGH_WATER: Final = 64 * 1024
 #: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
-COPY_LIMIT = 16 * 1024
+COPY_LIMIT: Final = 16 * 1024
 
 
 def reset(transport: asyncio.Transport) -> None:

@@ -14,24 +14,24 @@ import asyncio
 import select
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["ENDED", "READABLE", "WRITABLE", "Flushes", "Handler", "Poller"]
 
 #: With EPOLLRDHUP an end is seen together with the last bytes, and costs no turn of its own.
-READABLE = select.EPOLLIN | select.EPOLLRDHUP
-WRITABLE = select.EPOLLOUT
+READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP
+WRITABLE: Final = select.EPOLLOUT
 #: Reported whether asked for or not: both directions have ended, or the connection is broken.
-ENDED = select.EPOLLHUP | select.EPOLLERR
+ENDED: Final = select.EPOLLHUP | select.EPOLLERR
 
 #: Events in one turn: then what was sent is flushed, and the loop is given back if it is asked for.
-MAX_EVENTS = 64
+MAX_EVENTS: Final = 64
 #: How often a turn asks for more before the loop has its own.
-ROUNDS = 4
+ROUNDS: Final = 4
 #: Behind fewer events than this, more are unlikely to be there already, and asking costs a system call.
-MANY = 4
+MANY: Final = 4
 #: Ends in one turn: each takes 10 to 30 microseconds.
-MAX_ENDS = 256
+MAX_ENDS: Final = 256
 
 
 class Handler(Protocol):

@@ -40,7 +40,7 @@ import select
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Final
 
 from egressproxy.net.poller import ENDED, READABLE, Poller
 from egressproxy.net.watched_socket import (
@@ -55,18 +55,18 @@ from egressproxy.net.watched_socket import (
 __all__ = ["END_FOLLOWS", "SocketState", "SocketTransport"]
 
 #: Bytes of one read at most.
-READ_SIZE = 64 * 1024
+READ_SIZE: Final = 64 * 1024
 #: asyncio's default of how many bytes may be queued before `pause_writing`.
-HIGH_WATER = 64 * 1024
+HIGH_WATER: Final = 64 * 1024
 #: So many pieces go to the kernel in one call (IOV_MAX is 1024).
-MAX_PIECES = 64
+MAX_PIECES: Final = 64
 
-_INPUT = select.EPOLLIN
+_INPUT: Final = select.EPOLLIN
 #: What says in an event that nothing comes behind what is there.
-END_FOLLOWS = select.EPOLLRDHUP | ENDED
+END_FOLLOWS: Final = select.EPOLLRDHUP | ENDED
 
 #: Stands for the protocol once the connection is gone.
-_GONE_PROTOCOL = asyncio.Protocol()
+_GONE_PROTOCOL: Final = asyncio.Protocol()
 
 
 class SocketState(Enum):
@@ -82,13 +82,19 @@ class SocketState(Enum):
 
 
 # Names of this module: an attribute of an Enum costs a look-up each time.
-_OPEN, _PEER_ENDED, _ENDED, _BOTH_ENDED, _CLOSING, _CLOSED, _GONE = SocketState
-_READS = (_OPEN, _ENDED)
-_WRITES = (_OPEN, _PEER_ENDED)
-_HAS_PEER_END = (_PEER_ENDED, _BOTH_ENDED)
-_HAS_OUR_END = (_ENDED, _BOTH_ENDED)
-_OVER = (_CLOSED, _GONE)
-_IS_CLOSING = (_CLOSING, _CLOSED, _GONE)
+_OPEN: Final[SocketState] = SocketState.OPEN
+_PEER_ENDED: Final[SocketState] = SocketState.PEER_ENDED
+_ENDED: Final[SocketState] = SocketState.ENDED
+_BOTH_ENDED: Final[SocketState] = SocketState.BOTH_ENDED
+_CLOSING: Final[SocketState] = SocketState.CLOSING
+_CLOSED: Final[SocketState] = SocketState.CLOSED
+_GONE: Final[SocketState] = SocketState.GONE
+_READS: Final = (_OPEN, _ENDED)
+_WRITES: Final = (_OPEN, _PEER_ENDED)
+_HAS_PEER_END: Final = (_PEER_ENDED, _BOTH_ENDED)
+_HAS_OUR_END: Final = (_ENDED, _BOTH_ENDED)
+_OVER: Final = (_CLOSED, _GONE)
+_IS_CLOSING: Final = (_CLOSING, _CLOSED, _GONE)
 
 
 class SocketTransport(WatchedSocket, asyncio.Transport):

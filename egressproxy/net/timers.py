@@ -11,12 +11,12 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["NEVER", "TICK_S", "Deadline", "Timer", "TimerWheel", "Wheel"]
 
-TICK_S = 0.1
-NEVER = float("inf")
+TICK_S: Final = 0.1
+NEVER: Final = float("inf")
 
 
 class Wheel(Protocol):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
@@ -50,7 +50,7 @@ __all__ = [
     "verified_uris",
 ]
 
-HTTP_1_1 = ("http/1.1",)
+HTTP_1_1: Final[tuple[str, ...]] = ("http/1.1",)
 #: What listeners of HTTP offer; a client that offers both gets the first of them.
 HTTP_2_OR_1_1 = ("h2", "http/1.1")
 

@@ -10,6 +10,7 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from typing import Final
 
 from egressproxy.net.poller import ENDED, READABLE, WRITABLE, Poller
 
@@ -19,9 +20,9 @@ __all__ = ["NOT_WATCHED", "READABLE_OR_ENDED", "WRITABLE_OR_ENDED", "Socket", "W
 Socket = socket.SocketType
 
 #: In place of a mask: the descriptor is not on the poller.
-NOT_WATCHED = -1
-READABLE_OR_ENDED = READABLE | ENDED
-WRITABLE_OR_ENDED = WRITABLE | ENDED
+NOT_WATCHED: Final = -1
+READABLE_OR_ENDED: Final = READABLE | ENDED
+WRITABLE_OR_ENDED: Final = WRITABLE | ENDED
 
 
 def break_off(sock: Socket) -> None:

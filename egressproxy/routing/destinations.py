@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import BackendIR, Destination
@@ -21,8 +22,8 @@ from egressproxy.routing.hosts import HostMap, patterns_of
 __all__ = ["Denial", "DestinationPolicy"]
 
 #: How many allowed destinations are remembered; a policy never changes, so that the memory stays true.
-MAX_KNOWN = 1024
-_CANNOT_OPEN = (
+MAX_KNOWN: Final = 1024
+_CANNOT_OPEN: Final = (
     "mend what the status of that policy says of its `intercept`, or remove the name from intercept.hostnames"
 )
 

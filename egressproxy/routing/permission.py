@@ -9,6 +9,7 @@ gateway.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from egressproxy.errors import Denied
 from egressproxy.ir.policy import DestinationRule, Mode
@@ -18,7 +19,7 @@ from egressproxy.routing.hosts import HostMap
 
 __all__ = ["Permission", "strictest"]
 
-_STRICTNESS = (Mode.OPEN, Mode.REPORT, Mode.ENFORCE)
+_STRICTNESS: Final = (Mode.OPEN, Mode.REPORT, Mode.ENFORCE)
 
 
 class Permission:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, MatchIR, PathMatchType, ValueMatch
@@ -47,16 +47,18 @@ __all__ = ["HttpTable", "RouteError"]
 T = TypeVar("T")
 
 #: RFC 3986 section 2.3: ALPHA, DIGIT, "-", ".", "_", "~" in percent-encoding.
-_ENCODED_UNRESERVED = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])")
+_ENCODED_UNRESERVED: Final = re.compile(rb"%(2[dDeE]|3[0-9]|4[1-9a-fA-F]|5[0-9aAfF]|6[1-9a-fA-F]|7[0-9aAeE])")
 
 #: A preflight request has it (Fetch, CORS-preflight request); other OPTIONS requests go to the backend.
-_FROM_A_PAGE = Presence("origin")
+_FROM_A_PAGE: Final = Presence("origin")
 
 #: For hosts whose matches need nothing but path and method.
-_UNASKED = MatchInput(b"", Fields())
+_UNASKED: Final = MatchInput(b"", Fields())
 
-_PATH_RANK = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
-_ANY_SERVICE, _EVERY_PATH = 3, 4  # the ranks of a gRPC method of any service, and of the prefix "/"
+_PATH_RANK: Final = {PathMatchType.EXACT: 0, PathMatchType.REGEX: 1, PathMatchType.PREFIX: 2}
+#: The ranks of a gRPC method of any service, and of the prefix "/".
+_ANY_SERVICE: Final = 3
+_EVERY_PATH: Final = 4
 
 
 class RouteError(ValueError):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 from ipaddress import ip_network
+from typing import Final
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
@@ -39,14 +40,14 @@ class _Scope(Enum):
     HOST = "host"  # this machine, its link, or an IPv4 address in disguise: the allowance must name a range
 
 
-_OURSELVES = "this gateway itself"
-_WITHIN = " within "
-_METADATA = ("cloud metadata", _Scope.HOST)
-_OUTSIDE = ("outside the global unicast range", _Scope.HOST)
-_ISATAP = ("ISATAP", _Scope.HOST)
+_OURSELVES: Final = "this gateway itself"
+_WITHIN: Final = " within "
+_METADATA: Final = ("cloud metadata", _Scope.HOST)
+_OUTSIDE: Final = ("outside the global unicast range", _Scope.HOST)
+_ISATAP: Final = ("ISATAP", _Scope.HOST)
 
 #: The first row that contains an address gives its name.
-_SPECIAL_V4: tuple[tuple[str, str, _Scope], ...] = (
+_SPECIAL_V4: Final[tuple[tuple[str, str, _Scope], ...]] = (
     ("0.0.0.0/8", "this network", _Scope.HOST),
     ("10.0.0.0/8", "private", _Scope.NETWORK),
     ("100.64.0.0/10", "carrier-grade NAT", _Scope.NETWORK),
@@ -64,7 +65,7 @@ _SPECIAL_V4: tuple[tuple[str, str, _Scope], ...] = (
     ("255.255.255.255/32", "broadcast", _Scope.HOST),
     ("240.0.0.0/4", "reserved", _Scope.NETWORK),
 )
-_SPECIAL_V6: tuple[tuple[str, str, _Scope], ...] = (
+_SPECIAL_V6: Final[tuple[tuple[str, str, _Scope], ...]] = (
     ("::/128", "unspecified", _Scope.HOST),
     ("::1/128", "loopback", _Scope.HOST),
     ("::ffff:0:0/96", "IPv4-mapped", _Scope.HOST),
@@ -91,10 +92,10 @@ def _compile(rows: tuple[tuple[str, str, _Scope], ...]) -> tuple[tuple[int, int,
     return tuple((int(n.network_address), int(n.netmask), (name, scope)) for n, name, scope in networks)
 
 
-_TABLE_V4 = _compile(_SPECIAL_V4)
-_TABLE_V6 = _compile(_SPECIAL_V6)
-_GLOBAL_UNICAST_V6 = 0b001  # 2000::/3, the top three bits
-_ISATAP_IDS = (0x00005EFE, 0x02005EFE)  # RFC 5214 section 6.1: upper half of the interface identifier
+_TABLE_V4: Final = _compile(_SPECIAL_V4)
+_TABLE_V6: Final = _compile(_SPECIAL_V6)
+_GLOBAL_UNICAST_V6: Final = 0b001  # 2000::/3, the top three bits
+_ISATAP_IDS: Final = (0x00005EFE, 0x02005EFE)  # RFC 5214 section 6.1: upper half of the interface identifier
 
 
 def classify(address: IPAddress) -> str | None:
@@ -126,7 +127,7 @@ def _special(address: IPAddress) -> tuple[str, _Scope] | None:
 
 
 #: How many decisions a policy remembers: its rules never change, and most dials repeat an earlier one.
-MAX_KNOWN = 8192
+MAX_KNOWN: Final = 8192
 
 
 class AddressPolicy:
@@ -273,7 +274,7 @@ class AddressPolicy:
             if found is None:
                 continue
             name, scope = found
-            is_open = self._is_named(host, each) if found is _METADATA else self._in_every_group(host, each, scope)
+            is_open = self._is_named(host, each) if found == _METADATA else self._in_every_group(host, each, scope)
             if not is_open:
                 return name + around
             around = around or f"{_WITHIN}{name}"

@@ -7,6 +7,7 @@ authorization servers. The gateway dials TCP only, so that a Unix socket of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import IPAddress
@@ -81,4 +82,4 @@ def _spelled_out(sockets: Iterable[Socket]) -> frozenset[Socket]:
     return frozenset((_plain(address), port) for address, port in sockets)
 
 
-NO_SOCKETS = OwnSockets()
+NO_SOCKETS: Final = OwnSockets()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.shares import FairQueue, Shares
@@ -22,10 +22,10 @@ from egressproxy.model.shares import FairQueue, Shares
 __all__ = ["Claim", "Pool", "Pooled"]
 
 #: Connections to one destination, and exchanges that wait for one: in all, and of one client while clients are counted.
-MAX_OPEN = 4096
-SHARE = 1024
+MAX_OPEN: Final = 4096
+SHARE: Final = 1024
 #: Idle connections to one destination.
-MAX_IDLE = 256
+MAX_IDLE: Final = 256
 
 
 class Pooled(Protocol):

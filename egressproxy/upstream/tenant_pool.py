@@ -5,14 +5,14 @@ Who else asks for a connection opens one. Where there is no room for it, an idle
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from egressproxy.upstream.pool import MAX_OPEN, SHARE, Claim, Pool, Pooled
 
 __all__ = ["MAX_IDLE", "TenantPool"]
 
 #: Idle connections to one destination, of all tenants.
-MAX_IDLE = 1024
+MAX_IDLE: Final = 1024
 
 C = TypeVar("C", bound=Pooled)
 

@@ -75,6 +75,16 @@ PATHS = (
 HOSTS = ("a.test", "b.a.test", "c.b.a.test", "own.test", "x.own.test", "other.test", "", "test")
 ASKED_FIELDS = ("X", "x", "Y", "X-A", "Origin", "Access-Control-Request-Method")
 PATTERNS = ("a.test", "*.a.test", "*.b.a.test", "*.test", "*", "", "own.test")
+RANGES = (
+    "169.254.169.254/32", "169.254.0.0/16", "127.0.0.0/8", "10.0.0.0/8", "10.0.0.1/32", "93.184.216.0/24", "0.0.0.0/0",
+    "::/0", "::ffff:0:0/96", "64:ff9b::/96", "fd00::/8", "fd00:ec2::254/128", "2002::/16", "2606:2800::/32", "::1/128",
+)  # fmt: skip
+ADDRESSES = (
+    "169.254.169.254", "169.254.169.253", "127.0.0.1", "10.0.0.1", "10.1.2.3", "93.184.216.34", "0.0.0.0", "224.0.0.1",
+    "100.64.0.1", "::1", "::", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "fd00:ec2::254",
+    "fd00::5efe:a00:1", "2606:2800:220:1::1", "fe80::1", "::ffff:10.0.0.1", "4000::1",
+)  # fmt: skip
+PORTS = (80, 443, 8080, 9000)
 
 
 #: Whole exchanges take some milliseconds each.
@@ -236,6 +246,35 @@ def _of_hosts(chance: random.Random) -> Game:
     return {"entries": [_some(chance, PATTERNS, 3) for _ in range(chance.randrange(8))], "asks": list(HOSTS)}
 
 
+# --- what may be reached -------------------------------------------------------------------------------------------
+def _allowance(chance: random.Random) -> Game:
+    return {"cidrs": _some(chance, RANGES, 3), "hostnames": _some(chance, PATTERNS[:4], 2)}
+
+
+def _of_addresses(chance: random.Random) -> Game:
+    groups = [[_allowance(chance) for _ in range(chance.randrange(3))] for _ in range(chance.randrange(3))]
+    denials = [[_some(chance, RANGES, 3), _ports(chance), chance.random() < 0.3] for _ in range(chance.randrange(3))]
+    only = [_some(chance, RANGES, 4) for _ in range(chance.randrange(2))]
+    asks = [[chance.choice(HOSTS), _some(chance, ADDRESSES, 4), chance.choice(PORTS)] for _ in range(12)]
+    return {"allow": groups, "deny": denials, "only": only, "asks": asks + asks[:2]}
+
+
+def _ports(chance: random.Random) -> list[int]:
+    return [chance.choice(PORTS) for _ in range(chance.choice((0, 0, 1, 2)))]
+
+
+def _entry(chance: random.Random) -> Game:
+    return {**_allowance(chance), "ports": _ports(chance), "any": chance.random() < 0.3, "firm": chance.random() < 0.2}
+
+
+def _of_destinations(chance: random.Random) -> Game:
+    allow = [[_entry(chance) for _ in range(chance.randrange(4))] for _ in range(chance.randrange(3))]
+    deny = [_entry(chance) for _ in range(chance.randrange(3))]
+    hosts = [host for host in HOSTS if host] + [f"[{each}]" if ":" in each else each for each in ADDRESSES]
+    asks = [f"{chance.choice(hosts)}:{chance.choice(PORTS)}" for _ in range(12)]
+    return {"allow": allow, "deny": deny, "firm": chance.randrange(len(allow) + 1), "asks": asks + asks[:2]}
+
+
 # --- the pool ------------------------------------------------------------------------------------------------------
 def _of_pool(chance: random.Random) -> Game:
     limit = chance.randrange(1, 5)
@@ -276,6 +315,8 @@ MAKERS: dict[str, Callable[[random.Random], Game]] = {
     "fields": _of_fields,
     "routes": _of_routes,
     "hosts": _of_hosts,
+    "addresses": _of_addresses,
+    "destinations": _of_destinations,
     "pool": _of_pool,
     "exchanges": _of_exchanges,
 }

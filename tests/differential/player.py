@@ -11,12 +11,23 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
 from itertools import pairwise
 from typing import Any
 
 from egressproxy import build
 from egressproxy.errors import GatewayError
+from egressproxy.ir.policy import (
+    AddressAllowance,
+    AddressBound,
+    AddressDenial,
+    AddressesIR,
+    DestinationRule,
+    DestinationsIR,
+    SniCheck,
+)
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
+from egressproxy.model.authority import parse_authority
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.steps import finished
@@ -24,8 +35,11 @@ from egressproxy.protocols.http1.chunked import ChunkedDecoder
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import interim_bytes, request_bytes, response_bytes
+from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.table import HttpTable
+from egressproxy.upstream.address_policy import AddressPolicy
+from egressproxy.upstream.own_sockets import OwnSockets
 from egressproxy.upstream.pool import Claim, Pool
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation
@@ -224,6 +238,61 @@ def hosts(asked: Played) -> Seen:
     ] + [list(made.values())]
 
 
+# --- what may be reached -------------------------------------------------------------------------------------------
+def _networks(texts: list[str]) -> tuple[Any, ...]:
+    return tuple(map(ip_network, texts))
+
+
+def addresses(asked: Played) -> Seen:
+    """What a policy of addresses says of each host, its addresses and port."""
+    spec = AddressesIR(
+        tuple(
+            tuple(AddressAllowance(_networks(each["cidrs"]), tuple(each["hostnames"])) for each in group)
+            for group in asked["allow"]
+        ),
+        "team/egress",
+        tuple(
+            AddressDenial(_networks(cidrs), tuple(ports), "team/closing", reports=reports)
+            for cidrs, ports, reports in asked["deny"]
+        ),
+        tuple(AddressBound(_networks(cidrs), "team/only") for cidrs in asked["only"]),
+    )
+    own = OwnSockets([(ip_address("10.0.0.1"), 8080)], [(ip_address("127.0.0.1"), 9000)], lambda _: False)
+    policy = AddressPolicy(spec, own)
+    seen: Seen = [policy.reports]
+    for host, texts, port in asked["asks"]:
+        these = tuple(map(ip_address, texts))
+        seen.append(repr(tried(seen, lambda host=host, these=these, port=port: policy.check(host, these, port))))
+        seen.append([policy.would_deny(these, port), *(policy.verdict(host, each, port) for each in these)])
+        for each in these:
+            tried(seen, lambda each=each, port=port: policy.check_operator(each, port))
+    return seen
+
+
+def _rule(written: Played) -> DestinationRule:
+    sni = SniCheck.ANY if written["any"] else SniCheck.MATCH
+    return DestinationRule(
+        tuple(written["hostnames"]), tuple(written["ports"]), _networks(written["cidrs"]), sni, "team/egress",
+        is_firm=written["firm"],
+    )  # fmt: skip
+
+
+def destinations(asked: Played) -> Seen:
+    """What a policy of destinations says of each authority."""
+    spec = DestinationsIR(
+        tuple(tuple(map(_rule, group)) for group in asked["allow"]), tuple(map(_rule, asked["deny"])), asked["firm"]
+    )
+    policy = DestinationPolicy(spec, ("team/egress",))
+    seen: Seen = [policy.denies, policy.is_firm, policy.has_allow_list]
+    for text in asked["asks"]:
+        authority = parse_authority(text.encode())
+        for ask in (policy.decide, policy.decide_firm, policy.explicit_deny):
+            denied = ask(authority)
+            seen.append(None if denied is None else [*told(denied), denied.rule, denied.policy, denied.entry])
+        seen.append([policy.sni_check(authority).value, policy.entry(authority), repr(policy.grounds(authority))])
+    return seen
+
+
 # --- pool and timers -----------------------------------------------------------------------------------------------
 @dataclass(eq=False)
 class Connection:
@@ -336,6 +405,8 @@ PLAYS: dict[str, Callable[[Played], Seen]] = {
     "fields": fields,
     "routes": routes,
     "hosts": hosts,
+    "addresses": addresses,
+    "destinations": destinations,
     "pool": pool,
     "exchanges": exchanges,
 }

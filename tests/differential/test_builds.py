@@ -85,13 +85,15 @@ def test_a_game_is_the_same_in_every_process_and_is_played_without_a_mishap():
 @pytest.mark.parametrize(
     ("path", "old", "new"),
     [
-        ("protocols/http1/codec.py", "MAX_EMPTY_LINES = 4", "MAX_EMPTY_LINES = 3"),
+        ("protocols/http1/codec.py", "MAX_EMPTY_LINES: Final = 4", "MAX_EMPTY_LINES: Final = 3"),
         ("protocols/http1/chunked.py", "made._left = self._left", "made._left = 0"),
         ("protocols/http1/message_reader.py", '"a line ends in a bare CR or LF, or holds one"', '"a bare CR or LF"'),
         ("routing/table.py", "-len(self.query),", "len(self.query),"),
         ("upstream/pool.py", "len(self.kept) >= self.max_idle", "len(self.kept) > self.max_idle"),
+        ("upstream/address_policy.py", "if found == _METADATA else", "if found == () else"),
+        ("routing/destinations.py", "if self._firm_allow and (denied is None", "if self._firm_allow and (denied"),
     ],
-    ids=["empty lines", "a copy", "a message", "precedence", "the pool"],
+    ids=["empty lines", "a copy", "a message", "precedence", "the pool", "metadata", "firm entries"],
 )
 def test_a_small_difference_is_found(tmp_path: Path, path: str, old: str, new: str):
     shutil.copytree(

@@ -12,8 +12,7 @@ from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressBound, AddressDenial, AddressesIR, NameDenial
 from egressproxy.model.aliases import aliases
 from egressproxy.model.metadata import METADATA
-from egressproxy.upstream import address_policy
-from egressproxy.upstream.address_policy import AddressPolicy, classify, is_metadata
+from egressproxy.upstream.address_policy import MAX_KNOWN, AddressPolicy, classify, is_metadata
 from egressproxy.upstream.own_sockets import OwnSockets
 from egressproxy.upstream.resolved import Resolved
 
@@ -431,13 +430,12 @@ def test_an_operator_may_name_metadata_explicitly():
     policy((allow("169.254.169.254/32"),)).check_operator(ip_address("169.254.169.254"), 80)
 
 
-def test_what_is_remembered_is_bounded_by_its_addresses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(address_policy, "MAX_KNOWN", 100)
+def test_what_is_remembered_is_bounded_by_its_addresses():
     made = policy()
-    many = [ip_address(f"93.184.216.{n}") for n in range(32)]
-    for number in range(50):
+    many = [ip_address(f"93.184.216.{n}") for n in range(256)]
+    for number in range(MAX_KNOWN // 256 + 10):
         assert made.check(f"{number}.test", many, 443) == tuple(many)
-        assert sum(len(known) for known in made._known.values()) <= 100
+        assert sum(len(known) for known in made._known.values()) <= MAX_KNOWN
 
 
 # --- what policies close ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator
 from functools import partial
+from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps
@@ -37,14 +38,14 @@ from egressproxy.upstream.pool import Claim, Pool
 __all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector"]
 
 #: Response heads: 64 KiB and 256 fields.
-UPSTREAM_LIMITS = HeadLimits(max_fields=256)
-DEFAULT_TLS = BackendTlsIR()
+UPSTREAM_LIMITS: Final = HeadLimits(max_fields=256)
+DEFAULT_TLS: Final = BackendTlsIR()
 
 #: What is offered by ALPN to a backend that speaks HTTP/2 alone, and to one of which nothing is known.
-ONLY_HTTP_2 = ("h2",)
-ANY_HTTP = ("h2", "http/1.1")
+ONLY_HTTP_2: Final = ("h2",)
+ANY_HTTP: Final = ("h2", "http/1.1")
 #: Backends that speak HTTP/2 alone: over TLS by ALPN, else by prior knowledge.
-HTTP_2_PROTOCOLS = frozenset({Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
+HTTP_2_PROTOCOLS: Final = frozenset({Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
 
 
 class Connector:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from egressproxy.errors import Denied, GatewayError
 from egressproxy.model.authority import IPAddress
@@ -161,4 +161,4 @@ class _Unfollowed(FollowedName):
         pass
 
 
-UNFOLLOWED = _Unfollowed("", 0, None, None)  # type: ignore[arg-type]  # where nothing is kept, neither is asked
+UNFOLLOWED: Final = _Unfollowed("", 0, None, None)  # type: ignore[arg-type]  # where nothing is kept, neither is asked

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
@@ -44,11 +44,11 @@ from egressproxy.upstream.resolved import Resolved
 __all__ = ["OPERATOR", "ConnectionOpener", "Parent", "TlsFailure", "is_http2", "named_address"]
 
 #: Their protocol is not ours to name, or has no name.
-NOT_HTTP = (BackendProtocol.TCP, BackendProtocol.SOCKS5)
-NO_ALPN: tuple[str, ...] = ()
+NOT_HTTP: Final = (BackendProtocol.TCP, BackendProtocol.SOCKS5)
+NO_ALPN: Final[tuple[str, ...]] = ()
 #: Backends whose addresses the configuration names.
-OPERATOR = (Destination.IP, Destination.SERVICE)
-LOOPBACK: tuple[IPAddress, ...] = (ip_address("127.0.0.1"), ip_address("::1"))
+OPERATOR: Final = (Destination.IP, Destination.SERVICE)
+LOOPBACK: Final[tuple[IPAddress, ...]] = (ip_address("127.0.0.1"), ip_address("::1"))
 
 
 class Parent(Protocol):

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from egressproxy.errors import Reason
 from egressproxy.filters.chain import Steps
@@ -26,10 +25,10 @@ from egressproxy.net.tls_contexts import HTTP_1_1
 __all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "NoProxy", "OpenerOfWays", "ParentWays"]
 
 #: How long a parent that cannot be connected to is put aside: the first time, and at most.
-FIRST_PAUSE_S = 1.0
-MAX_PAUSE_S = 60.0
+FIRST_PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 60.0
 #: Decisions of NoProxy that are remembered: clients name as many hosts as they like.
-MAX_KNOWN = 1024
+MAX_KNOWN: Final = 1024
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -68,14 +67,16 @@ class NoProxy:
             yield from self._names.get(f"*.{host}", ())
 
 
-@dataclass(slots=True, eq=False)
 class _Way(Generic[C]):
     """`until` is the time at which it may be tried again, after so many `failures` in a row."""
 
-    connector: C
-    parent: BackendIR
-    failures: int = 0
-    until: float = 0.0
+    __slots__ = ("connector", "failures", "parent", "until")
+
+    def __init__(self, connector: C, parent: BackendIR) -> None:
+        self.connector = connector
+        self.parent = parent
+        self.failures = 0
+        self.until = 0.0
 
 
 class ParentWays(Generic[C]):

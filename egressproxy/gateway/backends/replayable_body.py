@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.model.message import CHUNKED, BodyLength
@@ -21,7 +21,7 @@ from egressproxy.net.pieces import Pieces
 __all__ = ["REPLAY_LIMIT", "HeldFor", "ReplayableBody", "end_if_no_memory"]
 
 #: Bytes of a streamed body that are kept for another attempt.
-REPLAY_LIMIT = 64 * 1024
+REPLAY_LIMIT: Final = 64 * 1024
 
 Start = Callable[[BodySink], Reads | None]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
@@ -20,7 +20,7 @@ from egressproxy.telemetry.series import Series
 __all__ = ["EXACT_BELOW_S", "RouteBackend", "on_the_wheel"]
 
 #: Times for requests and attempts that are shorter are kept to the millisecond (`exchange.attempts`).
-EXACT_BELOW_S = 1.0
+EXACT_BELOW_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -107,9 +107,7 @@ class RouteBackend(_HotRouteBackend):
 
     def counted_in(self, series: Series) -> RouteBackend:
         """A copy whose traffic is counted in this series."""
-        made = copy(self)
-        made.series = series
-        return made
+        return replace(self, series=series)
 
     def __repr__(self) -> str:
         return f"RouteBackend({self.name}, weight={self.weight})"

@@ -5,7 +5,7 @@ request may go again. For requests of clients, their mirrored copies, and questi
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run, run_to_end
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 #: RFC 9110 section 9.2.2, without the methods that are never forwarded.
-IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
+IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
 #: Stale connections are replaced, and other endpoints tried, until there were this many attempts.
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS: Final = 3
 
 
 class Repeat(Enum):
@@ -49,8 +49,8 @@ class Repeat(Enum):
     ALWAYS = "any request, when an idle connection has died under it, or when another endpoint can take it"
 
 
-_ALWAYS = Repeat.ALWAYS
-_NEVER = Repeat.NEVER
+_ALWAYS: Final = Repeat.ALWAYS
+_NEVER: Final = Repeat.NEVER
 
 
 class CountedWay:

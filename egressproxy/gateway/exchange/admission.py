@@ -62,8 +62,8 @@ _identity = lru_cache(MAX_FORWARDED)(CallerIdentity)
 #: Why a request would be denied, were it not for mode Report: to be noted.
 Noted = tuple[Reason, ...]
 
-HTTP_PORT = 80
-HTTPS_PORT = 443
+HTTP_PORT: Final = 80
+HTTPS_PORT: Final = 443
 
 
 def name_request(

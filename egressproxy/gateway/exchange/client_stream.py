@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from math import inf
 from time import monotonic
-from typing import cast
+from typing import Final, cast
 
 from h2.errors import ErrorCodes
 
@@ -38,7 +38,7 @@ __all__ = ["ClientHttp2", "ClientStream", "OpenedHttp2"]
 log = logging.getLogger(__name__)
 
 #: How often a client that is told to calm down is worth a warning.
-SILENCE_S = 1.0
+SILENCE_S: Final = 1.0
 
 
 class ClientStream(DownstreamStream, Client):

@@ -5,7 +5,7 @@ One deadline serves all of its times. When it has passed, `look_at_clock` says w
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.ai.heads import EVENT_STREAM
@@ -18,9 +18,9 @@ from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 __all__ = ["ANSWER_S", "SLOTS_OF_PROTOCOL", "ExchangeClock"]
 
 #: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
-ANSWER_S = 600.0
+ANSWER_S: Final = 600.0
 #: Of the bases of a protocol's class, which has the slots for their attributes.
-SLOTS_OF_PROTOCOL: tuple[str, ...] = ()
+SLOTS_OF_PROTOCOL: Final[tuple[str, ...]] = ()
 
 
 class ExchangeClock(UpstreamCaller, Protocol):

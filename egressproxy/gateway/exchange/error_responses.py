@@ -9,6 +9,7 @@ connections. Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15.
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
 from egressproxy.filters.body import BodyChain
@@ -27,7 +28,7 @@ __all__ = ["ALLOW", "answer_for", "error_event", "is_denial", "is_told"]
 _EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\n\r")
 
 #: The methods of a resource (RFC 9110 section 10.2.1). CONNECT is none of them: it asks for a tunnel.
-ALLOW = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+ALLOW: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 #: RFC 9209 section 2.3: our reasons in the registry's words.
 PROXY_ERRORS: dict[Reason, str] = {
     Reason.ADDRESS_DENIED: "destination_ip_prohibited",

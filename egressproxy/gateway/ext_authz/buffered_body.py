@@ -7,7 +7,7 @@ goes on as it was collected.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import RequestHead
@@ -17,7 +17,7 @@ from egressproxy.net.pieces import Pieces
 __all__ = ["HELD", "BufferedRequest", "invite_body"]
 
 #: The note of the exchange under which the conductor leaves it, for rules with external authorization.
-HELD = "held request"
+HELD: Final = "held request"
 
 
 class InvitedClient(Protocol):

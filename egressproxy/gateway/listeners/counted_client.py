@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.client_connection import ClientConnection
@@ -16,7 +17,7 @@ from egressproxy.telemetry.metrics import Metrics
 __all__ = ["CountedClient"]
 
 #: How a client of HTTP/2 that knows us begins; no request of HTTP/1 can.
-PREFACE_LINE = b"PRI * HTTP/2.0\r\n"
+PREFACE_LINE: Final = b"PRI * HTTP/2.0\r\n"
 
 
 class CountedClient(ClientConnection):

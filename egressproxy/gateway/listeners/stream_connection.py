@@ -9,6 +9,7 @@ import asyncio
 import logging
 import ssl
 from math import inf
+from typing import Final
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -50,7 +51,7 @@ from egressproxy.telemetry.metrics import Metrics
 
 __all__ = ["StreamConnection"]
 
-_TLS_1_3 = 0x0304
+_TLS_1_3: Final = 0x0304
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, Final
 
 from egressproxy.model.field_change import FieldChange
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 #: The path of the method.
-PROCESS = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+PROCESS: Final = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 #: A google.protobuf.Struct: texts, numbers (float), booleans, None, lists and Structs by names.
 Struct = Mapping[str, Any]

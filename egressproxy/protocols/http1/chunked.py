@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.fields import Fields
@@ -26,31 +27,31 @@ from egressproxy.protocols.http1.framing import (
 __all__ = ["MAX_CHUNK_LINE", "MAX_EXTENSIONS", "NO_TRAILERS", "ChunkedDecoder", "EndOfMessage", "late_fields"]
 
 #: Bytes of a chunk's size, extensions and line end.
-MAX_CHUNK_LINE = 4096
+MAX_CHUNK_LINE: Final = 4096
 
 #: Bytes of extensions in a whole body, beyond one per byte of data: nobody sends more (CVE-2023-39326 was this).
-MAX_EXTENSIONS = 16384
+MAX_EXTENSIONS: Final = 16384
 #: Chunks in one segment, beyond which they have to hold so many bytes each on the average.
-MAX_TINY_CHUNKS = 4096
-MIN_TINY_SIZE = 4
+MAX_TINY_CHUNKS: Final = 4096
+MIN_TINY_SIZE: Final = 4
 
 #: Size, extensions. Blanks may stand around ";" and "=" only. What it remembers to come back to grows with the line:
 #: it is given MAX_CHUNK_LINE bytes to look at.
-_CHUNK_LINE = re.compile(
+_CHUNK_LINE: Final = re.compile(
     rb"([0-9A-Fa-f]{1,16}+)"
     rb'((?:[\t ]*+;[\t ]*+%b++(?:[\t ]*+=[\t ]*+(?:%b++|"(?:[\t !#-\[\]-~\x80-\xff]++|\\[\t -~\x80-\xff])*"))?)*)\r\n'
     % (TCHAR, TCHAR)
 )
 
 #: What an unfinished line may look like: enough to refuse endless digits and other rubbish at once.
-_LINE_START = re.compile(rb"[0-9A-Fa-f]{1,16}+(?:\r?\Z|[\t ]*+(?:;|\Z))")
+_LINE_START: Final = re.compile(rb"[0-9A-Fa-f]{1,16}+(?:\r?\Z|[\t ]*+(?:;|\Z))")
 
 #: A field section, and the empty line behind it.
-_TRAILERS = re.compile(rb"((?:" + FIELD_LINE + rb")*)\r\n\r\n")
+_TRAILERS: Final = re.compile(rb"((?:" + FIELD_LINE + rb")*)\r\n\r\n")
 
 #: Fields that must not come late: framing, routing, authentication, request control, content format (RFC 9110 6.5.1),
 #: and those of identity, which are nobody's to send.
-_FORBIDDEN_TRAILERS = frozenset(
+_FORBIDDEN_TRAILERS: Final = frozenset(
     b"transfer-encoding content-length content-encoding content-type content-range trailer host "
     b"connection keep-alive proxy-connection te upgrade http2-settings via forwarded x-real-ip "
     b"authorization proxy-authorization www-authenticate proxy-authenticate proxy-authentication-info "
@@ -69,7 +70,7 @@ class EndOfMessage:
 
 
 #: The end of nearly every message.
-NO_TRAILERS = EndOfMessage(None)
+NO_TRAILERS: Final = EndOfMessage(None)
 
 
 class _Part(IntEnum):
@@ -80,7 +81,10 @@ class _Part(IntEnum):
 
 
 #: The same as plain names, which are cheaper to look up.
-_SIZE, _DATA, _DATA_END, _IN_TRAILERS = _Part
+_SIZE: Final[_Part] = _Part.SIZE
+_DATA: Final[_Part] = _Part.DATA
+_DATA_END: Final[_Part] = _Part.DATA_END
+_IN_TRAILERS: Final[_Part] = _Part.TRAILERS
 
 
 class ChunkedDecoder:

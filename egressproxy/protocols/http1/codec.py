@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Final
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import Hop, RequestHead, ResponseHead
@@ -39,22 +40,27 @@ from egressproxy.protocols.http1.message_reader import CodecState, MessageReader
 __all__ = ["NO_TRAILERS", "EndOfMessage", "HeadLimits", "RequestReader", "ResponseReader"]
 
 #: Empty lines that are skipped before a request line (RFC 9112 section 2.2).
-MAX_EMPTY_LINES = 4
+MAX_EMPTY_LINES: Final = 4
 
 #: Interim responses to one request; nobody needs more, and without a bound an upstream could send them for ever.
-MAX_INTERIM = 16
+MAX_INTERIM: Final = 16
 
 #: Method, version and spaces of a request line, on top of its target.
-_LINE_OVERHEAD = 64
+_LINE_OVERHEAD: Final = 64
 
 #: What a request may begin with: its method, or an empty line.
-_FIRST_BYTE = re.compile(TCHAR + rb"|\r")
+_FIRST_BYTE: Final = re.compile(TCHAR + rb"|\r")
 
-_STATUS_LINE_START = b"HTTP/1."
+_STATUS_LINE_START: Final = b"HTTP/1."
 
 
 #: The states as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _IDLE, _BROKEN = CodecState
+_HEAD: Final[CodecState] = CodecState.HEAD
+_LENGTH: Final[CodecState] = CodecState.LENGTH
+_CHUNKED: Final[CodecState] = CodecState.CHUNKED
+_UNTIL_CLOSE: Final[CodecState] = CodecState.UNTIL_CLOSE
+_IDLE: Final[CodecState] = CodecState.IDLE
+_BROKEN: Final[CodecState] = CodecState.BROKEN
 
 
 class RequestReader(MessageReader[Hop]):

@@ -12,7 +12,7 @@ ended its side (`has_ended`), which it may do before, amid or behind a request; 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
 from egressproxy.model.exchange import LocalResponse
@@ -35,18 +35,25 @@ __all__ = ["DownstreamConnection", "RequestHandler"]
 
 #: How many seconds, and how many bytes, are still read from a client after our last word, so that it reads that word
 #: and no reset.
-LINGER_S = 2.0
-LINGER_SIZE = 1024 * 1024
+LINGER_S: Final = 2.0
+LINGER_SIZE: Final = 1024 * 1024
 
 #: Heads and pieces of body in one turn. A request that was answered at once ends the turn: to refuse one may take some
 #: milliseconds (expressions of routes), and a thousand that are pipelined keep nobody else waiting.
-MAX_AT_ONCE = 16
+MAX_AT_ONCE: Final = 16
 
 
 # Names of this module: an attribute of an Enum costs a look-up each time.
-_IDLE, _RECEIVING, _RESPONDING, _LISTENING, _DETACHED, _LINGERING, _CLOSING, _LOST = DownstreamState
-_SAYS_NO_MORE = (_LINGERING, _CLOSING)
-_OVER = (_LINGERING, _CLOSING, _LOST)
+_IDLE: Final[DownstreamState] = DownstreamState.IDLE
+_RECEIVING: Final[DownstreamState] = DownstreamState.RECEIVING
+_RESPONDING: Final[DownstreamState] = DownstreamState.RESPONDING
+_LISTENING: Final[DownstreamState] = DownstreamState.LISTENING
+_DETACHED: Final[DownstreamState] = DownstreamState.DETACHED
+_LINGERING: Final[DownstreamState] = DownstreamState.LINGERING
+_CLOSING: Final[DownstreamState] = DownstreamState.CLOSING
+_LOST: Final[DownstreamState] = DownstreamState.LOST
+_SAYS_NO_MORE: Final = (_LINGERING, _CLOSING)
+_OVER: Final = (_LINGERING, _CLOSING, _LOST)
 
 
 class RequestHandler(Protocol):

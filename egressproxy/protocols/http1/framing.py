@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.fields import TOKEN
@@ -37,27 +38,27 @@ __all__ = [
 ]
 
 #: Lengths above this cannot be told apart by peers that count in doubles; nobody sends 8 PiB.
-MAX_LENGTH = 2**53
+MAX_LENGTH: Final = 2**53
 
 #: One byte of a token, RFC 9110 section 5.6.2 (source text of a pattern).
-TCHAR = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+TCHAR: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 
 #: What is behind a field's name: the colon at once, then no control byte but HTAB (source text).
-FIELD_VALUE = rb":[\t\x20-\x7e\x80-\xff]*+"
+FIELD_VALUE: Final = rb":[\t\x20-\x7e\x80-\xff]*+"
 
 #: One field line *preceded* by its CRLF (source text). Its parts are possessive and share no bytes: a line can be
 #: read in one way, so a run of lines that turns out to be wrong is given back line by line, at once. The run itself is
 #: never possessive: CPython before 3.11.5 matches possessive and atomic groups wrongly (gh-106052).
-FIELD_LINE = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
+FIELD_LINE: Final = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
 
 #: A CR that is not followed by LF, or the reverse; a CR at the very end may still get its LF.
-BARE_CR_OR_LF = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
+BARE_CR_OR_LF: Final = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
 
 #: Fields that would speak for a client's identity: gateways make them, so none that a client sends is passed on.
-IDENTITY_FIELDS = "x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role"
+IDENTITY_FIELDS: Final = "x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role"
 
 #: What nearly every Connection field says.
-_COMMON_OPTIONS = {
+_COMMON_OPTIONS: Final = {
     spelling: frozenset((spelling.lower(),)) for spelling in (b"keep-alive", b"Keep-Alive", b"close", b"Close")
 }
 
@@ -65,7 +66,7 @@ _COMMON_OPTIONS = {
 #: b"" are none, and stand at the end.
 HopFields = tuple[bytes, ...]
 
-_VALUE_BYTES = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_VALUE_BYTES: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength
@@ -20,7 +20,7 @@ from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HeadLimits, HopFi
 __all__ = ["CodecState", "MessageReader"]
 
 #: Bytes of fields of this hop that a connection remembers while it is idle; longer ones are read anew each time.
-MAX_REMEMBERED = 1024
+MAX_REMEMBERED: Final = 1024
 
 
 class CodecState(IntEnum):
@@ -35,7 +35,12 @@ class CodecState(IntEnum):
 
 
 #: The same as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _IDLE, _BROKEN = CodecState
+_HEAD: Final[CodecState] = CodecState.HEAD
+_LENGTH: Final[CodecState] = CodecState.LENGTH
+_CHUNKED: Final[CodecState] = CodecState.CHUNKED
+_UNTIL_CLOSE: Final[CodecState] = CodecState.UNTIL_CLOSE
+_IDLE: Final[CodecState] = CodecState.IDLE
+_BROKEN: Final[CodecState] = CodecState.BROKEN
 
 H = TypeVar("H")  # Hop or ResponseHop
 

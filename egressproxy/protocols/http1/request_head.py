@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
@@ -49,32 +50,32 @@ __all__ = [
 
 #: Source text: method, target, minor version. A target is visible ASCII; a fragment is never part of it, and a
 #: backslash is a slash for some parsers and none for others.
-_LINE = rb"(" + TCHAR + rb'{1,32}+) ([!"$-\[\]-~]++) HTTP/1\.([01])'
+_LINE: Final = rb"(" + TCHAR + rb'{1,32}+) ([!"$-\[\]-~]++) HTTP/1\.([01])'
 
 #: A token without an underscore (source text).
-_PLAIN_NAME = rb"[!#$%&'*+\-.^`|~0-9A-Za-z]++"
+_PLAIN_NAME: Final = rb"[!#$%&'*+\-.^`|~0-9A-Za-z]++"
 
-REQUEST_LINE = re.compile(_LINE + rb"\r\n")
+REQUEST_LINE: Final = re.compile(_LINE + rb"\r\n")
 
 #: A line of three words that names no version of HTTP: of a broken preface of HTTP/2, for one.
-NOT_HTTP = "the connection does not speak HTTP"
-_VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
-_ABSOLUTE = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
-_DIGITS = re.compile(rb"[0-9]{1,9}")
+NOT_HTTP: Final = "the connection does not speak HTTP"
+_VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
+_ABSOLUTE: Final = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
+_DIGITS: Final = re.compile(rb"[0-9]{1,9}")
 
 
 #: Fields of this hop, of the framing, and of identity.
-_HOP_FIELDS = (
+_HOP_FIELDS: Final = (
     "host connection content-length transfer-encoding proxy-connection proxy-authorization keep-alive te "
     "upgrade expect via http2-settings x-forwarded-client-cert " + IDENTITY_FIELDS
 )
 #: The look-ahead spares the alternatives for most lines.
-_HOP_NAMES = rb"(?=[cehkptuvxCEHKPTUVX])" + any_case(_HOP_FIELDS)
-_HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
+_HOP_NAMES: Final = rb"(?=[cehkptuvxCEHKPTUVX])" + any_case(_HOP_FIELDS)
+_HOP: Final = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
 #: Spellings with an underscore that some origins read as the field with a hyphen. Others pass: real clients use them.
 #: Possessive: a name of 60,000 underscores that turns out to be another is looked at once.
-_TWINS = re.compile(
+_TWINS: Final = re.compile(
     rb"\r\n(?=[0-9A-Za-z-]*_)(?:authorization|connection|host|cookie|(?:proxy[-_])?authorization|"
     rb"transfer[-_]encoding|content[-_](?:length|type|encoding)|proxy[-_]connection|keep[-_]alive|http2[-_]settings|"
     rb"max[-_]forwards|x[-_]forwarded[-_][0-9A-Za-z_-]++|x[-_]real[-_]ip|(?:x[-_])?(?:goog[-_])?api[-_]key|"
@@ -83,19 +84,19 @@ _TWINS = re.compile(
 )
 
 #: Options of Connection whose fields are taken out anyway, or that name no field.
-_KNOWN_OPTIONS = frozenset((b"close", *_HOP_FIELDS.encode().split()))
+_KNOWN_OPTIONS: Final = frozenset((b"close", *_HOP_FIELDS.encode().split()))
 
 #: Protocols that a request may offer to upgrade to: to look at 30,000 of them would take 10 ms.
-_MAX_PROTOCOLS = 64
+_MAX_PROTOCOLS: Final = 64
 
 #: Fields that stand there once at the most, and what their repetition is told as.
-_ONCE = {
+_ONCE: Final = {
     b"host": (Reason.BAD_HOST, "more than one Host field"),
     b"content-length": (Reason.BAD_FRAMING, "more than one Content-Length field"),
     b"transfer-encoding": (Reason.BAD_FRAMING, "more than one Transfer-Encoding field"),
 }
 
-_ABSOLUTE_FORM = TargetForm.ABSOLUTE
+_ABSOLUTE_FORM: Final = TargetForm.ABSOLUTE
 
 
 @lru_cache(maxsize=16)

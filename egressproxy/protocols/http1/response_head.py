@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.fields import Fields
@@ -44,31 +45,31 @@ __all__ = [
 ]
 
 #: Source text: minor version, status, phrase. The space behind the status may be missing (we send it, section 4).
-_LINE = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
+_LINE: Final = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 
-_STATUS_LINE = re.compile(_LINE + rb"\r\n")
+_STATUS_LINE: Final = re.compile(_LINE + rb"\r\n")
 
 #: Fields of this hop and of the framing. Proxy-Authenticate goes too: an origin must not make clients send the
 #: credentials that are meant for us. Persistent-Auth says that the connection is now that of the user who has logged in
 #: (MS-N2HT section 2.2).
-_HOP_FIELDS = (
+_HOP_FIELDS: Final = (
     "connection content-length transfer-encoding keep-alive upgrade via proxy-connection te proxy-authenticate "
     "proxy-authentication-info persistent-auth"
 )
 #: A step of a login that is about the connection: NTLM, and Negotiate (RFC 4559 sections 4 and 6), whose last step
 #: comes with any status. Further clients would be the user who has logged in: nothing follows on the connection.
-_BOUND_LOGIN = (
+_BOUND_LOGIN: Final = (
     rb"[wW][wW][wW]-[aA][uU][tT][hH][eE][nN][tT][iI][cC][aA][tT][eE]"
     rb"(?=:[^\r]*(?:[nN][tT][lL][mM]|[nN][eE][gG][oO][tT][iI][aA][tT][eE])[ \t]++[A-Za-z0-9+/])"
 )
 #: So does X-Egress-…, in either spelling: with these we speak to clients ourselves.
-_HOP_NAMES = rb"(?=[ckptuvwxCKPTUVWX])" + any_case(
+_HOP_NAMES: Final = rb"(?=[ckptuvwxCKPTUVWX])" + any_case(
     _HOP_FIELDS, also=rb"[xX][-_][eE][gG][rR][eE][sS][sS][-_]" + TCHAR + rb"*+|" + _BOUND_LOGIN
 )
-_HOP = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
+_HOP: Final = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
 #: Options of Connection whose fields are taken out anyway, or that name no field.
-_KNOWN_OPTIONS = frozenset((b"close", *_HOP_FIELDS.encode().split()))
+_KNOWN_OPTIONS: Final = frozenset((b"close", *_HOP_FIELDS.encode().split()))
 
 
 @lru_cache(maxsize=16)

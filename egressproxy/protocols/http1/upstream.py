@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
@@ -25,7 +26,7 @@ __all__ = ["UpstreamConnection"]
 
 #: Methods whose content has a meaning. Of the others some servers read none, GET and DELETE included (RFC 9110 sections
 #: 9.3.1, 9.3.2, 9.3.5 and 9.3.7), or do not know them.
-_WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
+_WITH_CONTENT: Final = frozenset((b"POST", b"PUT", b"PATCH"))
 
 
 class UpstreamConnection(FlowControl):

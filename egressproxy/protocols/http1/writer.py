@@ -9,6 +9,7 @@ import time
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import VALUE, Fields
@@ -27,13 +28,13 @@ __all__ = [
     "via_line",
 ]
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-TUNNEL_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+TUNNEL_ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 #: Methods that anticipate content: where there is none, its length is said to be 0 (RFC 9110 section 8.6).
-WITH_CONTENT = frozenset((b"POST", b"PUT", b"PATCH"))
+WITH_CONTENT: Final = frozenset((b"POST", b"PUT", b"PATCH"))
 #: "HTTP/1.1 404 " by status.
-_STATUS_STARTS = tuple(b"HTTP/1.1 %d " % status for status in range(1000))
-PHRASES = {int(status): status.phrase.encode() for status in HTTPStatus}
+_STATUS_STARTS: Final = tuple(b"HTTP/1.1 %d " % status for status in range(1000))
+PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 
 def via_line(received: bytes, http_1_0: bool, pseudonym: bytes) -> bytes:

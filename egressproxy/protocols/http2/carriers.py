@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from h2.errors import ErrorCodes
 
@@ -24,7 +24,7 @@ __all__ = ["NO_DEADLINE", "DownstreamCarrier", "StreamCarrier", "UpstreamCarrier
 _Stream: TypeAlias = Any
 
 #: That of a stream which is over. It may be set, but never passes: nobody turns its wheel.
-NO_DEADLINE = Deadline(TimerWheel(), lambda: None)
+NO_DEADLINE: Final = Deadline(TimerWheel(), lambda: None)
 
 
 class StreamCarrier(Protocol):

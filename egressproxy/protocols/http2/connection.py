@@ -13,7 +13,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from itertools import islice
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -68,24 +68,24 @@ __all__ = ["Http2Connection"]
 log = logging.getLogger(__name__)
 
 #: Bytes that a client may send on all streams before somebody has read them.
-CONNECTION_WINDOW = 1024 * 1024
+CONNECTION_WINDOW: Final = 1024 * 1024
 #: Heads in one turn: each may begin an exchange, and a thousand that came in one read keep nobody else waiting.
-MAX_AT_ONCE = 16
+MAX_AT_ONCE: Final = 16
 #: Frames in one turn: one read may hold 6,500 with a byte of content each.
-MAX_FRAMES_AT_ONCE = 1024
+MAX_FRAMES_AT_ONCE: Final = 1024
 #: Bytes that a peer leaves untaken of what we have to say beside bodies, before we hear no more of it.
-MAX_UNTAKEN = 4 * HIGH_WATER
+MAX_UNTAKEN: Final = 4 * HIGH_WATER
 #: How long a peer may take to read our last word.
-CLOSE_S = 10.0
+CLOSE_S: Final = 10.0
 #: What a peer that has broken a rule still says is dropped for so long, and so many bytes of it.
-LINGER_S = 2.0
-LINGER_SIZE = 1024 * 1024
+LINGER_S: Final = 2.0
+LINGER_SIZE: Final = 1024 * 1024
 
-_OF_HEADS = (HEADERS, CONTINUATION)
+_OF_HEADS: Final = (HEADERS, CONTINUATION)
 #: Types of which a frame may be an error of its stream alone.
-_MAY_FAIL_ALONE = (PRIORITY, WINDOW_UPDATE)
-_PRIORITY_SHAPE = PADDED | WITH_PRIORITY
-_HEADS = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
+_MAY_FAIL_ALONE: Final = (PRIORITY, WINDOW_UPDATE)
+_PRIORITY_SHAPE: Final = PADDED | WITH_PRIORITY
+_HEADS: Final = (RequestReceived, ResponseReceived, TrailersReceived, InformationalResponseReceived)
 
 
 class Http2Connection(SendingSide):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from h2.errors import ErrorCodes
 from h2.events import Event, RequestReceived
@@ -28,15 +29,15 @@ __all__ = ["DownstreamHttp2"]
 log = logging.getLogger(__name__)
 
 #: How long streams that the client began before it heard of our GOAWAY are still served.
-GRACE_S = 1.0
-LAST_STREAM = 2**31 - 1
+GRACE_S: Final = 1.0
+LAST_STREAM: Final = 2**31 - 1
 #: Deadlines that wait for another stream.
-MAX_SPARE = 16
+MAX_SPARE: Final = 16
 
 #: Exchanges that a client may cut on a connection, and how many more in each second, before it matters how many of its
 #: requests these are: one half of them may always be cut. Servers bear 500 (Envoy) or 1000 (nghttp2) at once.
-GIVEN_UP = 200
-GIVEN_UP_PER_SECOND = 10.0
+GIVEN_UP: Final = 200
+GIVEN_UP_PER_SECOND: Final = 10.0
 
 
 class DownstreamHttp2(Http2Connection):

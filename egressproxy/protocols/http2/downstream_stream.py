@@ -9,6 +9,7 @@ Sources: RFC 9113 sections 5.1 and 8.1, RFC 8441.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from h2.errors import ErrorCodes
 
@@ -40,11 +41,16 @@ __all__ = ["DownstreamStream"]
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
 #: would keep a hundred responses here for days.
-REST_S = 10.0
-REST_SIZE = 4096
+REST_S: Final = 10.0
+REST_SIZE: Final = 4096
 
 
-_RECEIVING, _RESPONDING, _LISTENING, _DETACHED, _FINISHING, _LOST = StreamState
+_RECEIVING: Final[StreamState] = StreamState.RECEIVING
+_RESPONDING: Final[StreamState] = StreamState.RESPONDING
+_LISTENING: Final[StreamState] = StreamState.LISTENING
+_DETACHED: Final[StreamState] = StreamState.DETACHED
+_FINISHING: Final[StreamState] = StreamState.FINISHING
+_LOST: Final[StreamState] = StreamState.LOST
 
 
 class DownstreamStream(Http2Stream):

@@ -6,6 +6,7 @@ h2 takes a GOAWAY as the end of everything, while the streams that it spares go 
 from __future__ import annotations
 
 from struct import Struct
+from typing import Final
 
 from h2.errors import ErrorCodes
 
@@ -36,22 +37,33 @@ __all__ = [
     "without_priority",
 ]
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 8, 9
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
 #: Flags (RFC 9113 sections 6.1 and 6.2).
-END_STREAM, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x4, 0x8, 0x20
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+WITH_PRIORITY: Final = 0x20
 #: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
-MAX_FRAME = 16384
-HEADER_SIZE = 9
+MAX_FRAME: Final = 16384
+HEADER_SIZE: Final = 9
 _header = Struct(">LBL")  # length and type, flags, stream
 _pack, _unpack_from = _header.pack, _header.unpack_from
 #: What stands in the place of a type for the first bytes of a client.
-PREFACE = -1
-PREFACE_SIZE = 24
-_PREFACE_BYTES = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = -1
+PREFACE_SIZE: Final = 24
+_PREFACE_BYTES: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: Types whose payload has one length (RFC 9113 section 6).
-_SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+_SIZES: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 #: The payload of a WINDOW_UPDATE that gives nothing, with and without the reserved bit.
-_NO_INCREMENT = (bytes(4), b"\x80" + bytes(3))
+_NO_INCREMENT: Final = (bytes(4), b"\x80" + bytes(3))
 
 
 #: A frame: type, flags, the number of its stream with the reserved bit, and its bytes with the header.

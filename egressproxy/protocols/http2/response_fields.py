@@ -5,6 +5,8 @@ Sources: RFC 9113 sections 8.2.2 and 8.3.2, RFC 9110 sections 6.6.1 (Date) and 7
 
 from __future__ import annotations
 
+from typing import Final
+
 from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.http1.writer import http_date, via_line
@@ -13,8 +15,8 @@ from egressproxy.protocols.http2.request_fields import block_fields
 
 __all__ = ["CONTINUE", "TUNNEL_ESTABLISHED", "answer_fields", "interim_fields", "response_code"]
 
-CONTINUE: FieldList = [(b":status", b"100")]
-TUNNEL_ESTABLISHED: FieldList = [(b":status", b"200")]
+CONTINUE: Final[FieldList] = [(b":status", b"100")]
+TUNNEL_ESTABLISHED: Final[FieldList] = [(b":status", b"200")]
 
 #: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
 _NEVER = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())

@@ -5,6 +5,8 @@ Back-pressure: a stream that may not send pauses who feeds it. Source: RFC 9113 
 
 from __future__ import annotations
 
+from typing import Final
+
 from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 from hyperframe.frame import GoAwayFrame, RstStreamFrame
@@ -22,7 +24,7 @@ from egressproxy.protocols.http2.stream import Http2Stream
 __all__ = ["SendingSide"]
 
 #: A frame that is shorter and not the last of what there was has a tiny window to go through.
-LONG_PIECE = 1024
+LONG_PIECE: Final = 1024
 
 
 class SendingSide(FlowControl):

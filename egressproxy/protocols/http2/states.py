@@ -4,7 +4,7 @@ one stream, only the stream ends.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from h2.config import H2Configuration
 from h2.connection import ConnectionState
@@ -27,11 +27,11 @@ __all__ = ["HARD_LIMIT", "MAX_STREAMS", "STREAM_WINDOW", "ConnectionStates"]
 _IDLE = StreamState.IDLE
 _SAID_ALL = (StreamClosedBy.SEND_END_STREAM, StreamClosedBy.RECV_END_STREAM)
 #: Streams that a peer may have open at a time.
-MAX_STREAMS = 100
+MAX_STREAMS: Final = 100
 #: Bytes that a peer may send on a stream before somebody has read them.
-STREAM_WINDOW = 256 * 1024
+STREAM_WINDOW: Final = 256 * 1024
 #: A list of fields beyond so many times the limits of a message ends the connection, not the stream.
-HARD_LIMIT = 2
+HARD_LIMIT: Final = 2
 
 
 class _Machine(H2StreamStateMachine):

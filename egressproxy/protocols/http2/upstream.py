@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from h2.errors import ErrorCodes
 from h2.events import Event, InformationalResponseReceived, RequestReceived, ResponseReceived, TrailersReceived
@@ -32,14 +32,14 @@ __all__ = ["Http2Upstream"]
 
 #: While a stream waits and nothing has come for so long, the backend is asked whether it is there; and again after the
 #: second time. Servers of gRPC take more than two pings in five minutes without data for a flood.
-SILENCE_S = 60.0
-PING_AGAIN_S = 330.0
+SILENCE_S: Final = 60.0
+PING_AGAIN_S: Final = 330.0
 #: A connection on which streams were given up after so long in all, and nothing was heard meanwhile, gets no other.
-DOUBT_S = 1.0
+DOUBT_S: Final = 1.0
 #: How long it may take to answer that.
-PING_ANSWER_S = 20.0
+PING_ANSWER_S: Final = 20.0
 #: No stream begins behind this one: identifiers are 31 bits (RFC 9113 section 5.1.1).
-LAST_STREAM = 2**31 - 1 - 4 * MAX_STREAMS
+LAST_STREAM: Final = 2**31 - 1 - 4 * MAX_STREAMS
 
 
 class Http2Upstream(Http2Connection):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from typing import Final
 
 from h2.errors import ErrorCodes
 
@@ -30,11 +31,11 @@ from egressproxy.protocols.http2.stream_transport import StreamTransport
 __all__ = ["CLOSED", "WEBSOCKET", "UpstreamStream", "unseen"]
 
 
-WEBSOCKET = b"websocket"
-_WEBSOCKET_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+WEBSOCKET: Final = b"websocket"
+_WEBSOCKET_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
-CLOSED = "the upstream closed its connection"
-_BROKE_OFF = "the upstream's response broke off"
+CLOSED: Final = "the upstream closed its connection"
+_BROKE_OFF: Final = "the upstream's response broke off"
 
 
 class UpstreamStream(Http2Stream):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from abc import abstractmethod
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -28,20 +29,22 @@ from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
 __all__ = ["SocketEnd", "SocketTunnel"]
 
 #: Bytes that one side may say in one event.
-BUFFER_SIZE = 256 * 1024
+BUFFER_SIZE: Final = 256 * 1024
 
 #: From so many bytes in one event on, the next are spliced: below, two more system calls cost more than two copies.
-LONG_SIZE = 64 * 1024
+LONG_SIZE: Final = 64 * 1024
 
 #: splice(2) is not known here, or not allowed (a filter of system calls).
-_NOT_FOR_US = frozenset((errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP))
+_NOT_FOR_US: Final = frozenset((errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP))
 
 _buffer = bytearray(BUFFER_SIZE)
 _view = memoryview(_buffer)
 _shared: Pipe | None = None
 _can_splice = True
 
-_OPEN, _HELD, _ENDED, _ = EndState
+_OPEN: Final[EndState] = EndState.OPEN
+_HELD: Final[EndState] = EndState.HELD
+_ENDED: Final[EndState] = EndState.ENDED
 
 
 def _pipe() -> Pipe | None:

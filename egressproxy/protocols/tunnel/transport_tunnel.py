@@ -6,6 +6,7 @@ Between two plain sockets `protocols/tunnel/socket_tunnel` costs less.
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.net.driver import PAUSE, Driver
@@ -17,7 +18,9 @@ from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
 
 __all__ = ["TransportEnd", "TransportTunnel"]
 
-_OPEN, _, _ENDED, _LOST = EndState
+_OPEN: Final[EndState] = EndState.OPEN
+_ENDED: Final[EndState] = EndState.ENDED
+_LOST: Final[EndState] = EndState.LOST
 
 
 class TransportTunnel(Tunnel["TransportEnd"]):

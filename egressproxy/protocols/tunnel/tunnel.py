@@ -36,7 +36,7 @@ import socket
 from abc import abstractmethod
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
 from egressproxy.net.timers import Timer, Wheel
@@ -45,10 +45,11 @@ from egressproxy.protocols.tunnel.guard import SniGuard
 __all__ = ["REST_S", "EndState", "Tunnel", "TunnelEnd", "TunnelState"]
 
 #: How long an end that is left over may take nothing of what is still to be sent to it.
-REST_S = 10.0
+REST_S: Final = 10.0
 
 #: When a tunnel is looked at for the first time, and what the kernel then waits before and between its probes.
-KEEPALIVE_S, KEEPALIVE_PROBE_S = 60, 15
+KEEPALIVE_S: Final = 60
+KEEPALIVE_PROBE_S: Final = 15
 
 
 class TunnelState(Enum):
@@ -69,7 +70,10 @@ class EndState(Enum):
     LOST = auto()
 
 
-_OPEN, _HELLO, _DRAINING, _OVER = TunnelState
+_OPEN: Final[TunnelState] = TunnelState.OPEN
+_HELLO: Final[TunnelState] = TunnelState.HELLO
+_DRAINING: Final[TunnelState] = TunnelState.DRAINING
+_OVER: Final[TunnelState] = TunnelState.OVER
 
 
 class TunnelEnd(Protocol):

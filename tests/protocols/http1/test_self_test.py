@@ -12,6 +12,7 @@ from egressproxy.model import fields
 from egressproxy.protocols.http1 import chunked, framing, request_head, response_head, self_test
 from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
+from tests.support.builds import of_sources
 
 REQUESTS, RESPONSES = HeadLimits(), HeadLimits(max_fields=256)
 
@@ -39,6 +40,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, module: object, name: str, old: byt
     monkeypatch.setattr(module, name, other if isinstance(made, re.Pattern) else lambda _: other)
 
 
+@of_sources
 @pytest.mark.parametrize(
     ("module", "name", "old", "new"),
     [
