@@ -83,17 +83,19 @@ class Workload(ABC):
 
 
 class CpuTime:
-    """CPU time of a proxy's process tree since this was made."""
+    """CPU time of a proxy's process tree since this was made. That of processes that have ended since is not in it: the
+    one that reads configurations ends after some quiet minutes.
+    """
 
     def __init__(self, proxy: Proxy) -> None:
         self._child = child_of(proxy)
-        self._before = self._child.cpu_s()
+        self._before = self._child.cpu_times()
 
     def seconds(self) -> float:
         """Raises LoadError where the proxy has ended."""
         if not self._child.is_running():
             raise LoadError(f"the proxy has ended: {self._child.complaint()}")
-        return self._child.cpu_s() - self._before
+        return sum(spent - self._before.get(number, 0.0) for number, spent in self._child.cpu_times().items())
 
     def settled_seconds(self) -> float:
         """The same when what the round left behind is done, too."""
