@@ -177,8 +177,7 @@ async def test_an_answer_without_a_life_serves_for_as_long_as_is_assumed(monkeyp
     idp = Endpoint((200, {"access_token": "tok"}), *[(500, b"")] * 20)
     made = injector({"oauth2": {**BASIC, "assumedLifeSeconds": 1}}, SECRETS, {LABEL: idp})
     assert authorization(await sent(made)) == b"Bearer tok"
-    await until(lambda: not made._refresher.has_value)
-    assert len(idp.asked) > 1
+    await until(lambda: not made._refresher.has_value and len(idp.asked) > 1)  # which of the two comes first is open
     assert "500" in (await failed(made)).detail
     made.close()
 
