@@ -12,7 +12,7 @@ import builtins
 import re
 import tomllib
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -357,7 +357,27 @@ def constants(made: Tree, node: ast.Module) -> Found:
                 yield each.lineno, f"{name} is not Final", f"write {name}: Final = …"
 
 
-IN_COMPILED = (classes_that_fail, deletions, what_is_absent, two_meanings, identities, constants, from_outside)
+def caught(made: Tree, node: ast.Module) -> Found:
+    """The names of `except … as name` in one function: compiled code gives a name the class of its first clause where
+    that is compiled, and fails where another clause catches something else under this name.
+    """
+    for function in (each for each in ast.walk(node) if isinstance(each, Function)):
+        known: dict[str, set[str]] = {}
+        for clause in (each for each in _own(function) if isinstance(each, ast.ExceptHandler)):
+            if clause.name is None or clause.type is None:
+                continue
+            kinds = {made.whole(kind) for kind in _kinds(clause.type)}
+            before = known.setdefault(clause.name, kinds)
+            if kinds != before and (kinds | before) & made.native:
+                construct = f"{clause.name} is what two clauses of {function.name} catch, one of them a compiled class"
+                yield clause.lineno, construct, "give each a name of its own"
+
+
+def _kinds(node: ast.expr) -> Sequence[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else (node,)
+
+
+IN_COMPILED = (classes_that_fail, deletions, what_is_absent, two_meanings, identities, constants, caught, from_outside)
 
 
 def findings(made: Tree) -> list[Finding]:
@@ -528,6 +548,15 @@ def test_a_protocol_is_no_object_of_a_compiled_class():
 def test_an_attribute_of_a_compiled_class_that_another_module_sets_is_seen():
     text = "from egressproxy.net.timers import Timer\nTimer.limit = 3"
     assert found_in(text, NATIVE, is_compiled=False) == ["Timer.limit is set on the class"]
+
+
+def test_one_name_for_two_errors_of_which_one_is_compiled_is_seen():
+    text = "def f():\n    try: a()\n    except Own as error: b(error)\n    except ValueError as {}: c()"
+    assert found_in(text.format("error"), NATIVE) == [
+        "error is what two clauses of f catch, one of them a compiled class"
+    ]
+    assert found_in(text.format("other"), NATIVE) == []
+    assert found_in(text.replace("Own", "KeyError").format("error"), NATIVE) == []
 
 
 def test_a_finding_names_the_place_and_the_plain_form():
