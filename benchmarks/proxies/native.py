@@ -145,7 +145,11 @@ class LeanEnvoy(Envoy):
     name = "envoy-lean"
     template = "envoy-lean.yaml"
     edits = False
-    unable: Mapping[str, str] = dict.fromkeys(("S", "S2", "W8"), "its configuration has no such form")
+    unable: Mapping[str, str] = {
+        "S": "it has one virtual host, however many names are served",
+        "S2": "measured where it does the same work",
+        "W8": "the server of calls asks for the edits that it does not make",
+    }
 
 
 class HaProxy(Proxy):

@@ -83,8 +83,8 @@ class Workload(ABC):
 
 
 class CpuTime:
-    """CPU time of a proxy's process tree since this was made. That of processes that have ended since is not in it: the
-    one that reads configurations ends after some quiet minutes.
+    """CPU time of a proxy's process tree since this was made. That of processes that have ended since is not in it (our
+    loader ends after some quiet minutes).
     """
 
     def __init__(self, proxy: Proxy) -> None:
