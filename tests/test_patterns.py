@@ -71,7 +71,8 @@ def patterns() -> Iterator[tuple[str, re.Pattern[str] | re.Pattern[bytes]]]:
                 if isinstance(value, re.Pattern):
                     yield f"{module.name}.{name}", value
     for reader in (RequestReader(HeadLimits()), ResponseReader(HeadLimits())):
-        for match in (reader._match, reader._match_any):
+        grammar = reader._grammar
+        for match in (grammar.match_start_line, grammar._plain, grammar._whole):
             yield f"{type(reader).__name__}", match.__self__  # type: ignore[attr-defined]
     yield "finder", finder(b"a")
     yield "every_spelling", every_spelling(("a-b",))

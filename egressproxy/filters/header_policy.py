@@ -91,20 +91,18 @@ class HeaderPolicy(Filter):
     def request_headers(self, x: Exchange) -> None:
         """Edits the fields of the request."""
         fields, edits = x.request.fields, self._request
-        block = fields.block
         if edits.cut is not None:
-            block = edits.cut.sub(b"", block)
-        fields.block = block + edits.block
+            fields.cut(edits.cut)
+        fields.block += edits.block
 
     backend_request = request_headers
 
     def response_headers(self, x: Exchange) -> None:
         """Edits the fields of the response."""
         fields, edits = x.response.fields, self._response
-        block = fields.block
         if edits.cut is not None:
-            block = edits.cut.sub(b"", block)
-        fields.block = block + edits.block
+            fields.cut(edits.cut)
+        fields.block += edits.block
 
     backend_response = response_headers
 

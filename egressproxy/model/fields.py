@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["TOKEN", "VALUE", "Fields", "every_spelling", "finder", "media_type"]
+__all__ = ["TOKEN", "VALUE", "CutLines", "Fields", "every_spelling", "finder", "media_type"]
 
 #: RFC 9110 section 5.6.2.
 TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -48,6 +48,13 @@ def every_spelling(names: tuple[str, ...]) -> re.Pattern[bytes]:
     return re.compile(whole.encode(), re.IGNORECASE)
 
 
+#: By the number of a pattern: the pattern, a block, and what is left of that without the lines that it matches.
+CutLines = dict[int, tuple[re.Pattern[bytes], bytes, bytes]]
+
+#: Patterns for which `CutLines` hold something: as many as there are filters that edit, in nearly all configurations.
+MAX_CUTS: Final = 4
+
+
 class Fields:
     """A header or trailer section that filters may read and change.
 
@@ -56,10 +63,15 @@ class Fields:
     name; what is removed or replaced is every spelling of it (see `every_spelling`).
     """
 
-    __slots__ = ("block",)
+    __slots__ = ("_cut_lines", "_rest", "block")
 
-    def __init__(self, block: bytes = b"") -> None:
+    def __init__(self, block: bytes = b"", cut_lines: CutLines | None = None) -> None:
+        """`cut_lines` belongs to a section that has come before: what was cut of it then is cut the same. What filters
+        have written, which may be a secret, is never in it.
+        """
         self.block = block
+        self._rest = block  # what has come, without what was cut of it since: as long as `block` is that very object
+        self._cut_lines = cut_lines
 
     @classmethod
     def of(cls, lines: Iterable[tuple[bytes, bytes]]) -> Fields:
@@ -96,11 +108,29 @@ class Fields:
 
     def remove(self, name: bytes) -> None:
         """Remove every line of this name, in every spelling."""
-        self.block = every_spelling((name.decode("latin-1"),)).sub(b"", self.block)
+        self.cut(every_spelling((name.decode("latin-1"),)))
 
     def cut(self, pattern: re.Pattern[bytes]) -> None:
         """Remove every line that the pattern (see `every_spelling`) matches."""
-        self.block = pattern.sub(b"", self.block)
+        before, known = self.block, self._cut_lines
+        if known is None or before is not self._rest:
+            self.block = pattern.sub(b"", before)
+            return
+        number = id(pattern)
+        entry = known.get(number)
+        if entry is not None and entry[0] is pattern and entry[1] is before:
+            after = entry[2]
+        else:
+            after = pattern.sub(b"", before)
+            if len(known) >= MAX_CUTS:
+                known.clear()
+            known[number] = (pattern, before, after)
+        self.block = self._rest = after
+
+    def forget(self) -> None:
+        """Let go of all fields, and of what is remembered of them."""
+        self.block = self._rest = b""
+        self._cut_lines = None
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         """Name (lower case) and value of every line, in order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -29,7 +28,6 @@ class TargetForm(IntEnum):
 _ORIGIN: Final = TargetForm.ORIGIN  # a member looked up on its class costs 60 ns more
 
 
-@dataclass(slots=True, eq=False)
 class Hop:
     """What a request's fields of this hop and of the framing said, read together. Shared by heads, and never changed.
 
@@ -38,18 +36,38 @@ class Hop:
     logged; repeated ones are joined by ", ".
     """
 
-    authority: Authority | None = None
-    body: BodyLength = 0
-    connection_close: bool = False
-    egress_identity: bytes = b""  # X-Egress-Identity, of a request that has come through another proxy
-    expects_continue: bool = False
-    host: bytes = b""
-    http_1_0: bool = False
-    named: frozenset[bytes] = frozenset()
-    proxy_authorization: bytes = b""
-    te_trailers: bool = False
-    upgrade: bytes = b""  # protocols asked for with a Connection: upgrade token, else b""
-    via: bytes = b""  # received Via values, joined by ", "
+    __slots__ = (
+        "authority", "body", "connection_close", "egress_identity", "expects_continue", "host", "http_1_0", "named",
+        "proxy_authorization", "te_trailers", "upgrade", "via",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        authority: Authority | None = None,
+        body: BodyLength = 0,
+        connection_close: bool = False,
+        egress_identity: bytes = b"",
+        expects_continue: bool = False,
+        host: bytes = b"",
+        http_1_0: bool = False,
+        named: frozenset[bytes] = frozenset(),
+        proxy_authorization: bytes = b"",
+        te_trailers: bool = False,
+        upgrade: bytes = b"",
+        via: bytes = b"",
+    ) -> None:
+        self.authority = authority
+        self.body = body
+        self.connection_close = connection_close
+        self.egress_identity = egress_identity  # X-Egress-Identity, of a request that has come through another proxy
+        self.expects_continue = expects_continue
+        self.host = host
+        self.http_1_0 = http_1_0
+        self.named = named
+        self.proxy_authorization = proxy_authorization
+        self.te_trailers = te_trailers
+        self.upgrade = upgrade  # protocols asked for with a Connection: upgrade token, else b""
+        self.via = via  # received Via values, joined by ", "
 
     def __repr__(self) -> str:
         return f"Hop(body={self.body})"  # no values: one is a credential
@@ -133,25 +151,38 @@ class RequestHead:
     def forget(self) -> None:
         """Drop what may be long, the fields and the query, when the head is kept while a tunnel runs."""
         self.hop = NOTHING_SAID
-        self.fields.block = self.upgrade = self.via = b""
+        self.fields.forget()
+        self.upgrade = self.via = b""
         self.path = self.target = self.path.partition(b"?")[0]
 
     def __repr__(self) -> str:
         return f"RequestHead({self.method.decode('latin-1')}, {self.form.name}, body={self.body})"
 
 
-@dataclass(slots=True, eq=False)
 class ResponseHead:
     """A validated response head, hop-by-hop fields removed. `body` already follows RFC 9112 section 6.3."""
 
-    status: int
-    phrase: bytes
-    fields: Fields
-    http_1_0: bool = False
-    body: BodyLength = 0
-    connection_close: bool = False
-    upgrade: bytes = b""
-    via: bytes = b""
+    __slots__ = ("body", "connection_close", "fields", "http_1_0", "phrase", "status", "upgrade", "via")
+
+    def __init__(
+        self,
+        status: int,
+        phrase: bytes,
+        fields: Fields,
+        http_1_0: bool = False,
+        body: BodyLength = 0,
+        connection_close: bool = False,
+        upgrade: bytes = b"",
+        via: bytes = b"",
+    ) -> None:
+        self.status = status
+        self.phrase = phrase
+        self.fields = fields
+        self.http_1_0 = http_1_0
+        self.body = body
+        self.connection_close = connection_close
+        self.upgrade = upgrade
+        self.via = via
 
     @property
     def is_interim(self) -> bool:
@@ -160,7 +191,8 @@ class ResponseHead:
 
     def forget(self) -> None:
         """Let go of what may be long, as `RequestHead.forget`."""
-        self.fields.block = self.phrase = self.upgrade = self.via = b""
+        self.fields.forget()
+        self.phrase = self.upgrade = self.via = b""
 
     def __repr__(self) -> str:
         return f"ResponseHead({self.status}, body={self.body})"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Final, TypeVar
 
 __all__ = ["PAUSE", "Driver", "driven"]
@@ -38,15 +38,20 @@ class Pause:
 
 PAUSE: Final = Pause()
 
+#: In place of what a coroutine awaits, when it has ended: cheaper than StopIteration, which every exchange would raise.
+_ENDED: Final = object()
+_NO_STEPS: Final[Iterator[Any]] = iter(())
+
 
 class Driver:
     """Drives one coroutine at a time; lives as long as a client's connection, and drives its next exchange, too."""
 
-    __slots__ = ("_coroutine", "_error", "_future", "_running", "is_busy", "on_idle")
+    __slots__ = ("_coroutine", "_error", "_future", "_running", "_steps", "is_busy", "on_idle")
 
     def __init__(self, on_idle: Callable[[], None] | None = None) -> None:
         self.on_idle = on_idle  # called when a coroutine has ended, and the next may start
         self._coroutine: Coroutine[Any, Any, None] | None = None
+        self._steps = _NO_STEPS
         self._future: asyncio.Future[Any] | None = None
         self._error: BaseException | None = None
         self._running = False
@@ -58,6 +63,7 @@ class Driver:
             life.close()
             raise RuntimeError("the driver is busy")
         self._coroutine = life
+        self._steps = life.__await__()
         self.is_busy = True
         self._step(life)
 
@@ -89,11 +95,9 @@ class Driver:
         """Run it until it waits again, with the error that was handed over, if there is one."""
         self._running = True
         try:
-            awaited = coroutine.send(None) if handed_over is None else coroutine.throw(handed_over.pop())
+            awaited: Any = next(self._steps, _ENDED) if handed_over is None else coroutine.throw(handed_over.pop())
         except StopIteration:
-            self._running = False
-            self._end()
-            return
+            awaited = _ENDED
         except BaseException as error:
             self._running = False
             log.error("an exchange ended with an unhandled %s", type(error).__name__, exc_info=error)
@@ -102,6 +106,9 @@ class Driver:
                 raise
             return
         self._running = False
+        if awaited is _ENDED:
+            self._end()
+            return
         if awaited is not None:
             awaited._asyncio_future_blocking = False
             self._future = awaited
@@ -119,6 +126,7 @@ class Driver:
 
     def _end(self) -> None:
         self._coroutine = None
+        self._steps = _NO_STEPS
         self.is_busy = False
         self._future = None
         self._error = None

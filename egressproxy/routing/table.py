@@ -314,7 +314,7 @@ class _Bucket(Generic[T]):
                     "the path holds dot segments, and rules of this host are bound to paths",
                     close=False,
                 )
-            if b"%" in path:
+            if path.find(b"%") >= 0:
                 path = _unreserved(path)
             if self._exact:
                 for candidate in self._exact.get(path, ()):

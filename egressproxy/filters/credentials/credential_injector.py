@@ -120,7 +120,8 @@ class CredentialInjector(BoundCredential):
             if waiting is not None:
                 return waiting
         fields = x.request.fields
-        fields.block = self._cut.sub(b"", fields.block) + self._lines.reveal()
+        fields.cut(self._cut)
+        fields.block += self._lines.reveal()
         if self._query:
             x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())
         return None

@@ -31,10 +31,12 @@ from functools import partial
 from typing import Final
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason, RetrySafety, UpstreamFault
+from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, EndOfMessage
-from egressproxy.protocols.http1.framing import TCHAR, HeadLimits, HopFields, Malformed
+from egressproxy.protocols.http1.framing import TCHAR, HeadLimits, Malformed
+from egressproxy.protocols.http1.head_grammar import FieldSection, HeadGrammar
 from egressproxy.protocols.http1.message_reader import CodecState, MessageReader
 
 __all__ = ["NO_TRAILERS", "EndOfMessage", "HeadLimits", "RequestReader", "ResponseReader"]
@@ -77,10 +79,9 @@ class RequestReader(MessageReader[Hop]):
 
     __slots__ = ("_empty_lines", "_is_line_checked")
 
-    def __init__(self, limits: HeadLimits) -> None:
-        fields = limits.max_fields
-        plain, whole = request_head.plain_request_pattern(fields), request_head.request_pattern(fields)
-        super().__init__(limits, plain, whole, request_head.split_hop_fields, request_head.read_hop_fields, _HEAD)
+    def __init__(self, limits: HeadLimits, grammar: HeadGrammar[Hop] | None = None) -> None:
+        """`grammar` is another one for these limits than that of all readers."""
+        super().__init__(grammar or request_head.request_grammar(limits), _HEAD)
         self._empty_lines = 0
         self._is_line_checked = False
 
@@ -105,7 +106,8 @@ class RequestReader(MessageReader[Hop]):
                 if parts is None:
                     self._refuse_or_wait()
                     return None
-                return self._head(*parts)
+                method, target, minor, section = parts
+                return self._head(method, target, minor, section)
             if self._fault is None:
                 return self._next_of_body(_HEAD)
         except Malformed as fault:
@@ -128,12 +130,10 @@ class RequestReader(MessageReader[Hop]):
         self._buffer = b""
         return bytes(buffer[at:])
 
-    def _head(self, method: bytes, target: bytes, minor: bytes, block: bytes, hop_fields: HopFields) -> RequestHead:
-        if hop_fields != self._hop_fields or minor != self._minor:
-            hop = self._new_hop(hop_fields, minor)
-        else:
-            hop = self._hop
-        head = request_head.read_request_head(method, target, block, hop, self._limits)
+    def _head(self, method: bytes, target: bytes, minor: bytes, section: FieldSection) -> RequestHead:
+        hop = self._hop_of(section.hop_fields, minor)
+        fields = Fields(section.block, section.cut_lines)
+        head = request_head.read_request_head(method, target, fields, hop, self._grammar.limits)
         self._empty_lines = 0
         self._is_line_checked = False
         if hop.body:
@@ -146,7 +146,7 @@ class RequestReader(MessageReader[Hop]):
             self._empty_lines += 1
 
     def _head_fault(self, head: bytes) -> Malformed:
-        return request_head.request_head_fault(head, self._limits)
+        return request_head.request_head_fault(head, self._grammar.limits)
 
     def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
         if not self._is_line_checked:
@@ -154,10 +154,10 @@ class RequestReader(MessageReader[Hop]):
             if line_end >= 0:
                 line = bytes(buffer[at : line_end + 1])
                 if not request_head.REQUEST_LINE.fullmatch(line):
-                    raise request_head.request_line_fault(line, self._limits)
+                    raise request_head.request_line_fault(line, self._grammar.limits)
                 self._is_line_checked = True
-            elif len(buffer) - at > self._limits.max_target_bytes + _LINE_OVERHEAD:
-                limit = self._limits.max_target_bytes
+            elif len(buffer) - at > self._grammar.limits.max_target_bytes + _LINE_OVERHEAD:
+                limit = self._grammar.limits.max_target_bytes
                 raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limit} bytes", 414)
             elif not _FIRST_BYTE.match(buffer, at):
                 raise Malformed(Reason.BAD_REQUEST_LINE, "the connection does not speak HTTP/1")
@@ -174,10 +174,9 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     __slots__ = ("_eof", "_interim", "_is_started", "_method")
 
-    def __init__(self, limits: HeadLimits) -> None:
-        fields = limits.max_fields
-        plain, whole = response_head.plain_response_pattern(fields), response_head.response_pattern(fields)
-        super().__init__(limits, plain, whole, response_head.split_hop_fields, response_head.read_hop_fields, _IDLE)
+    def __init__(self, limits: HeadLimits, grammar: HeadGrammar[response_head.ResponseHop] | None = None) -> None:
+        """As of a RequestReader."""
+        super().__init__(grammar or response_head.response_grammar(limits), _IDLE)
         self._method = b""
         self._interim = 0
         self._is_started = False  # something of this response has come
@@ -296,12 +295,10 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         if parts is None:
             self._refuse_or_wait()
             return None
-        minor, code, phrase, block, hop_fields = parts
-        if hop_fields != self._hop_fields or minor != self._minor:
-            hop = self._new_hop(hop_fields, minor)
-        else:
-            hop = self._hop
-        head = response_head.read_response_head(code, phrase, block, hop, self._method)
+        minor, code, phrase, section = parts
+        hop = self._hop_of(section.hop_fields, minor)
+        fields = Fields(section.block, section.cut_lines)
+        head = response_head.read_response_head(code, phrase, fields, hop, self._method)
         length = head.body
         if length > 0:
             self._left = length
@@ -315,7 +312,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         return head
 
     def _head_fault(self, head: bytes) -> Malformed:
-        return response_head.response_head_fault(head, self._limits)
+        return response_head.response_head_fault(head, self._grammar.limits)
 
     def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
         if not _STATUS_LINE_START.startswith(bytes(buffer[at : at + len(_STATUS_LINE_START)])):

@@ -152,6 +152,7 @@ class DownstreamConnection(FlowControl):
         if self._state is _LOST:
             return
         self._state = _LOST
+        self.reader.forget()
         self.deadline.close()
         if self.driver.is_busy:
             self.driver.throw(ClientGone())

@@ -26,11 +26,12 @@ __all__ = [
     "HopFields",
     "Malformed",
     "any_case",
+    "any_section_pattern",
     "connection_options",
     "field_section_fault",
     "head_fault",
-    "head_pattern",
     "joined_by_name",
+    "plain_section_pattern",
     "read_content_length",
     "read_transfer_encoding",
     "split_fields",
@@ -118,19 +119,24 @@ def _any_of(ends: list[str]) -> str:
     return f"(?:{source})?" if "" in ends else source
 
 
-def head_pattern(line: bytes, hop_names: bytes, name: bytes, max_fields: int) -> re.Pattern[bytes]:
-    """The grammar of a head with at most three hop fields, which are nearly all: checked and taken apart in one pass.
+def any_section_pattern(max_fields: int) -> re.Pattern[bytes]:
+    """The whole grammar of what is behind a start line: the block of fields (group 1), and the end of the head."""
+    return re.compile(rb"((?:" + FIELD_LINE + rb"){0,%d})\r\n\r\n" % max_fields)
 
-    Source texts: `line` the start line, `hop_names` the alternatives of a hop field's name (with any look-ahead that
-    spares them), `name` one field name. Groups behind those of the line: the lines up to the first hop field, then up
-    to three times name, value, and the lines behind (None where there are fewer). The number of fields is bounded for
-    each run alone: the reader counts the lines of long heads.
+
+def plain_section_pattern(hop_names: bytes, name: bytes, max_fields: int) -> re.Pattern[bytes]:
+    """The same with at most three hop fields, as nearly all are: checked and taken apart in one pass.
+
+    Source texts: `hop_names` the alternatives of a hop field's name (with any look-ahead that spares them), `name` one
+    field name. Groups: the lines up to the first hop field, then up to three times name, value, and the lines behind
+    (None where there are fewer). The number of fields is bounded for each run alone: the reader counts the lines of
+    long heads.
     """
     run = rb"((?:\r\n(?!(?:%b):)%b%b){0,%d})" % (hop_names, name, FIELD_VALUE, max_fields)
     rest = rb"\r\n\r\n"
     for _ in range(3):  # one in the other: a hop field is the first, the second or the third, and nothing else
         rest = rb"\r\n(?:\r\n|(%b):([\t\x20-\x7e\x80-\xff]*+)%b%b)" % (hop_names, run, rest)
-    return re.compile(line + run + rest)
+    return re.compile(run + rest)
 
 
 def split_fields(hop_field: re.Pattern[bytes], block: bytes) -> tuple[bytes, HopFields]:

@@ -1,12 +1,11 @@
 """MessageReader: what the readers of requests and of responses share: the buffer, and the way to heads and bodies.
 
-It finds the end of a head, takes the head apart by two expressions, and gives the pieces of a body. What these mean is
-for the readers in `codec`.
+It finds the end of a head, takes the head apart by its grammar, and gives the pieces of a body. What these mean is for
+the readers in `codec`.
 """
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
@@ -15,12 +14,10 @@ from typing import Final, Generic, TypeVar
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, EndOfMessage
-from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HeadLimits, HopFields, Malformed
+from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HopFields, Malformed
+from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED, NOWHERE, FieldSection, HeadGrammar
 
 __all__ = ["CodecState", "MessageReader"]
-
-#: Bytes of fields of this hop that a connection remembers while it is idle; longer ones are read anew each time.
-MAX_REMEMBERED: Final = 1024
 
 
 class CodecState(IntEnum):
@@ -54,43 +51,30 @@ class MessageReader(Generic[H]):
         "_buffer",
         "_chunks",
         "_fault",
-        "_fewest_bytes",
+        "_grammar",
         "_hop",
         "_hop_fields",
         "_left",
-        "_limits",
-        "_match",
-        "_match_any",
+        "_line",
+        "_line_parts",
         "_minor",
         "_most_bytes",
-        "_read_hop_fields",
+        "_place",
         "_scanned",
-        "_split",
         "_state",
     )
 
     _hop: H
 
-    def __init__(
-        self,
-        limits: HeadLimits,
-        plain: re.Pattern[bytes],
-        whole: re.Pattern[bytes],
-        split: Callable[[bytes], tuple[bytes, HopFields]],
-        read_hop_fields: Callable[[HopFields, bytes], H],
-        state: CodecState,
-    ) -> None:
-        """`plain` reads nearly all heads; `whole`, and `split` for its field block, the others."""
+    def __init__(self, grammar: HeadGrammar[H], state: CodecState) -> None:
         self._state = state
-        self._limits = limits
-        self._fewest_bytes = 4 * limits.max_fields
-        self._most_bytes = limits.max_head_bytes + 4
-        self._match = plain.match
-        self._match_any = whole.match
-        self._split = split
-        self._read_hop_fields = read_hop_fields
+        self._grammar = grammar
+        self._place = grammar.new_place()
+        self._most_bytes = grammar.limits.max_head_bytes + 4
         self._hop_fields: HopFields = ()  # what a peer says of its hop it mostly says again: `_hop` is what it means
         self._minor = b""
+        self._line = b""  # the start line of the head before, and its parts
+        self._line_parts = (b"", b"", b"")
         self._fault: Callable[[], GatewayError] | None = None  # makes the error, once the reader is broken
         self._buffer: bytes | bytearray = b""
         self._at = 0  # everything before this offset is used up
@@ -141,7 +125,20 @@ class MessageReader(Generic[H]):
         """The bytes behind a head that started a tunnel or an upgraded connection. The reader is empty afterwards."""
         rest = bytes(self._buffer[self._at :])
         self._release()
+        self.forget()
         return rest
+
+    def forget(self) -> None:
+        """Nothing of the last head is remembered, nor of those that may follow."""
+        grammar = self._grammar
+        grammar.forget(self._place)
+        self._place = NOWHERE
+        self._line = b""
+        self._line_parts = (b"", b"", b"")
+        if self._hop_fields:
+            self._hop_fields = ()
+            self._hop = grammar.hop((), b"0")
+            self._minor = b"-"
 
     def _release(self) -> None:
         """Let go of a used-up segment: idle connections hold no buffers."""
@@ -157,7 +154,7 @@ class MessageReader(Generic[H]):
             self._left = length
             self._state = _LENGTH
         elif length == CHUNKED:
-            self._chunks = ChunkedDecoder(self._limits, named)
+            self._chunks = ChunkedDecoder(self._grammar.limits, named)
             self._state = _CHUNKED
         else:
             self._state = _UNTIL_CLOSE
@@ -195,38 +192,39 @@ class MessageReader(Generic[H]):
         self._left -= size
         return piece
 
-    def _head_parts(self) -> tuple[bytes, bytes, bytes, bytes, HopFields] | None:
-        """The head in the buffer, checked and taken apart: the three parts of its start line, its field block without
-        hop fields, and these. It is used up then. None if it is not finished or breaks a rule: look twice.
+    def _head_parts(self) -> tuple[bytes, bytes, bytes, FieldSection] | None:
+        """The head in the buffer, checked and taken apart: the three parts of its start line, and its fields. It is
+        used up then. None if it is not finished or breaks a rule: look twice.
         """
         buffer, at = self._buffer, self._at
         if type(buffer) is not bytes:
             if buffer.find(b"\r\n\r\n", max(self._scanned, at)) < 0:
                 return None
             self._buffer = buffer = bytes(buffer)
-        match = self._match(buffer, at)
-        if match is None:
-            return self._head_parts_by_two(buffer, at)
-        end = match.end()
-        # Each run of fields has the bound for itself. A line takes four bytes, so that short heads need no count.
-        if end - at > self._fewest_bytes and buffer.count(b"\n", at, end) > self._limits.max_fields + 2:
-            return self._head_parts_by_two(buffer, at)
-        first, second, third, block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(b"")
+        grammar = self._grammar
+        line = self._line
+        if line and buffer.startswith(line, at):
+            start = at + len(line)
+            first, second, third = self._line_parts
+        else:
+            match = grammar.match_start_line(buffer, at)
+            if match is None:
+                return None
+            start = match.end()
+            first, second, third = match.groups(b"")
+            if start - at <= MAX_REMEMBERED and self._place != NOWHERE:
+                self._line = buffer[at:start]
+                self._line_parts = (first, second, third)
+        found = grammar.section(buffer, start - 2, self._place)
+        if found is None:
+            return None
+        section, end = found
         if end == len(buffer) and end - at <= self._most_bytes:
             self._buffer = b""
             self._at = self._scanned = 0
         else:
             self._used_up(buffer, at, end)
-        return first, second, third, block + more + more2 + more3, (name, value, name2, value2, name3, value3)
-
-    def _head_parts_by_two(self, buffer: bytes, at: int) -> tuple[bytes, bytes, bytes, bytes, HopFields] | None:
-        """The same for what the quick expression does not know: it is checked first, and taken apart then."""
-        match = self._match_any(buffer, at)
-        if match is None:
-            return None
-        first, second, third, block = match.groups(b"")
-        self._used_up(buffer, at, match.end())
-        return first, second, third, *self._split(block)
+        return first, second, third, section
 
     def _used_up(self, buffer: bytes, at: int, end: int) -> None:
         """A head stands between these offsets. Raises Malformed if it is over its limit."""
@@ -237,10 +235,17 @@ class MessageReader(Generic[H]):
         else:
             self._at = self._scanned = end
 
+    def _hop_of(self, hop_fields: HopFields, minor: bytes) -> H:
+        """What the fields of this hop say, in a head of this minor version of HTTP/1. Raises Malformed."""
+        known = self._hop_fields
+        if (hop_fields is known or hop_fields == known) and minor == self._minor:
+            return self._hop
+        return self._new_hop(hop_fields, minor)
+
     def _new_hop(self, hop_fields: HopFields, minor: bytes) -> H:
         """What the fields of this hop say where they are not those of the head before. Raises Malformed."""
-        hop = self._read_hop_fields(hop_fields, minor)
-        if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
+        hop = self._grammar.hop(hop_fields, minor)
+        if sum(map(len, hop_fields)) <= MAX_REMEMBERED and self._place != NOWHERE:
             self._hop = hop
             self._hop_fields = hop_fields
             self._minor = minor
@@ -273,7 +278,7 @@ class MessageReader(Generic[H]):
     def _look_for_end(self) -> int:
         """Where the unfinished or refused head in the buffer ends, or -1. Raises Malformed if it is over its limit."""
         end = self._buffer.find(b"\r\n\r\n", max(self._scanned, self._at))
-        limit = self._limits.max_head_bytes
+        limit = self._grammar.limits.max_head_bytes
         if (end if end >= 0 else len(self._buffer)) - self._at > limit:
             raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limit} bytes", 431)
         return end

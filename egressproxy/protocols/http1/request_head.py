@@ -19,32 +19,35 @@ from egressproxy.model.authority import Authority, AuthorityError, parse_authori
 from egressproxy.model.fields import TOKEN, Fields, finder
 from egressproxy.model.message import Hop, RequestHead, TargetForm
 from egressproxy.protocols.http1.framing import (
-    FIELD_LINE,
     IDENTITY_FIELDS,
     TCHAR,
     HeadLimits,
     HopFields,
     Malformed,
     any_case,
+    any_section_pattern,
     connection_options,
     head_fault,
-    head_pattern,
     joined_by_name,
+    plain_section_pattern,
     read_content_length,
     read_transfer_encoding,
     split_fields,
     without_fields,
 )
+from egressproxy.protocols.http1.head_grammar import HeadGrammar
 
 __all__ = [
     "NOT_HTTP",
     "REQUEST_LINE",
-    "plain_request_pattern",
+    "new_request_grammar",
+    "plain_request_section",
     "read_hop_fields",
     "read_request_head",
+    "request_grammar",
     "request_head_fault",
     "request_line_fault",
-    "request_pattern",
+    "request_section",
     "split_hop_fields",
 ]
 
@@ -100,17 +103,27 @@ _ABSOLUTE_FORM: Final = TargetForm.ABSOLUTE
 
 
 @lru_cache(maxsize=16)
-def request_pattern(max_fields: int) -> re.Pattern[bytes]:
-    """The whole grammar of a head: method, target, minor version, field block (groups 1 to 4), and its end."""
-    return re.compile(_LINE + rb"((?:" + FIELD_LINE + rb"){0,%d})\r\n\r\n" % max_fields)
+def request_section(max_fields: int) -> re.Pattern[bytes]:
+    """The fields of any request."""
+    return any_section_pattern(max_fields)
 
 
 @lru_cache(maxsize=16)
-def plain_request_pattern(max_fields: int) -> re.Pattern[bytes]:
-    """`head_pattern` of requests with no underscore in a name (groups 1 to 3 are method, target, minor version):
-    nearly all, and they need no look for twins.
-    """
-    return head_pattern(_LINE, _HOP_NAMES, _PLAIN_NAME, max_fields)
+def plain_request_section(max_fields: int) -> re.Pattern[bytes]:
+    """The fields of a request with no underscore in a name: nearly all, and they need no look for twins."""
+    return plain_section_pattern(_HOP_NAMES, _PLAIN_NAME, max_fields)
+
+
+def new_request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
+    """A grammar of requests that shares nothing."""
+    plain, whole = plain_request_section(limits.max_fields), request_section(limits.max_fields)
+    return HeadGrammar(limits, REQUEST_LINE, plain, whole, split_hop_fields, read_hop_fields)
+
+
+@lru_cache(maxsize=64)
+def request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
+    """The grammar of all requests under these limits."""
+    return new_request_grammar(limits)
 
 
 def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
@@ -149,11 +162,11 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     return hop
 
 
-def read_request_head(method: bytes, target: bytes, block: bytes, hop: Hop, limits: HeadLimits) -> RequestHead:
-    """The head from its parts, as a pattern matched them and `read_hop_fields` read them. Raises Malformed."""
+def read_request_head(method: bytes, target: bytes, fields: Fields, hop: Hop, limits: HeadLimits) -> RequestHead:
+    """The head from its parts, as a grammar gave them and `read_hop_fields` read them. Raises Malformed."""
     if len(target) > limits.max_target_bytes:
         raise Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limits.max_target_bytes} bytes", 414)
-    head = RequestHead(method, target, Fields(block), hop)
+    head = RequestHead(method, target, fields, hop)
     if method == b"CONNECT":
         _read_connect(head)
     elif target[0] != 0x2F:  # "/": origin-form, path and target are the same
@@ -166,7 +179,7 @@ def read_request_head(method: bytes, target: bytes, block: bytes, hop: Hop, limi
         else:
             _read_other_form(head)
     if hop.named:
-        head.fields.block = without_fields(block, hop.named)
+        head.fields.block = without_fields(fields.block, hop.named)
     if hop.expects_continue:
         head.expect_continue = True
         head.fields.block += b"\r\nExpect: 100-continue"
@@ -176,7 +189,7 @@ def read_request_head(method: bytes, target: bytes, block: bytes, hop: Hop, limi
 
 
 def request_head_fault(head: bytes, limits: HeadLimits) -> Malformed:
-    """Why a complete head does not match `request_pattern`. Runs only for those that do not."""
+    """Why a complete head does not match its grammar. Runs only for those that do not."""
     return head_fault(head, limits, REQUEST_LINE, request_line_fault)
 
 

@@ -18,29 +18,32 @@ from egressproxy.errors import Reason
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import UNTIL_CLOSE, ResponseHead
 from egressproxy.protocols.http1.framing import (
-    FIELD_LINE,
     TCHAR,
     HeadLimits,
     HopFields,
     Malformed,
     any_case,
+    any_section_pattern,
     connection_options,
     head_fault,
-    head_pattern,
     joined_by_name,
+    plain_section_pattern,
     read_content_length,
     read_transfer_encoding,
     split_fields,
     without_fields,
 )
+from egressproxy.protocols.http1.head_grammar import HeadGrammar
 
 __all__ = [
     "ResponseHop",
-    "plain_response_pattern",
+    "new_response_grammar",
+    "plain_response_section",
     "read_hop_fields",
     "read_response_head",
+    "response_grammar",
     "response_head_fault",
-    "response_pattern",
+    "response_section",
     "split_hop_fields",
 ]
 
@@ -73,15 +76,27 @@ _KNOWN_OPTIONS: Final = frozenset((b"close", *_HOP_FIELDS.encode().split()))
 
 
 @lru_cache(maxsize=16)
-def response_pattern(max_fields: int) -> re.Pattern[bytes]:
-    """The whole grammar of a head: minor version, status, phrase, field block (groups 1 to 4), and its end."""
-    return re.compile(_LINE + rb"((?:" + FIELD_LINE + rb"){0,%d})\r\n\r\n" % max_fields)
+def response_section(max_fields: int) -> re.Pattern[bytes]:
+    """The fields of any response."""
+    return any_section_pattern(max_fields)
 
 
 @lru_cache(maxsize=16)
-def plain_response_pattern(max_fields: int) -> re.Pattern[bytes]:
-    """`head_pattern` of responses; groups 1 to 3 are minor version, status, phrase."""
-    return head_pattern(_LINE, _HOP_NAMES, TCHAR + rb"++", max_fields)
+def plain_response_section(max_fields: int) -> re.Pattern[bytes]:
+    """The fields of nearly all responses."""
+    return plain_section_pattern(_HOP_NAMES, TCHAR + rb"++", max_fields)
+
+
+def new_response_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:
+    """A grammar of responses that shares nothing."""
+    plain, whole = plain_response_section(limits.max_fields), response_section(limits.max_fields)
+    return HeadGrammar(limits, _STATUS_LINE, plain, whole, split_hop_fields, read_hop_fields)
+
+
+@lru_cache(maxsize=64)
+def response_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:
+    """The grammar of all responses under these limits."""
+    return new_response_grammar(limits)
 
 
 def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
@@ -129,17 +144,17 @@ def _login(hop_fields: HopFields) -> bytes:
     return b"".join([b"\r\n%b:%b" % pair for pair in pairs if pair[0].lower() == b"www-authenticate"])
 
 
-def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHop, method: bytes) -> ResponseHead:
+def read_response_head(code: bytes, phrase: bytes, fields: Fields, hop: ResponseHop, method: bytes) -> ResponseHead:
     """The head from its parts, answering this method. Raises Malformed.
 
     Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304).
     """
     status = int(code)
     if hop.login:
-        block += hop.login
+        fields.block += hop.login
     if hop.named:
-        block = without_fields(block, hop.named)
-    head = ResponseHead(status, phrase, Fields(block))
+        fields.block = without_fields(fields.block, hop.named)
+    head = ResponseHead(status, phrase, fields)
     head.http_1_0 = hop.http_1_0
     head.connection_close = hop.connection_close
     head.upgrade = hop.upgrade
@@ -167,5 +182,5 @@ def read_response_head(code: bytes, phrase: bytes, block: bytes, hop: ResponseHo
 
 
 def response_head_fault(head: bytes, limits: HeadLimits) -> Malformed:
-    """Why a complete head does not match `response_pattern`. Runs only for those that do not."""
+    """Why a complete head does not match its grammar. Runs only for those that do not."""
     return head_fault(head, limits, _STATUS_LINE, lambda *_: Malformed(Reason.BAD_RESPONSE, "malformed status line"))

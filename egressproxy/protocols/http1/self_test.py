@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.message import ResponseHead
+from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
 
 __all__ = ["Misread", "check_codec"]
@@ -106,16 +107,16 @@ _METHODS: Final = (b"GET ", b"\r\nPOST ", b"PUT ", b"CONNECT ")
 
 
 def check_codec(requests: HeadLimits, responses: HeadLimits) -> None:
-    """Read the messages above with readers of these limits; it takes less than a millisecond.
+    """Read the messages above with readers of these limits, which know nothing yet; it takes less than a millisecond.
 
     Raises Misread at the first message that is not read as it is meant.
     """
     for what, data, meant in _REQUESTS:
-        reader = RequestReader(requests)
+        reader = RequestReader(requests, request_head.new_request_grammar(requests))
         reader.feed(data if data.startswith(_METHODS) else _LINE + data)
         _compare(what, reader, meant)
     for what, data, meant in _RESPONSES:
-        answers = ResponseReader(responses)
+        answers = ResponseReader(responses, response_head.new_response_grammar(responses))
         answers.expect(b"GET")
         answers.feed(data)
         _compare(what, answers, meant)

@@ -112,6 +112,7 @@ class UpstreamConnection(FlowControl):
         if self.is_lost:
             return
         self.is_lost = True
+        self.reader.forget()
         self._end(error)
         self.feeder = None
         self.gone()

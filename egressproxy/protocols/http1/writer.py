@@ -83,7 +83,7 @@ def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_
             tail += b"\r\nTransfer-Encoding: chunked"
     if close:
         tail += b"\r\nConnection: close"
-    if b"\r\nDate:" not in block and b"date" not in head.fields:  # the usual spelling first: a fifth of the cost
+    if block.find(b"\r\nDate:") < 0 and b"date" not in head.fields:  # the usual spelling first: a fifth of the cost
         tail += b"\r\nDate: " + http_date()
     return b"".join((_STATUS_STARTS[head.status], head.phrase, block, tail, b"\r\n\r\n"))
 

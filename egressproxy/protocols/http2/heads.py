@@ -16,7 +16,7 @@ from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, Hop, RequestHead, Re
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import late_fields
 from egressproxy.protocols.http1.framing import HeadLimits, HopFields, Malformed
-from egressproxy.protocols.http1.message_reader import MAX_REMEMBERED
+from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
 
@@ -158,7 +158,7 @@ class RequestFieldsReader:
         if has_ended and hop.body:
             raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")  # CVE-2026-33555
         target = self._target(method, pseudo, authority)
-        head = request_head.read_request_head(method, target, block, hop, self._limits)
+        head = request_head.read_request_head(method, target, Fields(block), hop, self._limits)
         head.body = 0 if has_ended or (not hop.body and b"content-length" in names) else hop.body or CHUNKED
         if method == b"CONNECT":
             head.body = 0  # what follows is the tunnel's
@@ -276,7 +276,7 @@ def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, has_end
         raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")
     block, hop_fields = response_head.split_hop_fields(block)
     hop = response_head.read_hop_fields(hop_fields, b"1")
-    head = response_head.read_response_head(status, PHRASES.get(int(status), b""), block, hop, method)
+    head = response_head.read_response_head(status, PHRASES.get(int(status), b""), Fields(block), hop, method)
     head.connection_close = False
     if has_ended:
         if head.is_interim:

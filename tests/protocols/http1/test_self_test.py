@@ -44,16 +44,16 @@ def patched(monkeypatch: pytest.MonkeyPatch, module: object, name: str, old: byt
 @pytest.mark.parametrize(
     ("module", "name", "old", "new"),
     [
-        (request_head, "plain_request_pattern", b"\\r\\n\\r\\n", b"\\r\\n"),
-        (request_head, "plain_request_pattern", b"\\x20-\\x7e", b"\\x00\\x20-\\x7e"),
-        (request_head, "plain_request_pattern", b"[oO][sS][tT]", b"[oO][sS][sS]"),
-        (request_head, "plain_request_pattern", b"++:", b"++ ?:"),
-        (request_head, "request_pattern", b"{0,128}", b"{0,4}"),
-        (request_head, "request_pattern", b"++:", b"++[ \\t]*:"),
+        (request_head, "plain_request_section", b"\\r\\n\\r\\n", b"\\r\\n"),
+        (request_head, "plain_request_section", b"\\x20-\\x7e", b"\\x00\\x20-\\x7e"),
+        (request_head, "plain_request_section", b"[oO][sS][tT]", b"[oO][sS][sS]"),
+        (request_head, "plain_request_section", b"++:", b"++ ?:"),
+        (request_head, "request_section", b"{0,128}", b"{0,4}"),
+        (request_head, "request_section", b"++:", b"++[ \\t]*:"),
         (request_head, "_HOP", b"([^\\r]*)", b"([^\\r]?)"),
         (request_head, "_TWINS", b"_*+:", b"_*+;"),
-        (response_head, "plain_response_pattern", b"[cC]", b"[yY]"),
-        (response_head, "plain_response_pattern", b"++:", b"++ ?:"),
+        (response_head, "plain_response_section", b"[cC]", b"[yY]"),
+        (response_head, "plain_response_section", b"++:", b"++ ?:"),
         (response_head, "_HOP", b"[vV]", b"[vW]"),
         (chunked, "_CHUNK_LINE", b"{1,16}+", b"{1,17}+"),
         (chunked, "_CHUNK_LINE", b'])*"', b'])*"?'),
@@ -78,7 +78,7 @@ def test_a_field_that_is_not_found_or_has_another_value_is_found(monkeypatch: py
 
 
 def test_an_expression_that_fails_is_found_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(request_head, "plain_request_pattern", lambda _: re.compile(b"(.*)"))  # too few groups
+    monkeypatch.setattr(request_head, "plain_request_section", lambda _: re.compile(b"(.*)"))  # too few groups
     with pytest.raises(Misread):
         check_codec(REQUESTS, RESPONSES)
 

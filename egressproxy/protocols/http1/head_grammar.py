@@ -1,0 +1,156 @@
+"""HeadGrammar: what heads of one direction look like, under the limits of one listener or of backends.
+
+All readers with these limits share it. It also holds the sections of fields that were read last, one for each reader: a
+peer mostly says the same again, and bytes that are the same need no second look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from egressproxy.model.fields import CutLines
+from egressproxy.protocols.http1.framing import HeadLimits, HopFields
+
+__all__ = ["MAX_REMEMBERED", "FieldSection", "HeadGrammar"]
+
+#: Bytes of a section, or of the fields of this hop, that are remembered; longer ones are read anew each time.
+MAX_REMEMBERED: Final = 1024
+
+#: Fields of this hop that hold no credential and do not say who a client is; what they mean is kept for all readers.
+_SHARED_NAMES: Final = frozenset((b"", b"connection", b"content-length", b"host", b"keep-alive", b"transfer-encoding"))
+
+#: As many such combinations, each of at most so many bytes.
+MAX_SHARED: Final = 256
+MAX_SHARED_BYTES: Final = 256
+
+#: Sections that a grammar holds, which bounds its memory. With more readers some share a place, and the later counts.
+PLACES: Final = 256
+
+H = TypeVar("H")  # Hop or ResponseHop
+
+
+class FieldSection:
+    """The fields of a head, checked and taken apart.
+
+    `text` is all that came, from the end of the start line to the end of the head; `block` is what of it goes on, and
+    `hop_fields` is the rest. `cut_lines` is for `Fields`, once the same has come a second time.
+    """
+
+    __slots__ = ("block", "cut_lines", "hop_fields", "text")
+
+    def __init__(self, text: bytes, block: bytes, hop_fields: HopFields) -> None:
+        self.text = text
+        self.block = block
+        self.hop_fields = hop_fields
+        self.cut_lines: CutLines | None = None
+
+    def __repr__(self) -> str:
+        return f"FieldSection({len(self.text)} bytes)"  # never the values: they may be credentials
+
+
+def _is_shared(hop_fields: HopFields) -> bool:
+    """Whether what these fields mean may be kept for all readers: few bytes, and names that hold no secret."""
+    if sum(map(len, hop_fields)) > MAX_SHARED_BYTES:
+        return False
+    return _SHARED_NAMES.issuperset(map(bytes.lower, hop_fields[::2]))
+
+
+#: The place of readers that remember nothing: always unused.
+NOWHERE: Final = PLACES
+
+#: In a place that nobody has used: no section begins like this.
+_NOTHING: Final = FieldSection(b"-", b"", ())
+
+
+class HeadGrammar(Generic[H]):
+    """The expressions of heads, and what is known of sections that they have matched.
+
+    `start_line` matches a start line and its CRLF. `plain` reads nearly all sections (`plain_section_pattern`);
+    `whole`, and `split` for its field block, the others. `read_hop_fields` says what fields of this hop mean.
+    """
+
+    __slots__ = (
+        "_at_places", "_hops", "_next_place", "_plain", "_read_hop_fields", "_split", "_whole", "limits",
+        "match_start_line",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        limits: HeadLimits,
+        start_line: re.Pattern[bytes],
+        plain: re.Pattern[bytes],
+        whole: re.Pattern[bytes],
+        split: Callable[[bytes], tuple[bytes, HopFields]],
+        read_hop_fields: Callable[[HopFields, bytes], H],
+    ) -> None:
+        self.limits = limits
+        self.match_start_line = start_line.match
+        self._plain = plain.match
+        self._whole = whole.match
+        self._split = split
+        self._read_hop_fields = read_hop_fields
+        self._hops: dict[tuple[HopFields, bytes], H] = {}
+        self._at_places = [_NOTHING] * (PLACES + 1)
+        self._next_place = 0
+
+    def new_place(self) -> int:
+        """Where a new reader remembers."""
+        place = self._next_place
+        self._next_place = (place + 1) % PLACES
+        return place
+
+    def forget(self, place: int) -> None:
+        """Nobody will say again what was said last."""
+        self._at_places[place] = _NOTHING
+
+    def hop(self, hop_fields: HopFields, minor: bytes) -> H:
+        """What the fields of this hop say in a head of this minor version of HTTP/1. Raises Malformed."""
+        key = (hop_fields, minor)
+        hop = self._hops.get(key)
+        if hop is None:
+            hop = self._read_hop_fields(hop_fields, minor)
+            if _is_shared(hop_fields):
+                if len(self._hops) >= MAX_SHARED:
+                    self._hops.clear()
+                self._hops[key] = hop
+        return hop
+
+    def section(self, buffer: bytes, start: int, place: int) -> tuple[FieldSection, int] | None:
+        """The section that begins at `start`, with the CRLF behind the start line, and where it ends. None where it is
+        not finished or breaks a rule: look twice.
+        """
+        known = self._at_places[place]
+        text = known.text
+        if buffer.startswith(text, start):
+            if known.cut_lines is None:
+                known.cut_lines = {}
+            return known, start + len(text)
+        match = self._plain(buffer, start)
+        if match is None:
+            return self._read_by_two(buffer, start)
+        end = match.end()
+        size = end - start
+        # Each run of fields has the bound for itself. A line takes four bytes, so that short heads need no count.
+        most = self.limits.max_fields
+        if size > 4 * most and buffer.count(b"\n", start, end) > most + 2:
+            return self._read_by_two(buffer, start)
+        block, name, value, more, name2, value2, more2, name3, value3, more3 = match.groups(b"")
+        block += more + more2 + more3
+        if size > MAX_REMEMBERED or place == NOWHERE:
+            return FieldSection(b"", block, (name, value, name2, value2, name3, value3)), end
+        made = FieldSection(buffer[start:end], block, (name, value, name2, value2, name3, value3))
+        self._at_places[place] = made
+        return made, end
+
+    def _read_by_two(self, buffer: bytes, start: int) -> tuple[FieldSection, int] | None:
+        """The same for what the quick expression does not know: it is checked first, and taken apart then."""
+        match = self._whole(buffer, start)
+        if match is None:
+            return None
+        block, hop_fields = self._split(match.group(1))
+        return FieldSection(b"", block, hop_fields), match.end()
+
+    def __repr__(self) -> str:
+        return f"HeadGrammar({self.limits})"
