@@ -199,7 +199,7 @@ class ConnectHandshake(ParentHandshake):
         self._authority = authority
         self._lines = lines
         self._reader = ResponseReader(HeadLimits())
-        self._reader.forget()
+        self._reader.forget()  # it reads one head alone
         self._reader.expect(b"CONNECT")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

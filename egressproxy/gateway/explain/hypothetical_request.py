@@ -220,7 +220,7 @@ class HypotheticalRequest:
     def head(self, port: Port) -> RequestHead:
         """The head as a client would send it to this port, read by the codec. Raises BadRequest, LimitExceeded."""
         reader = RequestReader(port.head_limits)
-        reader.forget()
+        reader.forget()  # what an operator asks is not kept beside what clients send
         reader.feed("\r\n".join(self._lines(port)).encode("utf-8") + b"\r\n\r\n")
         event = reader.next()
         assert isinstance(event, RequestHead)
