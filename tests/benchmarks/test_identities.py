@@ -44,5 +44,8 @@ def instructions(stage: Stage) -> float:
 @pytest.mark.timeout(180)
 def test_two_thousand_clients_with_limits_cost_hardly_more_than_one():
     one, many, one_policy, policies = map(instructions, stages())
-    assert 1000 < one <= many < 1.05 * one
-    assert 1000 < one_policy <= policies < 1.05 * one_policy
+    # Whichever is dearer: what happens once in a while (a key for a second, say) may happen in either.
+    assert one > 1000
+    assert one_policy > 1000
+    assert many == pytest.approx(one, rel=0.05)
+    assert policies == pytest.approx(one_policy, rel=0.05)
