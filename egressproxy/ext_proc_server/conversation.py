@@ -88,7 +88,7 @@ class EnvoyConversation:
     def is_call(self) -> bool:
         """Whether the client has called a method of gRPC."""
         x = self._x
-        return x is not None and x.request is not None and is_grpc(x.request.fields.get(b"content-type"))
+        return x is not None and x.has_request and is_grpc(x.request.fields.get(b"content-type"))
 
     def blame(self, error: GatewayError) -> None:
         """The exchange has failed with this error."""

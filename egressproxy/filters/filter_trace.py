@@ -104,12 +104,9 @@ def _outcome(result: object, piece: tuple[Any, ...]) -> str:
 
 
 def _heads(x: Exchange) -> tuple[Any, ...]:
-    request, response = x.request, x.response
     return (
-        request.fields.block if request is not None else b"",
-        request.path if request is not None else b"",
-        response.fields.block if response is not None else b"",
-        response.status if response is not None else 0,
+        *((x.request.fields.block, x.request.path) if x.has_request else (b"", b"")),
+        *((x.response.fields.block, x.response.status) if x.has_response else (b"", 0)),
     )
 
 

@@ -83,24 +83,20 @@ def exchange(
     head.authority = authority
     head.host = authority.host_field(_DEFAULT_PORTS[scheme])
     namespace, _, service_account = identity.partition("/")
-    return Exchange(
-        client,
-        "test/gateway",
-        "test",
-        time.monotonic(),
-        identity=CallerIdentity(namespace or "-", service_account or "-"),
-        kind="tunnel" if is_tunnel else "request",
-        is_tunnel=is_tunnel,
-        scheme=scheme.encode(),
-        authority=authority,
-        method=head.method,
-        path=path,
-        request=head,
-        backend=backend,
-        backend_is_secure=backend_is_secure,
-        addresses=tuple(map(ip_address, addresses)),
-        request_id="test-1",
-    )
+    identified = CallerIdentity(namespace or "-", service_account or "-")
+    x = Exchange(
+        client, "test/gateway", "test", time.monotonic(), identified, request_id="test-1", backend=backend
+    )  # fmt: skip
+    x.kind = "tunnel" if is_tunnel else "request"
+    x.is_tunnel = is_tunnel
+    x.scheme = scheme.encode()
+    x.authority = authority
+    x.method = head.method
+    x.path = path
+    x.request = head
+    x.backend_is_secure = backend_is_secure
+    x.addresses = tuple(map(ip_address, addresses))
+    return x
 
 
 def response(status: int = 200, headers: Headers = (), *, phrase: str = "") -> ResponseHead:

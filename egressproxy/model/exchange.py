@@ -5,13 +5,12 @@ Slotted and mutable; created by the conductor, handed to every filter, observed 
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.backend_choice import BackendChoice
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 
 __all__ = [
@@ -33,10 +32,10 @@ __all__ = [
 ]
 
 #: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
-MAX_NOTES = 128
-MAX_NOTE_BYTES = 64 * 1024
+MAX_NOTES: Final = 128
+MAX_NOTE_BYTES: Final = 64 * 1024
 #: The note with further fields for the access log: a dictionary.
-LOGGED = "logged"
+LOGGED: Final = "logged"
 #: The note with what `Exchange.body` returns.
 SENT_BODY: Final = "sent body"
 #: The note with what filters have said about the backends of the rule: a BackendChoice.
@@ -44,7 +43,8 @@ BACKEND_CHOICE: Final = "backend choice"
 #: Of a request that was approved: what is in service now may be another configuration than the one that has let it in.
 WAITED: Final = "waited for a person"
 #: The note with how many filters hold the exchange until a person has decided.
-_HELD_FOR_PEOPLE = "held for people"
+_HELD_FOR_PEOPLE: Final = "held for people"
+_OK: Final[Reason] = Reason.OK
 
 
 class NotesFull(ValueError):
@@ -173,25 +173,6 @@ class BackendOrigin(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LocalResponse:
-    """A response that a filter or the gateway itself makes, instead of the backend's.
-
-    `status` from 200 to 599. `fields` are pairs of name and value, without framing (the gateway writes Content-Length);
-    a filter's are checked as `Fields.add` checks them. `phrase` b"": the usual one of this status.
-    """
-
-    status: int
-    fields: tuple[tuple[bytes, bytes], ...] = ()
-    body: bytes = field(default=b"", repr=False)
-    phrase: bytes = b""
-
-    def __post_init__(self) -> None:
-        if type(self.fields) is not tuple:  # of a filter that nobody has checked
-            object.__setattr__(self, "fields", tuple((name, value) for name, value in self.fields))
-
-
-@dataclass(slots=True, eq=False)
 class Exchange:
     """What filters may rely on: everything up to `notes`. The rest is bookkeeping of the conductor and telemetry.
 
@@ -200,68 +181,148 @@ class Exchange:
     `path_prefix` is the PathPrefix value that matched (b"" otherwise), for prefix rewrites.
     `upstream_host` is the Host value that will be sent upstream; a filter may set it (URLRewrite does).
     `addresses` is filled before the connect phase. `route` and `backend` are "namespace/name" or "-".
+
+    `request` is there before any filter runs, `response` before any response filter; to ask for one that is not there
+    raises AttributeError (`has_request`, `has_response`).
     """
 
-    client: str  # "address:port"
-    gateway: str
-    listener: str
-    started_at: float  # monotonic seconds
-    identity: CallerIdentity = ANONYMOUS
-    kind: str = "request"  # "request" or "tunnel", as logged
-    is_tunnel: bool = False
-    scheme: bytes = b"http"
-    authority: Authority | None = None
-    method: bytes = b"-"
-    path: bytes = b"-"  # without query, as logged
-    path_prefix: bytes = b""
-    request: RequestHead = None  # type: ignore[assignment]    # set before any filter runs
-    response: ResponseHead = None  # type: ignore[assignment]  # set before any response filter runs
-    route: str = "-"
-    backend: str = "-"
-    backend_is_secure: bool = False  # the backend is reached over TLS
-    backend_origin: BackendOrigin | None = None  # set before backend-request filters run; one object for each target
-    upstream_host: bytes = b""
-    addresses: tuple[IPAddress, ...] = ()
-    notes: dict[str, Any] | None = None  # filters may keep state of one exchange here, under their own name
-    request_id: str = ""
-    max_body_bytes: int = -1  # a limit filter lowers it; -1 is no limit
-    started_wall: float = 0.0
-    ended_at: float = 0.0
-    status: int = 0  # as sent to the client; 0: nothing was sent
-    grpc_status: int = -1  # how a call of gRPC has ended, as the client was told (GrpcStatus); -1: it is none
-    reason: Reason = Reason.OK
-    rule: str = "-"  # who denied
-    detail: str = ""  # for the log only
-    denied: bool = False
-    would_deny: list[Reason] | None = None
-    upstream: str = ""  # "address:port" dialled
-    attempts: int = 0
-    bytes_in: int = 0  # from the client, head and body, in bytes
-    bytes_out: int = 0  # to the client
-    series: Any = None  # telemetry.series.Series, bound at build time
+    __slots__ = (
+        "addresses", "attempts", "authority", "backend", "backend_is_secure", "backend_origin", "bytes_in", "bytes_out",
+        "client", "denied", "detail", "ended_at", "gateway", "grpc_status", "identity", "is_tunnel", "kind", "listener",
+        "max_body_bytes", "method", "notes", "path", "path_prefix", "reason", "request", "request_id", "response",
+        "route", "rule", "scheme", "series", "started_at", "started_wall", "status", "upstream", "upstream_host",
+        "would_deny",
+    )  # fmt: skip
+    __deletable__ = ("request", "response")
+
+    request: RequestHead
+    response: ResponseHead
+
+    def __init__(
+        self,
+        client: str,
+        gateway: str,
+        listener: str,
+        started_at: float,
+        identity: CallerIdentity = ANONYMOUS,
+        *,
+        started_wall: float = 0.0,
+        request_id: str = "",
+        series: Any = None,
+        backend: str = "-",
+    ) -> None:
+        self.client = client  # "address:port"
+        self.gateway = gateway
+        self.listener = listener
+        self.started_at = started_at  # monotonic seconds
+        self.identity = identity
+        self.kind = "request"  # "request" or "tunnel", as logged
+        self.is_tunnel = False
+        self.scheme = b"http"
+        self.authority: Authority | None = None
+        self.method = b"-"
+        self.path = b"-"  # without query, as logged
+        self.path_prefix = b""
+        self.route = "-"
+        self.backend = backend
+        self.backend_is_secure = False  # the backend is reached over TLS
+        #: Set before backend-request filters run; one object for each target.
+        self.backend_origin: BackendOrigin | None = None
+        self.upstream_host = b""
+        self.addresses: tuple[IPAddress, ...] = ()
+        #: Filters may keep state of one exchange here, under their own name.
+        self.notes: dict[str, Any] | None = None
+        self.request_id = request_id
+        self.max_body_bytes = -1  # a limit filter lowers it; -1 is no limit
+        self.started_wall = started_wall
+        self.ended_at = 0.0
+        self.status = 0  # as sent to the client; 0: nothing was sent
+        self.grpc_status = -1  # how a call of gRPC has ended, as the client was told (GrpcStatus); -1: it is none
+        self.reason: Reason = _OK
+        self.rule = "-"  # who denied
+        self.detail = ""  # for the log only
+        self.denied = False
+        self.would_deny: list[Reason] | None = None
+        self.upstream = ""  # "address:port" dialled
+        self.attempts = 0
+        self.bytes_in = 0  # from the client, head and body, in bytes
+        self.bytes_out = 0  # to the client
+        self.series: Any = series  # telemetry.series.Series, bound at build time
+
+    @property
+    def has_request(self) -> bool:
+        """Whether the head of the request is there: what came may have been none."""
+        return hasattr(self, "request")
+
+    @property
+    def has_response(self) -> bool:
+        """Whether the head of a response is there."""
+        return hasattr(self, "response")
 
     @property
     def says_close(self) -> bool:
         """The client's connection serves nothing behind this: its head says so, or what came was none."""
-        return self.request is None or self.request.connection_close
+        return not self.has_request or self.request.connection_close
 
     @property
     def asks_to_switch(self) -> bool:
         """It asks for a tunnel: CONNECT, or an upgrade."""
-        return self.request is not None and (bool(self.request.upgrade) or self.method == b"CONNECT")
+        return self.has_request and (bool(self.request.upgrade) or self.method == b"CONNECT")
 
     def drop_request(self) -> None:
         """Nobody asks for the request any more."""
-        self.request = None  # type: ignore[assignment]
+        if self.has_request:
+            del self.request
+
+    def take_response(self, other: Exchange) -> None:
+        """From here on the response of this exchange is that of another one, which may have none."""
+        if other.has_response:
+            self.response = other.response
+        elif self.has_response:
+            del self.response
 
     def copy(self) -> Exchange:
         """The same values; the heads and the notes are shared."""
-        return copy.copy(self)
+        made = Exchange(
+            self.client, self.gateway, self.listener, self.started_at, self.identity, started_wall=self.started_wall,
+            request_id=self.request_id, series=self.series, backend=self.backend,
+        )  # fmt: skip
+        made.kind = self.kind
+        made.is_tunnel = self.is_tunnel
+        made.scheme = self.scheme
+        made.authority = self.authority
+        made.method = self.method
+        made.path = self.path
+        made.path_prefix = self.path_prefix
+        if self.has_request:
+            made.request = self.request
+        if self.has_response:
+            made.response = self.response
+        made.route = self.route
+        made.backend_is_secure = self.backend_is_secure
+        made.backend_origin = self.backend_origin
+        made.upstream_host = self.upstream_host
+        made.addresses = self.addresses
+        made.notes = self.notes
+        made.max_body_bytes = self.max_body_bytes
+        made.ended_at = self.ended_at
+        made.status = self.status
+        made.grpc_status = self.grpc_status
+        made.reason = self.reason
+        made.rule = self.rule
+        made.detail = self.detail
+        made.denied = self.denied
+        made.would_deny = self.would_deny
+        made.upstream = self.upstream
+        made.attempts = self.attempts
+        made.bytes_in = self.bytes_in
+        made.bytes_out = self.bytes_out
+        return made
 
     def forget_heads(self) -> None:
         """A tunnel may last for days: what was said at its start, and may be long, does not stay with it."""
         self.request.forget()
-        if self.response is not None:
+        if self.has_response:
             self.response.forget()
 
     def note_denials(self, *reasons: Reason) -> None:

@@ -41,12 +41,12 @@ class InlineFuture(Generic[T]):
         """The result. Raises the error that was set, or CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                del self  # the error's traceback holds this frame: no cycle
-        return self._result
+        if self._error is None:
+            return self._result
+        try:
+            raise self._error
+        finally:
+            del self  # the error's traceback holds this frame: no cycle
 
     def exception(self) -> Exception | None:
         """The error that was set, or None. Raises CancelledError."""
@@ -82,18 +82,16 @@ class InlineFuture(Generic[T]):
         self._callbacks = [known for known in self._callbacks if known != callback]
         return before - len(self._callbacks)
 
+    def block(self) -> None:
+        """Say to whom the future is given that it is one to wait for, as asyncio's do."""
+        self._asyncio_future_blocking = True
+
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The running loop, which asyncio compares with that of a task."""
         return asyncio.get_running_loop()
 
     def __await__(self) -> Generator[Any, None, T]:
-        if not self._is_done:
-            self._asyncio_future_blocking = True
-            yield self
-        try:
-            return self.result()
-        finally:
-            del self  # as above
+        return _waiting([self])
 
     def _settle(self) -> None:
         self._is_done = True
@@ -103,3 +101,11 @@ class InlineFuture(Generic[T]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'done' if self._is_done else 'pending'})"
+
+
+def _waiting(held: list[InlineFuture[T]]) -> Generator[Any, None, T]:
+    """Wait for the one future in this list, which is empty when it raises: its error's traceback holds this frame."""
+    if not held[0].done():
+        held[0].block()
+        yield held[0]
+    return held.pop().result()

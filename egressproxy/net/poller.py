@@ -54,11 +54,13 @@ class Flushes(Protocol):
 class Poller:
     """Descriptors and their handlers."""
 
-    __slots__ = ("_ending", "_epoll", "_flushing", "_handlers", "_is_due", "_loop", "_poll")
+    __slots__ = ("_ending", "_epoll", "_flushing", "_handlers", "_is_due", "_loop", "_modify", "_poll", "_register")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._epoll = select.epoll()
         self._poll = self._epoll.poll
+        self._register = self._epoll.register
+        self._modify = self._epoll.modify
         self._handlers: list[Handler | None] = []  # by descriptor
         self._flushing: list[Flushes] = []
         self._ending: list[Callable[[], object]] = []
@@ -72,7 +74,7 @@ class Poller:
 
         Raises OSError (ENOMEM, ENOSPC: fs.epoll.max_user_watches).
         """
-        self._epoll.register(fd, events)
+        self._register(fd, events)
         handlers = self._handlers
         while len(handlers) <= fd:
             handlers.extend([None] * 64)
@@ -80,7 +82,7 @@ class Poller:
 
     def change(self, fd: int, events: int) -> None:
         """Watch for these events from now on; 0 for what is reported anyway (ENDED). Raises OSError."""
-        self._epoll.modify(fd, events)
+        self._modify(fd, events)
 
     def hand_over(self, fd: int, handler: Handler) -> None:
         """This handler is called from now on; what is watched for stays."""

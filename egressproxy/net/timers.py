@@ -11,24 +11,12 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-__all__ = ["NEVER", "TICK_S", "Deadline", "Timer", "TimerWheel", "Wheel"]
+__all__ = ["NEVER", "TICK_S", "Deadline", "Timer", "TimerWheel"]
 
 TICK_S: Final = 0.1
 NEVER: Final = float("inf")
-
-
-class Wheel(Protocol):
-    """What a Timer needs; `now` is monotonic seconds, refreshed at every tick."""
-
-    now: float
-
-    def insert(self, timer: Timer) -> None:
-        """Look at this timer when its time has come."""
-
-    def remove(self, timer: Timer) -> None:
-        """Forget this timer."""
 
 
 class Timer(ABC):
@@ -36,7 +24,7 @@ class Timer(ABC):
 
     __slots__ = ("at", "looked_at", "slot", "wheel")
 
-    def __init__(self, wheel: Wheel) -> None:
+    def __init__(self, wheel: TimerWheel) -> None:
         self.wheel = wheel
         self.at = NEVER
         self.slot = -1  # the tick at which the wheel will look at this timer; -1: at none
@@ -78,7 +66,7 @@ class Deadline(Timer):
 
     __slots__ = ("callback",)
 
-    def __init__(self, wheel: Wheel, callback: Callable[[], None]) -> None:
+    def __init__(self, wheel: TimerWheel, callback: Callable[[], None]) -> None:
         super().__init__(wheel)
         self.callback: Callable[[], None] | None = callback
 
@@ -96,7 +84,8 @@ class Deadline(Timer):
 class TimerWheel:
     """The wheel. `start()` once on the loop; `advance(now)` is the pure heart of it, for tests.
 
-    `watch` is told, at the end of every tick, how many seconds late it began and how many it took.
+    `now` is monotonic seconds, refreshed at every tick. `watch` is told, at the end of every tick, how many seconds
+    late it began and how many it took.
     """
 
     def __init__(self) -> None:

@@ -41,24 +41,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, is_eof
+from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, TlsTruncated, is_eof
 from egressproxy.net.tls_resumption import TlsResumption
 
-__all__ = ["OnHandshake", "TlsState", "TlsStream", "TlsTruncated", "handshakes"]
+__all__ = ["OnHandshake", "TlsState", "TlsStream", "handshakes"]
 
 #: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
 #: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
-MAX_PLAINTEXT = 16384
+MAX_PLAINTEXT: Final = 16384
 
 #: What passes through OpenSSL's buffers at one time, towards upstreams: everything. Towards clients it is a record: the
 #: buffers (BIO) keep the size that they once had, 87 KB for 64 KiB, and a client may leave many connections idle.
-UNBOUNDED = 1 << 62
-
-
-class TlsTruncated(ConnectionError):
-    """The TCP connection ended without close_notify: what was received may be cut short."""
+UNBOUNDED: Final = 1 << 62
 
 
 class TlsState(Enum):
@@ -76,22 +72,30 @@ class TlsState(Enum):
 
 
 # Names of this module: an attribute of an Enum costs a look-up each time.
-_HANDSHAKE, _JOINING, _OPEN, _PEER_ENDED, _ENDING, _ENDED, _BOTH_ENDED, _FAILED, _CLOSED = TlsState
-_READS = (_OPEN, _ENDING, _ENDED)
-_WRITES = (_OPEN, _PEER_ENDED)
-_HAS_PEER_END = (_PEER_ENDED, _BOTH_ENDED)
-_HAS_OUR_END = (_ENDED, _BOTH_ENDED)
-_IS_EARLY = (_HANDSHAKE, _JOINING)
-_IS_UNHEARD = (_HANDSHAKE, _JOINING, _FAILED)
-_OVER = (_FAILED, _CLOSED)
+_HANDSHAKE: Final[TlsState] = TlsState.HANDSHAKE
+_JOINING: Final[TlsState] = TlsState.JOINING
+_OPEN: Final[TlsState] = TlsState.OPEN
+_PEER_ENDED: Final[TlsState] = TlsState.PEER_ENDED
+_ENDING: Final[TlsState] = TlsState.ENDING
+_ENDED: Final[TlsState] = TlsState.ENDED
+_BOTH_ENDED: Final[TlsState] = TlsState.BOTH_ENDED
+_FAILED: Final[TlsState] = TlsState.FAILED
+_CLOSED: Final[TlsState] = TlsState.CLOSED
+_READS: Final = (_OPEN, _ENDING, _ENDED)
+_WRITES: Final = (_OPEN, _PEER_ENDED)
+_HAS_PEER_END: Final = (_PEER_ENDED, _BOTH_ENDED)
+_HAS_OUR_END: Final = (_ENDED, _BOTH_ENDED)
+_IS_EARLY: Final = (_HANDSHAKE, _JOINING)
+_IS_UNHEARD: Final = (_HANDSHAKE, _JOINING, _FAILED)
+_OVER: Final = (_FAILED, _CLOSED)
 
 
 #: Handshakes of this process, by side and by what became of them.
-handshakes: Counter[tuple[str, str]] = Counter()
-_SIDES = ("upstream", "downstream")
+handshakes: Final[Counter[tuple[str, str]]] = Counter()
+_SIDES: Final = ("upstream", "downstream")
 
 #: Stands for the inner protocol once the connection is gone.
-_GONE_PROTOCOL = asyncio.Protocol()
+_GONE_PROTOCOL: Final = asyncio.Protocol()
 
 
 class TlsStream(asyncio.Protocol, asyncio.Transport):
@@ -125,7 +129,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         expected: TlsExpectation | None = None,
         resumption: TlsResumption | None = None,
     ) -> None:
-        super().__init__()
+        # Not asyncio's __init__: what it sets (`_extra`) nobody asks for, and in a compiled object it has no place.
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(
@@ -133,7 +137,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             session=resumption.session(context) if resumption is not None else None,
         )  # fmt: skip
         self._resumption = resumption
-        self._read = self._ssl.read
+        self._read: Callable[[int], bytes] = self._ssl.read
         self._piece = MAX_PLAINTEXT if server_side else UNBOUNDED
         self._inner = inner
         self._on_handshake: OnHandshake | None = on_handshake

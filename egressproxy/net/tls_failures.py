@@ -22,6 +22,7 @@ from egressproxy.ir.backend import BackendTlsIR
 __all__ = [
     "TLS_EXPECTATION",
     "TlsExpectation",
+    "TlsTruncated",
     "client_refusal_text",
     "expected_text",
     "is_eof",
@@ -36,6 +37,10 @@ _MAX_VALUE: Final = 120
 _MAX_NAMES: Final = 8
 _MAX_CHAIN: Final = 5
 _PEM_TO_DER: Final = 2  # ENCODING_DER of CPython's _ssl
+
+
+class TlsTruncated(ConnectionError):
+    """The TCP connection ended without close_notify: what was received may be cut short."""
 
 
 @dataclass(frozen=True, slots=True)

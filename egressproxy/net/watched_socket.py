@@ -21,6 +21,7 @@ Socket = socket.SocketType
 
 #: In place of a mask: the descriptor is not on the poller.
 NOT_WATCHED: Final = -1
+_SHUT_WR: Final[int] = socket.SHUT_WR
 READABLE_OR_ENDED: Final = READABLE | ENDED
 WRITABLE_OR_ENDED: Final = WRITABLE | ENDED
 
@@ -122,5 +123,7 @@ class WatchedSocket(ABC):
 
     def shut_down(self) -> None:
         """Send the end of our side (TCP's FIN)."""
-        with suppress(OSError):  # the peer is gone: the poller will say so
-            self.sock.shutdown(socket.SHUT_WR)
+        try:
+            self.sock.shutdown(_SHUT_WR)
+        except OSError:  # the peer is gone: the poller will say so
+            return

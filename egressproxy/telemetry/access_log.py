@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.model.attempt_trail import AttemptTrail
@@ -27,7 +27,7 @@ from egressproxy.telemetry.log_writer import LogWriter
 from egressproxy.telemetry.response_flags import flags_for
 from egressproxy.telemetry.series import Series, decided_by, logged_status
 
-__all__ = ["AccessLog"]
+__all__ = ["AccessLog", "Batches"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,17 +49,36 @@ _QUOTES: Final = 40
 MAX_PLACES: Final = 16_384
 #: kind, gateway, listener, route, backend, the key of the client's identity, and the series, which has the policy.
 #: What the log calls the fields of a CallerIdentity that stand there only where they are known, in their order.
-_IDENTITY_KEYS = ("origin_client", "origin_gateway", "identity", "identity_source")
+_IDENTITY_KEYS: Final = ("origin_client", "origin_gateway", "identity", "identity_source")
 _Place = tuple[str, str, str, str, str, str, Series | None]
 _OK: Final = Reason.OK
+#: The thousandths of a number, as it is written.
+_THOUSANDTHS: Final = [f".{number:03}" for number in range(1000)]
 _METHODS: Final = {
     name.encode(): name
     for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "-")
 }
 
 
+class Batches(Protocol):
+    """Where lines go, many at a time (`telemetry.log_writer`)."""
+
+    dropped: int
+    written: int
+
+    def put(self, chunk: bytes, lines: int) -> None:
+        """Take these bytes, which are so many lines. Never blocks."""
+
+    def reopen(self) -> None:
+        """Open the path again."""
+
+    def close(self, timeout_s: float) -> None:
+        """Take no more, and wait at most so long until all is written."""
+
+
 class AccessLog:
-    """Writes to `target`: None or "-" is standard output, "off" nothing, an int a file descriptor, else a path.
+    """Writes to `target`: None or "-" is standard output, "off" nothing, an int a file descriptor, text a path;
+    anything else is given the batches.
 
     `turn` is entered around each write, for processes that share a target. Raises OSError where the path cannot be
     opened. All methods belong to the loop's thread. Call `close` at the end: it writes the waiting lines.
@@ -82,13 +101,18 @@ class AccessLog:
 
     def __init__(
         self,
-        target: str | int | None = None,
+        target: str | int | Batches | None = None,
         *,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         max_denials_per_s: int = MAX_DENIALS_PER_S,
         turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._writer = None if target == "off" else LogWriter(target, max_waiting_bytes, turn or nullcontext())
+        self._writer: Batches | None = None
+        if target is None or isinstance(target, str | int):
+            if target != "off":
+                self._writer = LogWriter(target, max_waiting_bytes, turn or nullcontext())
+        else:
+            self._writer = target
         self._lines: list[str] = []
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -181,24 +205,29 @@ class AccessLog:
         return True
 
     def _plain(self, x: Exchange) -> str:
-        """The line of an exchange that ended well: its times, the part shared by many lines, and its own values."""
+        """The line of an exchange that ended well: its times, the part shared by many lines, and its own values.
+
+        Nothing is formatted by a rule (`:.3f`): compiled code joins texts and numbers, and looks up anything else.
+        """
         millisecond = int((x.started_wall or time.time()) * 1000)
         if millisecond != self._millisecond:
             self._millisecond = millisecond
             second = millisecond // 1000
             stamp = self._stamps.get(second) or self._stamp(second)
-            self._moment = f'{{"time":"{stamp}.{millisecond % 1000:03}Z",'
+            self._moment = f'{{"time":"{stamp}{_THOUSANDTHS[millisecond % 1000]}Z",'
         key = x.kind, x.gateway, x.listener, x.route, x.backend, x.identity.key, x.series
         place = self._places.get(key) or self._place(key, x.identity)
         method = _METHODS.get(x.method)
         authority = x.authority
         where = authority.text if authority is not None else "-"
         path = x.path.decode("latin-1")
+        request_id = x.request_id or "-"
+        microseconds = int((x.ended_at - x.started_at) * 1_000_000 + 0.5)
         rest = (
             f'"client":"{x.client}","method":"{method}","authority":"{where}","path":"{path}","status":{x.status},'
             f'"reason":"-","flags":"-","upstream":"{x.upstream or "-"}","bytes_in":{x.bytes_in},'
-            f'"bytes_out":{x.bytes_out},"duration_ms":{(x.ended_at - x.started_at) * 1000:.3f},'
-            f'"request_id":"{x.request_id or "-"}"}}\n'
+            f'"bytes_out":{x.bytes_out},"duration_ms":{microseconds // 1000}{_THOUSANDTHS[microseconds % 1000]},'
+            f'"request_id":"{request_id}"}}\n'
         )
         if (
             rest.count('"') == _QUOTES
@@ -206,7 +235,7 @@ class AccessLog:
             and "?" not in path
             and path.isprintable()
             and method is not None
-            and x.request_id.isprintable()
+            and request_id.isprintable()
             and len(path) <= MAX_TEXT
         ):
             if x.grpc_status >= 0:

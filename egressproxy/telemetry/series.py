@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
@@ -47,6 +47,9 @@ _BY_KEY: Final = (
     "hedges",
     "mirrored",
 )
+
+#: All of its attributes but the labels.
+_COUNTED: Final = (*_BY_KEY, "buckets", "duration_sum_s", "bytes_in", "bytes_out", "tunnels_active")
 
 _K = TypeVar("_K")
 
@@ -155,6 +158,15 @@ class Series:
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
         self.tunnels_active += other.tunnels_active
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it goes from a worker to the process that is asked: see `__setstate__`."""
+        return Series, (self.labels,), tuple(getattr(self, name) for name in _COUNTED)
+
+    def __setstate__(self, counted: tuple[Any, ...]) -> None:
+        """What another process has counted, in the order of `_COUNTED`."""
+        for name, value in zip(_COUNTED, counted, strict=True):
+            setattr(self, name, value)
 
     @property
     def is_used(self) -> bool:

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.authority import IPAddress
@@ -28,18 +28,27 @@ from egressproxy.net.watched_socket import Socket
 __all__ = ["STAGGER_S", "Dial", "Dialer", "abandon"]
 
 #: RFC 8305 section 5, the recommended Connection Attempt Delay.
-STAGGER_S = 0.25
+STAGGER_S: Final = 0.25
 #: How often slow dials are checked: all at once, since most dials end long before.
-LOOK_S = 0.1
+LOOK_S: Final = 0.1
 #: Addresses of one dial that are tried, and how many of them at one time.
-MAX_TRIED = 8
-MAX_AT_ONCE = 4
+MAX_TRIED: Final = 8
+MAX_AT_ONCE: Final = 4
 #: How long that many may be silent where the dial has no time limit; otherwise half of the limit.
-PATIENCE_S = 5.0
+PATIENCE_S: Final = 5.0
 #: How many sets of more than MAX_TRIED addresses are remembered with the place where the next dial begins.
-MAX_SETS = 1024
+MAX_SETS: Final = 1024
 #: Errors that mean that this machine has no route to an address: it does not count as tried.
-_NO_WAY = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETDOWN))
+_NO_WAY: Final = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETDOWN))
+
+#: Plain numbers: an attribute of a module, and of an Enum, costs a look-up each time.
+_INET: Final[int] = int(socket.AF_INET)
+_INET6: Final[int] = int(socket.AF_INET6)
+_STREAM: Final[int] = int(socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+_IPPROTO_TCP: Final[int] = int(socket.IPPROTO_TCP)
+_TCP_NODELAY: Final[int] = socket.TCP_NODELAY
+_IN_PROGRESS: Final[int] = errno.EINPROGRESS
+_ERROR: Final[tuple[int, int]] = (int(socket.SOL_SOCKET), int(socket.SO_ERROR))
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 _Target = tuple[IPAddress, int]
@@ -48,13 +57,15 @@ _Target = tuple[IPAddress, int]
 class Dialer:
     """Opens connections and keeps the dials in progress."""
 
-    __slots__ = ("_beginnings", "_is_looking", "_limited", "_poller")
+    __slots__ = ("_beginnings", "_descriptors", "_descriptors_until", "_is_looking", "_limited", "_poller")
 
     def __init__(self) -> None:
         self._poller: Poller | None = None
         self._limited: dict[Dial[Any], float] = {}  # each with the monotonic time of its end
         self._is_looking = False  # a look at them is due
         self._beginnings: dict[int, int] = {}  # by set of many addresses: which of them is tried first
+        self._descriptors = 0  # as many as connections may have, and until when that is believed (monotonic seconds)
+        self._descriptors_until = 0.0
 
     def dial(self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float) -> Dial[P]:
         """Connect to the first of these (address, port) that answers, in this order; 0 seconds is no limit.
@@ -72,13 +83,17 @@ class Dialer:
             first = self._beginnings.get(key, 0) % len(endpoints)
             endpoints = [*endpoints[first:], *endpoints[:first]]
             beginning = key, first
+        now = time.monotonic()
+        if now >= self._descriptors_until:
+            self._descriptors = descriptors_for_traffic()
+            self._descriptors_until = now + LOOK_S
         patience_s = timeout_s / 2 if timeout_s > 0 else PATIENCE_S
-        dial = Dial(self, self._poller, endpoints, protocol_factory, patience_s, beginning)
+        dial = Dial(self, self._poller, self._descriptors, endpoints, protocol_factory, patience_s, beginning)
         dial.try_next()
         if timeout_s > 0 and not dial.done():
             if not self._is_looking:
                 self._look_later()
-            self._limited[dial] = time.monotonic() + timeout_s
+            self._limited[dial] = now + timeout_s
         return dial
 
     def forget(self, dial: Dial[Any]) -> None:
@@ -119,6 +134,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
 
     __slots__ = (
         "_beginning",
+        "_descriptors",
         "_dialer",
         "_factory",
         "_failures",
@@ -136,6 +152,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         self,
         dialer: Dialer,
         poller: Poller,
+        descriptors: int,
         targets: Sequence[_Target],
         factory: Callable[[], P],
         patience_s: float,
@@ -144,6 +161,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
         super().__init__()
         self._dialer = dialer
         self._poller = poller
+        self._descriptors = descriptors
         self._targets = targets
         self._factory = factory
         self._patience_s = patience_s
@@ -199,17 +217,17 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
 
     def _try(self, target: _Target) -> None:
         address, port = target
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        sock = Socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        family = _INET6 if address.version == 6 else _INET
+        sock = Socket(family, _STREAM)
         try:
-            if sock.fileno() >= descriptors_for_traffic():  # the rest is for the admin address, among others
+            fd = sock.fileno()
+            if fd >= self._descriptors:  # the rest is for the admin address, among others
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(_IPPROTO_TCP, _TCP_NODELAY, 1)
             place = str(address), port  # the text of an address, which is not looked up; never a name
             code = sock.connect_ex(place)
-            if code not in (0, errno.EINPROGRESS):
+            if code != 0 and code != _IN_PROGRESS:
                 raise OSError(code, os.strerror(code))
-            fd = sock.fileno()
             self._poller.watch(fd, WRITABLE, self)
         except BaseException:
             sock.close()
@@ -219,7 +237,7 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
     def ready(self, fd: int, events: int) -> None:
         """Poller: the attempt on this descriptor has succeeded or failed; `events` are those of epoll."""
         sock, target, place = self._trying.pop(fd)
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if events & ENDED else 0
+        code = sock.getsockopt(*_ERROR) if events & ENDED else 0
         if code:
             self._close(sock)
             self._failures.append((target, OSError(code, os.strerror(code))))

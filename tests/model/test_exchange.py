@@ -1,10 +1,23 @@
 """Exchange: what filters may keep in it."""
 
+import ast
+from ipaddress import ip_address
+from pathlib import Path
+
 import pytest
 
+import egressproxy
+from egressproxy.errors import Reason
 from egressproxy.filters.base import Filter, Phase
-from egressproxy.filters.testing import exchange
-from egressproxy.model.exchange import MAX_NOTE_BYTES, MAX_NOTES, LocalResponse, NotesFull
+from egressproxy.filters.testing import exchange, response
+from egressproxy.model.exchange import (
+    MAX_NOTE_BYTES,
+    MAX_NOTES,
+    BackendOrigin,
+    Exchange,
+    LocalResponse,
+    NotesFull,
+)
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation, scripted_filter
 
@@ -54,3 +67,49 @@ def test_a_filter_that_keeps_more_has_failed_and_the_gateway_has_not():
 
 def test_the_fields_of_a_response_may_be_any_pairs():
     assert LocalResponse(200, [[b"a", b"b"]]).fields == ((b"a", b"b"),)  # type: ignore[arg-type, list-item]
+
+
+def fields() -> list[str]:
+    """The names of all fields of an Exchange, by its source: a compiled class does not tell them."""
+    module = ast.parse((Path(egressproxy.__file__).parent / "model" / "exchange.py").read_text(encoding="utf-8"))
+    kind = next(each for each in module.body if isinstance(each, ast.ClassDef) and each.name == "Exchange")
+    slots = next(
+        each for each in kind.body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__slots__"
+    )
+    return list(ast.literal_eval(slots.value))
+
+
+def test_a_copy_has_every_field_of_an_exchange():
+    x = exchange(
+        "POST", "https://a.example/path", identity="agents/robot", backend="agents/openai", client="10.0.0.9:5"
+    )
+    x.response = response(201)
+    values = {
+        "addresses": (ip_address("192.0.2.1"),), "attempts": 2, "backend_is_secure": True,
+        "backend_origin": BackendOrigin("a.example", 443, True), "bytes_in": 3, "bytes_out": 4, "denied": True,
+        "detail": "detail", "ended_at": 5.0, "grpc_status": 6, "is_tunnel": True, "kind": "tunnel",
+        "max_body_bytes": 7, "notes": {"a": 1}, "path_prefix": b"/p", "reason": Reason.INTERNAL, "route": "agents/r",
+        "rule": "rule", "series": object(), "started_wall": 8.0, "status": 201, "upstream": "192.0.2.1:443",
+        "upstream_host": b"a.example", "would_deny": [Reason.NO_ROUTE],
+    }  # fmt: skip
+    for name, value in values.items():
+        setattr(x, name, value)
+    empty = Exchange("", "", "", 0.0)
+    same = [name for name in fields() if hasattr(empty, name) and getattr(x, name) == getattr(empty, name)]
+    assert same == [], "give these another value in this test"
+    made = x.copy()
+    assert {name: getattr(made, name) for name in fields()} == {name: getattr(x, name) for name in fields()}
+
+
+def test_heads_that_are_not_there_are_neither_copied_nor_taken_over():
+    x, other = Exchange("", "", "", 0.0), Exchange("", "", "", 0.0)
+    made = x.copy()
+    assert (made.has_request, made.has_response) == (False, False)
+    assert x.says_close
+    with pytest.raises(AttributeError, match="response"):
+        _ = x.response
+    other.response = response(200)
+    x.take_response(other)
+    assert x.response is other.response
+    x.take_response(made)
+    assert not x.has_response

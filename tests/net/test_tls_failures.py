@@ -8,8 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.net.tls import TlsTruncated
-from egressproxy.net.tls_failures import TlsExpectation, tls_fault
+from egressproxy.net.tls_failures import TlsExpectation, TlsTruncated, tls_fault
 
 
 @pytest.mark.parametrize(

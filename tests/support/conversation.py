@@ -49,7 +49,6 @@ from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
-from egressproxy.model.exchange import LOGGED, Exchange
 from egressproxy.net.any_certificate import can_take_any_certificate
 from egressproxy.net.listening import bind
 from egressproxy.net.loop import new_loop
@@ -108,16 +107,28 @@ def compiled_spec(written: str | ConfigIR | Iterable[Manifest], catalog: Catalog
 
 
 # --- what stands around the data plane -----------------------------------------------------------------------------
-class Records(AccessLog):
-    """The access log as dictionaries; each line is the one that the real log would write."""
+class Records:
+    """What the access log writes, as dictionaries."""
 
     def __init__(self) -> None:
-        super().__init__("off")
-        self.lines: list[dict[str, Any]] = []
+        self.dropped = 0
+        self.written = 0
+        self.access_log = AccessLog(self)
+        self._lines: list[dict[str, Any]] = []
 
-    def record(self, x: Exchange) -> None:
-        is_plain = x.reason.value == "-" and not x.would_deny and not x.detail and LOGGED not in (x.notes or ())
-        self.lines.append(json.loads(self._plain(x) if is_plain else self._explained(x)))
+    def put(self, chunk: bytes, lines: int) -> None:
+        self._lines += map(json.loads, chunk.splitlines())
+        self.written += lines
+
+    def reopen(self) -> None: ...
+
+    def close(self, timeout_s: float) -> None: ...
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Those of every exchange that has ended."""
+        self.access_log.flush()
+        return self._lines
 
 
 class Names:
@@ -538,8 +549,8 @@ class Conversation:
         self.network = Network(self.loop, self.wheel, b"gw", NetworkReports(self.metrics.count_dns))
         self.network.dialer = self.dialer  # type: ignore[assignment]
         self.network.resolver = lambda _spec: self.names  # type: ignore[method-assign, assignment, return-value]
-        self.conductor = Conductor(self.wheel, self.log, b"gw", self.metrics)
-        self.conductor.accounting._id_prefix = "test"
+        self.conductor = Conductor(self.wheel, self.log.access_log, b"gw", self.metrics)
+        self.conductor.accounting._id_prefix = "test-"
         self.snapshot = build(spec, self.catalog, self.network, self.metrics, None)
         for connector in self.snapshot.connectors.values():
             connector.start()
@@ -703,6 +714,10 @@ class Conversation:
         assert not self.dialer.dials, [dial.endpoints for dial in self.dialer.dials]
 
     # --- what the data plane says of itself ----------------------------------------------------------------------
+    def log_nothing(self) -> None:
+        """For what serves too many exchanges to keep a line of each."""
+        self.conductor.accounting.access_log = AccessLog("off")
+
     @property
     def records(self) -> list[dict[str, Any]]:
         return self.log.lines

@@ -43,7 +43,7 @@ _UNREADABLE: Final = 3
 
 def told_in_head(x: Exchange) -> TokenUsage | None:
     """What Amazon tells of an InvokeModel in the head of its answer, whatever form the model's own answer has."""
-    if x.response is None or _AMAZON_INPUT not in x.response.fields:
+    if not x.has_response or _AMAZON_INPUT not in x.response.fields:
         return None
     counts = [x.response.fields.get(name) or b"0" for name in (_AMAZON_INPUT, _AMAZON_OUTPUT)]
     if not all(count.isdigit() and len(count) < 13 for count in counts):
@@ -243,4 +243,4 @@ def _is_given_up(x: Exchange) -> bool:
 
 def _is_answered(x: Exchange) -> bool:
     """Whether the provider has given what was asked for, whatever the client got of it."""
-    return 200 <= x.status < 300 or (x.status > 0 and x.response is not None and 200 <= x.response.status < 300)
+    return 200 <= x.status < 300 or (x.status > 0 and x.has_response and 200 <= x.response.status < 300)

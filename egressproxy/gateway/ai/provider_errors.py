@@ -60,9 +60,9 @@ def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall
 
     `backends` are those of its route.
     """
-    head = x.request
-    if head is None or x.is_tunnel:
+    if not x.has_request or x.is_tunnel:
         return None
+    head = x.request
     if x.method == b"POST" and media_type(head.fields) == JSON:
         operation = operation_of(head.path)
         if operation is not None:

@@ -16,7 +16,7 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import BackendOrigin, Exchange, tenant_of
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.net.timers import Wheel
+from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_resumption import TlsResumption
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
@@ -229,7 +229,7 @@ class Targets:
         self,
         name: str,
         resolver: Resolver,
-        wheel: Wheel,
+        wheel: TimerWheel,
         first_hop: FollowedName | None,
         *,
         is_per_tenant: bool = False,

@@ -424,11 +424,11 @@ def _of_client(x: Exchange) -> bytes:
 
 
 def _of_header(name: bytes, x: Exchange) -> bytes | None:
-    return x.request.fields.get(name) if x.request is not None else None
+    return x.request.fields.get(name) if x.has_request else None
 
 
 def _of_cookie(pattern: re.Pattern[bytes], x: Exchange) -> bytes | None:
-    lines: Iterable[bytes] = x.request.fields.get_all(b"cookie") if x.request is not None else ()
+    lines: Iterable[bytes] = x.request.fields.get_all(b"cookie") if x.has_request else ()
     for line in lines:
         found = pattern.search(line)
         if found is not None:

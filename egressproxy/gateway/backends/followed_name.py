@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from egressproxy.errors import Denied, GatewayError
 from egressproxy.model.authority import IPAddress
-from egressproxy.net.timers import NEVER, Wheel
+from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
@@ -57,7 +57,7 @@ class FollowedName:
     host: str
     port: int
     resolver: Resolver
-    wheel: Wheel
+    wheel: TimerWheel
     fresh_until: float = NEVER
     version: int = 0
     _addresses: frozenset[str] = frozenset()

@@ -13,10 +13,12 @@ __all__ = ["answered_in_its_place", "asked_host", "passed", "passed_body", "ques
 
 def question(x: Exchange, head: RequestHead, backend: str) -> Exchange:
     """An exchange of our own with the server, for the filters that run for it as a backend."""
-    return Exchange(
-        x.client, x.gateway, x.listener, x.started_at, identity=x.identity, request_id=x.request_id, route=x.route,
-        request=head, method=head.method, path=x.path, backend=backend,
-    )  # fmt: skip
+    own = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity, request_id=x.request_id, backend=backend)
+    own.route = x.route
+    own.request = head
+    own.method = head.method
+    own.path = x.path
+    return own
 
 
 def asked_host(x: Exchange) -> bytes:

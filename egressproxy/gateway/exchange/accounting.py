@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections import deque
 from time import monotonic, time
@@ -38,14 +37,15 @@ class Accounting:
         self.gate: RequestGate | None = None  # says which requests are admitted, where not all can be
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
         self.seen = SeenValues()
-        self._id_prefix = secrets.token_hex(4)
-        self._numbers = itertools.count(1)
+        self._id_prefix = f"{secrets.token_hex(4)}-"
+        self._number = 0
 
     def new_exchange(self, client: str, listener: ActiveListener, identity: CallerIdentity) -> Exchange:
         """An exchange of this client (`address:port`) that begins now, with a request id of its own."""
+        self._number += 1
         return Exchange(
             client, listener.gateway, listener.name, monotonic(), identity,
-            started_wall=time(), request_id=f"{self._id_prefix}-{next(self._numbers):x}", series=listener.series,
+            started_wall=time(), request_id=self._id_prefix + hex(self._number)[2:], series=listener.series,
         )  # fmt: skip
 
     def blame(self, x: Exchange, resources: HeldResources, error: GatewayError) -> None:

@@ -257,7 +257,8 @@ class HedgedCall:
         head, sent = x.request, own.request
         head.fields.block, head.path, head.body = sent.fields.block, sent.path, sent.body
         x.upstream_host = own.upstream_host
-        x.response, x.upstream, x.addresses = own.response, own.upstream, own.addresses
+        x.take_response(own)
+        x.upstream, x.addresses = own.upstream, own.addresses
         x.backend, x.backend_is_secure, x.series = own.backend, own.backend_is_secure, own.series
         x.attempts += own.attempts
         x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -37,7 +38,7 @@ __all__ = ["OpenedTls", "intercept", "is_tunnel"]
 
 #: What OpenSSL calls the alerts of clients that do not believe a certificate (RFC 8446 section 6.2): who does not know
 #: the CA, and who pins another key, say one of these, as their library has it.
-_DISTRUST = frozenset(
+_DISTRUST: Final = frozenset(
     {
         "TLSV1_ALERT_UNKNOWN_CA",
         "SSLV3_ALERT_BAD_CERTIFICATE",
@@ -215,7 +216,7 @@ class OpenedTls(ServedTls):
         copy_identity(client, outer)
         client.identity = x.identity
         super().__init__(context, client, accounting.metrics)
-        self._read = self._read_first  # type: ignore[assignment]  # called with a size alone
+        self._read = self._read_first
 
     def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
         client, outer = self._client, self._outer

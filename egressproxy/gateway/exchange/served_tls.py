@@ -27,6 +27,8 @@ Http2 = Callable[[RequestHandler, TimerWheel, OpenConnections, Metrics], ClientH
 class ServedTls(TlsStream):
     """Counts with the listener in place of the connection behind it."""
 
+    __deletable__ = ("_client",)
+
     def __init__(self, context: ssl.SSLContext, client: ClientConnection, metrics: Metrics) -> None:
         self._client: ClientConnection | ClientHttp2 = client
         self._metrics = metrics

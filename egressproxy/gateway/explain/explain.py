@@ -134,9 +134,10 @@ def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | 
 
 def _is_call(decided: Decision, error: dict[str, Any]) -> bool:
     """Whether this is, or may well be, a call of gRPC: by its content, or by the routes of its host."""
-    request, route = decided.x.request, decided.route
-    if request is None or request.method != b"POST":
+    route = decided.route
+    if not decided.x.has_request or decided.x.request.method != b"POST":
         return False
+    request = decided.x.request
     kinds = {each["kind"] for each in error.get("near", ())} | {route.kind if route is not None else ""}
     return "GRPCRoute" in kinds or is_grpc(request.fields.get(b"content-type"))
 
@@ -144,7 +145,7 @@ def _is_call(decided: Decision, error: dict[str, Any]) -> bool:
 def _matches(decided: Decision) -> list[Match[Route]]:
     """The rules that hold, the first two of them."""
     x = decided.x
-    if x.authority is None or x.request is None:
+    if x.authority is None or not x.has_request:
         return []
     try:
         found = decided.listener.http.matches(x.authority.host, x.request.method, x.request.path, x.request.fields)

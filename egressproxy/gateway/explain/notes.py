@@ -77,9 +77,9 @@ def notes(decided: Decision) -> list[str]:
 
 def _of_other_requests(decided: Decision, authority: Authority) -> list[str]:
     """Of a request that is not allowed, where an HTTPRoute names the host and no rule of it fits."""
-    routes, head = decided.listener.http, decided.x.request
     if not isinstance(decided.error, Denied) or not is_served_for_others(decided.listener, authority, decided.error):
         return []
+    routes, head = decided.listener.http, decided.x.request
     if routes.match(authority.host, head.method, head.path, head.fields) is not None:
         return []
     named = next(each.origin for each in routes.rules_of(authority.host) if each.hostname)

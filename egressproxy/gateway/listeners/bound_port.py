@@ -9,32 +9,26 @@ import errno
 import logging
 import select
 import socket
-import ssl
 import time
 from functools import partial
-from typing import cast
+from typing import Final
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.exchange.conductor import Conductor
-from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.listeners.counted_client import CountedClient
 from egressproxy.gateway.listeners.proxy_header import ProxyHeaderFront
 from egressproxy.gateway.listeners.sni_dispatch import SniDispatch
 from egressproxy.gateway.listeners.socks_connection import SocksConnection
 from egressproxy.gateway.listeners.stream_connection import StreamConnection
+from egressproxy.gateway.listeners.tls_front import TlsFront
 from egressproxy.gateway.listeners.transparent_connection import TransparentConnection
-from egressproxy.gateway.open_connections import BAD_CERTIFICATE, OpenConnections
+from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import Port
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.net.flow_control import peer_name
 from egressproxy.net.listener_watch import ListenerWatch
 from egressproxy.net.listening import BACKLOG
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
-from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import is_about_certificate, verified_until
-from egressproxy.net.tls_failures import client_refusal_text
 from egressproxy.net.unix_listening import accepting_unix
 from egressproxy.net.watched_socket import Socket
 from egressproxy.telemetry.metrics import Metrics
@@ -43,20 +37,19 @@ __all__ = ["BoundPort"]
 
 log = logging.getLogger(__name__)
 
+_STREAM: Final[int] = int(socket.SOCK_STREAM)
 #: Connections taken in one turn at most.
-MAX_AT_ONCE = 64
+MAX_AT_ONCE: Final = 64
 #: After so many, it is another process's turn.
-TURN_CONNECTIONS = 8
+TURN_CONNECTIONS: Final = 8
 #: Clients that say something else before HTTP, or in its place.
-_WITH_FIRST_WORDS: dict[ListenerProtocol, type[CountedClient]] = {
+_WITH_FIRST_WORDS: Final[dict[ListenerProtocol, type[CountedClient]]] = {
     ListenerProtocol.SOCKS5: SocksConnection,
     ListenerProtocol.TRANSPARENT: TransparentConnection,
 }
 #: Without descriptors or memory: how long nothing is accepted, and how often it is said.
-PAUSE_S = 0.1
-SILENCE_S = 10.0
-#: Clients can fail as fast as they like.
-TELL_S = 1.0
+PAUSE_S: Final = 0.1
+SILENCE_S: Final = 10.0
 
 
 class BoundPort:
@@ -156,7 +149,7 @@ class BoundPort:
                 if self._watch is not None:  # else what was just accepted has closed it
                     self._cannot_accept(error)
                 return
-            sock = Socket(self._family, socket.SOCK_STREAM, 0, fd)
+            sock = Socket(self._family, _STREAM, 0, fd)
             sock.setblocking(False)
             self._taken += 1
             SocketTransport(self._poller, sock, self._accept(), peer).start()
@@ -237,66 +230,3 @@ class BoundPort:
 
     def __repr__(self) -> str:
         return f"BoundPort({self.state})"
-
-
-class TlsFront(ServedTls):
-    """Counts from its first byte, and has a time for its handshake."""
-
-    def __init__(self, context: ssl.SSLContext, client: ClientConnection, metrics: Metrics) -> None:
-        super().__init__(context, client, metrics)
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_shaking_hands = True
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Breaks off where the listener has its connections already; else the time for the handshake begins."""
-        state = self._client.state
-        if state.is_closed:
-            cast(asyncio.Transport, transport).abort()
-            return
-        refused = state.admit(self, peer_name(transport))
-        if refused is not None:
-            state.count_refusal(self._metrics, refused)
-            cast(asyncio.Transport, transport).abort()
-            return
-        seconds = state.port.first.timeouts.tls_handshake_s or 60.0
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort_handshake)
-        super().connection_made(transport)
-
-    def close_if_idle(self) -> bool:
-        """As of ServedTls, or the handshake is not over."""
-        if self._is_shaking_hands:
-            self.abort_handshake()
-            return True
-        return super().close_if_idle()
-
-    def _handshake_ended(self, _stream: TlsStream, error: Exception | None) -> None:
-        self._is_shaking_hands = False
-        if self._timer is not None:
-            self._timer.cancel()
-        client = self._client
-        if error is None:
-            peer = self.get_extra_info("ssl_object")
-            self._speak(peer)
-            self._client.identity = client.state.port.identity_of(peer)
-            self._client.identity_until = verified_until(peer)
-        else:
-            assert not isinstance(client, ClientHttp2)
-            client.discard()
-            log.debug("a client's TLS handshake failed: %s", type(error).__name__)
-            if is_about_certificate(error):
-                client.state.count_refusal(self._metrics, BAD_CERTIFICATE)
-                self._tell_refused(client.state, error)
-
-    def _tell_refused(self, state: OpenConnections, error: Exception) -> None:
-        """Log whose certificate was refused, and why: one of a port in TELL_S seconds, and how many were not told."""
-        now = time.monotonic()
-        if now < state.told_refusal + TELL_S:
-            state.untold_refusals += 1
-            return
-        untold, state.untold_refusals, state.told_refusal = state.untold_refusals, 0, now
-        listener, peer = state.port.first, self.get_extra_info("ssl_object")
-        log.warning(
-            "listener %s/%s: the certificate of the client at %s is refused: %s%s",
-            listener.gateway, listener.name, peer_name(self), client_refusal_text(error, peer),
-            f"; {untold} more since the last of these lines" if untold else "",
-        )  # fmt: skip

@@ -37,8 +37,8 @@ LONG_SIZE: Final = 64 * 1024
 #: splice(2) is not known here, or not allowed (a filter of system calls).
 _NOT_FOR_US: Final = frozenset((errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP))
 
-_buffer = bytearray(BUFFER_SIZE)
-_view = memoryview(_buffer)
+_buffer: Final = bytearray(BUFFER_SIZE)
+_view: Final = memoryview(_buffer)
 _shared: Pipe | None = None
 _can_splice = True
 

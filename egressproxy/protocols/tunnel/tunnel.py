@@ -39,7 +39,7 @@ from enum import Enum, auto
 from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
-from egressproxy.net.timers import Timer, Wheel
+from egressproxy.net.timers import Timer, TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 
 __all__ = ["REST_S", "EndState", "Tunnel", "TunnelEnd", "TunnelState"]
@@ -118,7 +118,7 @@ class Tunnel(Timer, Generic[E]):
     upstream: E
 
     def __init__(
-        self, wheel: Wheel, idle_s: float, guard: SniGuard | None, guard_s: float, *, holds_upstream: bool
+        self, wheel: TimerWheel, idle_s: float, guard: SniGuard | None, guard_s: float, *, holds_upstream: bool
     ) -> None:
         """The ends are set before anything else happens.
 

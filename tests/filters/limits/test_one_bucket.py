@@ -67,7 +67,7 @@ def outcome(each, about, now) -> object:
     (rule,) = each.rules
     numbers = rule.table.peek(rule.table.key(rule.text(x, "") + b"\0"), now)
     counts = rule.count_allowed.count, rule.denied, rule.count_reserved.count, rule.count_settled.count
-    return refused, numbers, counts, x.would_deny, list(x.response.fields) if x.response is not None else []
+    return refused, numbers, counts, x.would_deny, list(x.response.fields) if x.has_response else []
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.listeners import bound_port
+from egressproxy.gateway.listeners import tls_front
 from egressproxy.net.tls import handshakes
 from egressproxy.net.tls_contexts import server_name
 from tests.e2e.world import terminate
@@ -31,6 +31,7 @@ from tests.gateway.kit import (
 )
 from tests.net.test_tls_contexts import both, shake
 from tests.support import manifests as m
+from tests.support.builds import of_sources
 from tests.support.conversation import Conversation, compiled_spec, conversation
 from tests.support.pki import Pki, chain
 
@@ -704,6 +705,7 @@ def test_a_port_that_is_closed_by_what_it_accepts_is_closed_and_no_more(monkeypa
     talk.close()
 
 
+@of_sources  # the time between two such lines is a constant
 def test_of_many_clients_that_are_refused_one_is_told_and_the_others_are_counted(
     converse_on: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -712,7 +714,7 @@ def test_of_many_clients_that_are_refused_one_is_told_and_the_others_are_counted
     talk.counts_octets = False
     for number in range(4):
         if number == 3:
-            monkeypatch.setattr(bound_port, "TELL_S", 0.0)
+            monkeypatch.setattr(tls_front, "TELL_S", 0.0)
         sock = talk.connect()
         TlsClient(sock, pki, "a.example", None).shakes_hands()
         talk.until(lambda sock=sock: sock.has_eof or sock.is_gone)  # type: ignore[misc]

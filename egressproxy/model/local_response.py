@@ -1,0 +1,28 @@
+"""LocalResponse: a response that a filter or the gateway itself makes, in place of the backend's.
+
+A filter's own code makes it, and may give what is no tuple: so it is interpreted in every build.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["LocalResponse"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResponse:
+    """A response that a filter or the gateway itself makes, instead of the backend's.
+
+    `status` from 200 to 599. `fields` are pairs of name and value, without framing (the gateway writes Content-Length);
+    a filter's are checked as `Fields.add` checks them. `phrase` b"": the usual one of this status.
+    """
+
+    status: int
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = field(default=b"", repr=False)
+    phrase: bytes = b""
+
+    def __post_init__(self) -> None:
+        if type(self.fields) is not tuple:  # of a filter that nobody has checked
+            object.__setattr__(self, "fields", tuple((name, value) for name, value in self.fields))
