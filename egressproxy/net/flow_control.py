@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, cast
 
 from egressproxy.net.loop import poller
 from egressproxy.net.poller import Poller
+from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.watched_socket import break_off
 
 __all__ = ["HIGH_WATER", "BodySink", "FlowControl", "Reads", "peer_address", "peer_name", "reset"]
@@ -106,6 +107,8 @@ class FlowControl(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport to send to, whose buffer may hold HIGH_WATER bytes before it blocks."""
         self.transport = cast(asyncio.Transport, transport)
+        if isinstance(transport, SocketTransport):
+            self._poller = transport.poller
         if not self.transport.is_closing():
             self.transport.set_write_buffer_limits(HIGH_WATER)
 

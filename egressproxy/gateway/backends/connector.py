@@ -41,6 +41,8 @@ __all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector"]
 UPSTREAM_LIMITS: Final = HeadLimits(max_fields=256)
 DEFAULT_TLS: Final = BackendTlsIR()
 
+_FQDN: Final[Destination] = Destination.FQDN
+_DYNAMIC: Final[Destination] = Destination.DYNAMIC
 #: What is offered by ALPN to a backend that speaks HTTP/2 alone, and to one of which nothing is known.
 ONLY_HTTP_2: Final = ("h2",)
 ANY_HTTP: Final = ("h2", "http/1.1")
@@ -155,11 +157,11 @@ class Connector:
     def tunnel_target(self, x: Exchange) -> DialTarget:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
         backend = self.spec.backend
-        if backend.destination is Destination.FQDN:
+        if backend.destination is _FQDN:
             return DialTarget(
                 backend.hostname, backend.port, watch=self.fixed.watch if self.fixed is not None else None
             )
-        if backend.destination is Destination.DYNAMIC:
+        if backend.destination is _DYNAMIC:
             if x.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
             return DialTarget(x.authority.host, x.authority.port)

@@ -48,6 +48,7 @@ NOT_HTTP: Final = (BackendProtocol.TCP, BackendProtocol.SOCKS5)
 NO_ALPN: Final[tuple[str, ...]] = ()
 #: Backends whose addresses the configuration names.
 OPERATOR: Final = (Destination.IP, Destination.SERVICE)
+_NO_CHECK: Final[ReverseCheck] = ReverseCheck.OFF
 LOOPBACK: Final[tuple[IPAddress, ...]] = (ip_address("127.0.0.1"), ip_address("::1"))
 
 
@@ -172,7 +173,7 @@ class ConnectionOpener:
                     resolved = known
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
-            if self.reverse_check is not ReverseCheck.OFF and not is_named:
+            if self.reverse_check is not _NO_CHECK and not is_named:
                 addresses = await self._reverse_checked(x, target, resolved, addresses)
             if target.only is not None:
                 addresses = tuple(address for address in addresses if address == target.only)

@@ -11,6 +11,7 @@ Source: RFC 9110 section 9.3.6.
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import Steps, run_to_end
@@ -52,6 +53,8 @@ from egressproxy.protocols.tunnel.guard import SniGuard
 __all__ = [
     "dial", "refuse_answer", "serve_connect", "switch_protocols",
 ]  # fmt: skip
+
+_MATCH: Final[SniCheck] = SniCheck.MATCH
 
 
 async def serve_connect(accounting: Accounting, x: Exchange, client: Client, head: RequestHead) -> LocalResponse | None:
@@ -163,7 +166,7 @@ async def open_tunnel(
     x.series = backend.series
     take_tunnel_slot(x, client.state, resources, listener)
     guard = None
-    is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is SniCheck.MATCH
+    is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is _MATCH
     leaves = listener.leaves
     if is_tls or checks_name or x.status or leaves is not None:
         guard = SniGuard(

@@ -69,6 +69,12 @@ class EndOfMessage:
     trailers: Fields | None
 
 
+#: Chunk lines without extensions, with their line ends, which the expression above has read: what each says. The chunks
+#: of a stream have few sizes, and to read such a line costs more than to look for it.
+_lengths: Final[dict[bytes, int]] = {}
+MAX_KNOWN: Final = 4096
+MAX_KNOWN_LINE: Final = 8
+
 #: The end of nearly every message.
 NO_TRAILERS: Final = EndOfMessage(None)
 
@@ -85,6 +91,12 @@ _SIZE: Final[_Part] = _Part.SIZE
 _DATA: Final[_Part] = _Part.DATA
 _DATA_END: Final[_Part] = _Part.DATA_END
 _IN_TRAILERS: Final[_Part] = _Part.TRAILERS
+
+
+def _remember(line: bytes, length: int) -> None:
+    if len(_lengths) >= MAX_KNOWN:
+        _lengths.clear()
+    _lengths[line] = length
 
 
 class ChunkedDecoder:
@@ -119,15 +131,13 @@ class ChunkedDecoder:
         """
         size = len(buffer)
         if self._part is _SIZE and type(buffer) is bytes:
-            line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
-            if line is not None:
-                start = line.end()
-                length = int(line.group(1), 16)
-                end = start + length
-                if length and end + 2 == size and not line.group(2) and buffer.endswith(b"\r\n"):
-                    # one whole chunk and nothing else: an event of a stream
-                    self._total += length
-                    return buffer[start:end], size
+            # One whole chunk and nothing else, of a size that was read before: an event of a stream.
+            start = buffer.find(b"\n", at, at + MAX_KNOWN_LINE) + 1
+            length = _lengths.get(buffer[at:start], 0) if start > at else 0
+            end = start + length
+            if length and end + 2 == size and buffer.endswith(b"\r\n"):
+                self._total += length
+                return buffer[start:end], size
         pieces: list[bytes] = []
         try:
             while at < size:
@@ -157,8 +167,11 @@ class ChunkedDecoder:
                         break
                     digits, extensions = line.groups()
                     start = line.end()
-                    end = start + int(digits, 16)
+                    length = int(digits, 16)
+                    end = start + length
                     if not extensions and start < end <= size - 2 and buffer.startswith(b"\r\n", end):
+                        if start - at <= MAX_KNOWN_LINE:
+                            _remember(bytes(buffer[at:start]), length)
                         # all of the chunk is here: one step in place of three
                         pieces.append(bytes(buffer[start:end]))
                         self._total += end - start

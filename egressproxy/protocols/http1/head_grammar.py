@@ -57,6 +57,8 @@ def _is_shared(hop_fields: HopFields) -> bool:
     return _SHARED_NAMES.issuperset(map(bytes.lower, hop_fields[::2]))
 
 
+#: How many limits have a grammar that is kept: there are as many as listeners, and kinds of backends.
+MAX_GRAMMARS: Final = 64
 #: The place of readers that remember nothing: always unused.
 NOWHERE: Final = PLACES
 

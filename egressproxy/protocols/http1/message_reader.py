@@ -245,7 +245,10 @@ class MessageReader(Generic[H]):
     def _new_hop(self, hop_fields: HopFields, minor: bytes) -> H:
         """What the fields of this hop say where they are not those of the head before. Raises Malformed."""
         hop = self._grammar.hop(hop_fields, minor)
-        if sum(map(len, hop_fields)) <= MAX_REMEMBERED and self._place != NOWHERE:
+        size = 0
+        for each in hop_fields:
+            size += len(each)
+        if size <= MAX_REMEMBERED and self._place != NOWHERE:
             self._hop = hop
             self._hop_fields = hop_fields
             self._minor = minor

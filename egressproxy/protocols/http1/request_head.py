@@ -35,7 +35,7 @@ from egressproxy.protocols.http1.framing import (
     split_fields,
     without_fields,
 )
-from egressproxy.protocols.http1.head_grammar import HeadGrammar
+from egressproxy.protocols.http1.head_grammar import MAX_GRAMMARS, HeadGrammar
 
 __all__ = [
     "NOT_HTTP",
@@ -99,13 +99,18 @@ _ONCE: Final = {
     b"transfer-encoding": (Reason.BAD_FRAMING, "more than one Transfer-Encoding field"),
 }
 
-_ABSOLUTE_FORM: Final = TargetForm.ABSOLUTE
+_ABSOLUTE_FORM: Final[TargetForm] = TargetForm.ABSOLUTE
+_AUTHORITY_FORM: Final[TargetForm] = TargetForm.AUTHORITY
 
 
 @lru_cache(maxsize=16)
 def request_section(max_fields: int) -> re.Pattern[bytes]:
     """The fields of any request."""
     return any_section_pattern(max_fields)
+
+
+#: By the identity of the limits, which every new connection asks with: a hash of their values takes longer.
+_grammars: Final[dict[int, tuple[HeadLimits, HeadGrammar[Hop]]]] = {}
 
 
 @lru_cache(maxsize=16)
@@ -120,9 +125,20 @@ def new_request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
     return HeadGrammar(limits, REQUEST_LINE, plain, whole, split_hop_fields, read_hop_fields)
 
 
-@lru_cache(maxsize=64)
 def request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
     """The grammar of all requests under these limits."""
+    known = _grammars.get(id(limits))
+    if known is not None and known[0] is limits:
+        return known[1]
+    if len(_grammars) >= MAX_GRAMMARS:
+        _grammars.clear()
+    made = _shared_grammar(limits)
+    _grammars[id(limits)] = limits, made
+    return made
+
+
+@lru_cache(maxsize=MAX_GRAMMARS)
+def _shared_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
     return new_request_grammar(limits)
 
 
@@ -271,7 +287,7 @@ def _read_connect(head: RequestHead) -> None:
     head.authority = _authority(head.target, None, Reason.BAD_TARGET, "the target of CONNECT has to be host:port")
     if said is not None and said.host != head.authority.host:
         raise Malformed(Reason.BAD_HOST, "the Host field names another host than the target of CONNECT")
-    head.form = TargetForm.AUTHORITY
+    head.form = _AUTHORITY_FORM
     head.host = head.target
 
 

@@ -9,6 +9,7 @@ Sources: RFC 8446 sections 4.1.2, 4.2 and 5.1, RFC 6066 section 3, RFC 7301, RFC
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from egressproxy.model.authority import AuthorityError, parse_host
 
@@ -23,18 +24,21 @@ __all__ = [
 ]
 
 #: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
-MAX_BYTES = 40_960
+MAX_BYTES: Final = 40_960
 #: Records that a hello may stand in: to go through tens of thousands of a byte each would take a tenth of a second.
-MAX_RECORDS = 1024
+MAX_RECORDS: Final = 1024
 
-_HANDSHAKE = 22  # content type
-CONTENT_TYPES = range(20, 25)  # change_cipher_spec, alert, handshake, application_data, heartbeat
-_MAX_MAJOR = 0x10  # Go's server reads a first record whose version's first byte is below this
-_CLIENT_HELLO = 1  # handshake type
-_MAX_RECORD = 16384  # plaintext bytes of a record
-RECORD_HEAD = 5
-_SERVER_NAME, _ALPN, _SUPPORTED_VERSIONS, _ECH = 0, 16, 43, 0xFE0D
-_HOST_NAME = 0  # the only type of server name that was ever defined
+_HANDSHAKE: Final = 22  # content type
+CONTENT_TYPES: Final = range(20, 25)  # change_cipher_spec, alert, handshake, application_data, heartbeat
+_MAX_MAJOR: Final = 0x10  # Go's server reads a first record whose version's first byte is below this
+_CLIENT_HELLO: Final = 1  # handshake type
+_MAX_RECORD: Final = 16384  # plaintext bytes of a record
+RECORD_HEAD: Final = 5
+_SERVER_NAME: Final = 0  # extensions
+_ALPN: Final = 16
+_SUPPORTED_VERSIONS: Final = 43
+_ECH: Final = 0xFE0D
+_HOST_NAME: Final = 0  # the only type of server name that was ever defined
 
 
 class NotTls(ValueError):

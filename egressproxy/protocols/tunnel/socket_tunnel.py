@@ -42,6 +42,7 @@ _view: Final = memoryview(_buffer)
 _shared: Pipe | None = None
 _can_splice = True
 
+_OVER: Final[TunnelState] = TunnelState.OVER
 _OPEN: Final[EndState] = EndState.OPEN
 _HELD: Final[EndState] = EndState.HELD
 _ENDED: Final[EndState] = EndState.ENDED
@@ -178,7 +179,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         return len(self.client.unsent or b"") + len(self.upstream.unsent or b"")
 
     def _finish(self) -> None:
-        self._state = TunnelState.OVER
+        self._state = _OVER
         self.close()
         for end in (self.client, self.upstream):
             self.poller.forget(end.sock.fileno())

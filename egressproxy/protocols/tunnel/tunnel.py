@@ -74,6 +74,7 @@ _OPEN: Final[TunnelState] = TunnelState.OPEN
 _HELLO: Final[TunnelState] = TunnelState.HELLO
 _DRAINING: Final[TunnelState] = TunnelState.DRAINING
 _OVER: Final[TunnelState] = TunnelState.OVER
+_OK: Final[Reason] = Reason.OK
 
 
 class TunnelEnd(Protocol):
@@ -132,7 +133,7 @@ class Tunnel(Timer, Generic[E]):
         self.guard_s = guard_s
         self.holds_upstream = holds_upstream
         self.last_activity = wheel.now
-        self.reason = Reason.OK
+        self.reason: Reason = _OK
         self.error: GatewayError | None = None
         self.is_kept_alive = False
         self.own_bytes = 0  # for the client, of nobody but us
