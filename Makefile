@@ -15,8 +15,9 @@ SHARED_CASES ?= ../shared/cases
 SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
                tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
                tests/gateway/test_cycles.py tests/gateway/test_cycles_of_failures.py tests/gateway/test_cycles_of_http2.py tests/gateway/test_cycles_of_questions.py
-# What runs on the compiled build: all that serves. What reads and writes configurations is not compiled.
-COMPILED    := --quiet --numprocesses 2 --dist worksteal tests/clients tests/conformance tests/differential tests/e2e tests/ext_proc_server \
+# Of the compiled build. What serves is compiled; what reads and writes configurations is not.
+COMPILED    := --quiet --numprocesses 2 --dist worksteal
+SERVING     := tests/clients tests/conformance tests/differential tests/e2e tests/ext_proc_server \
                tests/filters tests/gateway tests/identity tests/ir tests/model tests/net tests/processes tests/protocols tests/routing \
                tests/telemetry tests/upstream tests/test_build.py tests/test_patterns.py
 # One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
@@ -33,7 +34,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run test test-slow test-compiled test-compiled-serving smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,8 +54,11 @@ test-slow: install-dev ## run the tests that need long, each some ten seconds or
 smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
 
-test-compiled: install-dev ## compile a copy of the checkout and run tests there (others: ARGS="tests/gateway -k reload")
-	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=60 $(or $(ARGS),$(COMPILED))
+test-compiled: install-dev ## compile a copy of the checkout and run the suite there (a part: ARGS="tests/gateway -k reload")
+	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=60 $(or $(ARGS),$(COMPILED) tests)
+
+test-compiled-serving: install-dev ## the same with the tests of what serves alone
+	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=60 $(COMPILED) $(SERVING) $(ARGS)
 
 check: lint types imports image-lint test test-slow ## format, lint, types, import direction, image files, then all tests
 

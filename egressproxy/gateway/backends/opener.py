@@ -75,6 +75,8 @@ class ConnectionOpener:
     """Opens connections to a backend, under one set of DNS, address and TLS rules."""
 
     __slots__ = (
+        "_connect_s",
+        "_is_operators",
         "_is_parent",
         "_network",
         "_parent",
@@ -91,6 +93,8 @@ class ConnectionOpener:
         """`is_parent`: the backend is a proxy on the way to another, and what fails there says so."""
         self._is_parent = is_parent
         self._spec = spec
+        self._connect_s = spec.connect_s
+        self._is_operators = spec.backend.destination in OPERATOR  # the configuration names the addresses
         is_named = spec.backend.destination is not Destination.DYNAMIC
         self._who = f"backend {spec.backend.label}" if is_named else "the destination"
         self.tls_failure: TlsFailure | None = None
@@ -133,7 +137,7 @@ class ConnectionOpener:
             parked = await self._open_through_parent(x, target, connect)
         else:
             endpoints = await self._endpoints(x, target, connect)
-            dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._spec.connect_s)
+            dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._connect_s)
             try:
                 _, parked, _ = await dial
             except BaseException:
@@ -156,7 +160,7 @@ class ConnectionOpener:
         policy = self.address_policy()
         is_named = False  # the client has named an address, about which `destinations` has decided
         resolved: Sequence[IPAddress] = ()
-        if self._spec.backend.destination in OPERATOR:
+        if self._is_operators:
             address = ip_address(target.host)
             policy.check_operator(address, target.port)
             addresses: tuple[IPAddress, ...] = (address,)
