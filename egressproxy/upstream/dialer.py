@@ -13,8 +13,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.authority import IPAddress
@@ -25,7 +25,7 @@ from egressproxy.net.poller import ENDED, WRITABLE, Poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.watched_socket import Socket
 
-__all__ = ["STAGGER_S", "Dial", "Dialer", "abandon"]
+__all__ = ["STAGGER_S", "Dial", "Dialer", "Dials", "PendingDial", "abandon"]
 
 #: RFC 8305 section 5, the recommended Connection Attempt Delay.
 STAGGER_S: Final = 0.25
@@ -51,7 +51,36 @@ _IN_PROGRESS: Final[int] = errno.EINPROGRESS
 _ERROR: Final[tuple[int, int]] = (int(socket.SOL_SOCKET), int(socket.SO_ERROR))
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+P_co = TypeVar("P_co", bound=asyncio.BaseProtocol, covariant=True)
 _Target = tuple[IPAddress, int]
+
+
+class PendingDial(Protocol[P_co]):
+    """A connection that is being opened: what is awaited of `Dials.dial`, as of a future."""
+
+    def __await__(self) -> Generator[Any, None, tuple[asyncio.Transport, P_co, _Target]]:
+        """The transport, its protocol, and what answered."""
+
+    def cancel(self) -> bool:
+        """False if it is done already."""
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` has ended it."""
+
+    def exception(self) -> BaseException | None:
+        """Its error, or None."""
+
+    def result(self) -> tuple[asyncio.Transport, P_co, _Target]:
+        """As `__await__`, of a dial that is done."""
+
+
+class Dials(Protocol):
+    """Whatever opens connections: the Dialer, or what stands in for it."""
+
+    def dial(
+        self, endpoints: Sequence[_Target], protocol_factory: Callable[[], P], *, timeout_s: float
+    ) -> PendingDial[P]:
+        """See Dialer.dial."""
 
 
 class Dialer:
@@ -123,7 +152,7 @@ class Dialer:
         return f"Dialer({len(self._limited)} dials with a time limit)"
 
 
-def abandon(dial: Dial[P]) -> None:
+def abandon(dial: PendingDial[P]) -> None:
     """Give up a dial: cancel it, or abort the connection that it has just made."""
     if not dial.cancel() and not dial.cancelled() and dial.exception() is None:
         dial.result()[0].abort()

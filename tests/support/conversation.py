@@ -192,19 +192,17 @@ class MemoryDialer:
         return self.dials[-1].future
 
 
-class SocketDialer(Dialer):
+class SocketDialer:
     """The real dialer, with every destination led to one server on loopback."""
 
-    __slots__ = ("dials", "port")
-
     def __init__(self) -> None:
-        super().__init__()
+        self.dialer = Dialer()
         self.dials: list[Dial] = []
         self.port = 0
 
     def dial(self, endpoints: Any, protocol_factory: Any, *, timeout_s: float) -> Any:
         self.dials.append(Dial(endpoints, protocol_factory))
-        return super().dial([(IPv4Address("127.0.0.1"), self.port)], protocol_factory, timeout_s=timeout_s)
+        return self.dialer.dial([(IPv4Address("127.0.0.1"), self.port)], protocol_factory, timeout_s=timeout_s)
 
 
 # --- the ends ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from egressproxy.net.loop import new_loop
 from egressproxy.net.watched_socket import Socket
 from egressproxy.upstream import dialer
 from egressproxy.upstream.dialer import Dialer, abandon
+from tests.support.builds import of_sources, skip_where_compiled
 from tests.support.waiting import WAIT_S
 
 LOCAL = IPv4Address("127.0.0.1")
@@ -76,6 +77,7 @@ def run() -> Any:
 @pytest.fixture
 def stagger(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Call it with the seconds after which the next address is tried beside a silent one."""
+    skip_where_compiled()
     return partial(monkeypatch.setattr, dialer, "STAGGER_S")
 
 
@@ -131,6 +133,7 @@ def test_a_refusal_says_so_and_is_safe_to_retry(run: Any):
     run(main())
 
 
+@of_sources
 def test_the_last_descriptors_are_not_for_backends(run: Any, monkeypatch: pytest.MonkeyPatch):
     async def main() -> None:
         port = await serve(Origin())
@@ -289,6 +292,7 @@ def test_a_coroutine_that_is_no_task_may_wait_for_a_dial(run: Any):
     run(main())
 
 
+@of_sources
 def test_who_dials_again_when_told_that_it_is_too_late_starts_no_second_look(run: Any, monkeypatch: pytest.MonkeyPatch):
     async def main() -> None:
         looks: list[int] = []
@@ -339,6 +343,7 @@ class CountedSocket(Socket):
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[CountedSocket]:
+    skip_where_compiled()
     monkeypatch.setattr(CountedSocket, "open", 0)
     monkeypatch.setattr(CountedSocket, "most", 0)
     monkeypatch.setattr(CountedSocket, "made", 0)

@@ -14,7 +14,7 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.model.shares import Shares, most_of
 from egressproxy.net.descriptors import descriptors
 from egressproxy.net.timers import TimerWheel
-from egressproxy.upstream.dialer import Dialer
+from egressproxy.upstream.dialer import Dialer, Dials
 from egressproxy.upstream.dns_client import OnQuery
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, Why
 from egressproxy.upstream.name_budget import KeyedTables
@@ -77,7 +77,7 @@ class Network:
         self.wheel = wheel
         self.pseudonym = pseudonym
         self.session_key = SecretBytes(session_key or secrets.token_bytes(32))
-        self.dialer = Dialer()
+        self.dialer: Dials = Dialer()
         self.zone = zone
         self.reports = reports
         self.health = HealthRegistry(reports.endpoint)
