@@ -284,6 +284,56 @@ def _of_pool(chance: random.Random) -> Game:
     return {"settings": settings, "does": does + ([["retire", 0, 0]] if chance.random() < 0.2 else [])}
 
 
+# --- ClientHellos and lines of the log ------------------------------------------------------------------------------
+def _sized(data: str, length_bytes: int) -> str:
+    return (len(data) % 256**length_bytes).to_bytes(length_bytes, "big").decode("latin-1") + data
+
+
+def _extension(chance: random.Random) -> str:
+    match chance.randrange(6):
+        case 0 | 1:
+            names = "".join("\0" + _sized(chance.choice(HOSTS), 2) for _ in range(chance.choice((0, 1, 1, 1, 2))))
+            return "\0\0" + _sized(_sized(names, 2), 2)
+        case 2:
+            names = "".join(_sized(name, 1) for name in chance.sample(("h2", "http/1.1", "", "x"), chance.randrange(4)))
+            return "\0\x10" + _sized(_sized(names, 2), 2)
+        case 3:
+            return "\0\x2b" + _sized(_sized("".join(chance.choices(("\3\4", "\3\3", "\3"), k=2)), 1), 2)
+        case 4:
+            return "\xfe\x0d" + _sized("x" * chance.randrange(9), 2)
+    return "\0\x15" + _sized("\0" * chance.choice((0, 5, 300)), 2)
+
+
+def _of_hellos(chance: random.Random) -> Game:
+    extensions = "".join(_extension(chance) for _ in range(chance.randrange(5)))
+    session = "x" * chance.choice((0, 0, 32, 33))
+    suites = chance.choice(("\x13\x01", "\x13\x01\x13\x02", "", "\x13"))
+    body = "\3\3" + "r" * 32 + _sized(session, 1) + _sized(suites, 2) + _sized("\0", 1) + _sized(extensions, 2)
+    message = "\1" + _sized(body, 3)
+    size = chance.choice((1, 7, 100, 16384, 16384, 16384))
+    text = "".join(f"\x16\3\1{_sized(message[at : at + size], 2)}" for at in range(0, len(message), size))
+    if chance.random() < 0.4:
+        place = chance.randrange(len(text))
+        text = text[:place] + chr(chance.randrange(256)) + text[place + chance.randrange(3) :]
+    return _cut(chance, text)
+
+
+def _of_lines(chance: random.Random) -> Game:
+    texts = ("-", "a.example", 'a"b', "a\\b", "\xe4", "\n", "x" * 9000, "", "a?b", "\x7f", "\u2028")
+    texts_of = ("client", "gateway", "route", "upstream", "request_id", "detail", "kind")
+    return {
+        "texts": {name: chance.choice(texts) for name in texts_of if chance.random() < 0.4},
+        "octets": {name: chance.choice((*METHODS[:7], *PATHS[:9], "\xe4", '"')) for name in ("method", "path")},
+        "host": chance.choice(HOSTS[:6]),
+        "numbers": {
+            name: chance.choice((0, 1, 200, 2**31, 2**63)) for name in ("status", "bytes_in", "bytes_out", "attempts")
+        },
+        "grpc_status": chance.choice((-1, -1, -1, 0, 14)),
+        "took_s": chance.choice((0.0, 0.0004, 0.0005, 0.123456, 1.9999996, 86400.5)),
+        "would_deny": chance.random() < 0.1,
+    }
+
+
 # --- whole exchanges -----------------------------------------------------------------------------------------------
 PLAIN = (
     "Content-Length: 5\r\n\r\nhello",
@@ -318,5 +368,7 @@ MAKERS: dict[str, Callable[[random.Random], Game]] = {
     "addresses": _of_addresses,
     "destinations": _of_destinations,
     "pool": _of_pool,
+    "hellos": _of_hellos,
+    "lines": _of_lines,
     "exchanges": _of_exchanges,
 }

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from egressproxy import build
-from egressproxy.errors import GatewayError
+from egressproxy.errors import GatewayError, Reason
 from egressproxy.ir.policy import (
     AddressAllowance,
     AddressBound,
@@ -28,6 +28,7 @@ from egressproxy.ir.policy import (
 )
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.model.authority import parse_authority
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.steps import finished
@@ -35,9 +36,11 @@ from egressproxy.protocols.http1.chunked import ChunkedDecoder
 from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import interim_bytes, request_bytes, response_bytes
+from egressproxy.protocols.tls.client_hello import ClientHelloReader, may_start_tls
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.table import HttpTable
+from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.own_sockets import OwnSockets
 from egressproxy.upstream.pool import Claim, Pool
@@ -373,6 +376,52 @@ def pool(asked: Played) -> Seen:
         loop.close()
 
 
+# --- ClientHellos and lines of the log ------------------------------------------------------------------------------
+def hellos(asked: Played) -> Seen:
+    """What a ClientHelloReader makes of each segment."""
+    reader, seen = ClientHelloReader(), []
+    for segment in segments(asked):
+        seen += [may_start_tls(segment), said(tried(seen, lambda segment=segment: reader.feed(segment))), reader.size]
+    reader.forget()
+    return [*seen, len(reader.data)]
+
+
+class Lines:
+    """What an access log writes."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self.written = 0
+        self.all: list[str] = []
+
+    def put(self, chunk: bytes, lines: int) -> None:
+        self.all.append(chunk.decode())
+        self.written += lines
+
+    def reopen(self) -> None: ...
+
+    def close(self, timeout_s: float) -> None: ...
+
+
+def lines(asked: Played) -> Seen:
+    """The line of an exchange with these values, and of its copy."""
+    seen: Seen = []
+    x = Exchange("192.0.2.1:5000", "a/gw", "l", 100.0, started_wall=1_790_000_000.0625, request_id="test-1")
+    x.authority = parse_authority(octets(asked["host"]), 443)
+    for name, value in (*asked["texts"].items(), *asked["numbers"].items()):
+        setattr(x, name, value)
+    x.method, x.path = octets(asked["octets"]["method"]), octets(asked["octets"]["path"])
+    x.grpc_status, x.ended_at = asked["grpc_status"], 100.0 + asked["took_s"]
+    if asked["would_deny"]:
+        x.note_denials(Reason.NO_ROUTE)
+    written = Lines()
+    log = AccessLog(written)
+    for each in (x, x.copy()):
+        tried(seen, lambda each=each: log.record(each))
+        log.flush()
+    return [*seen, *written.all, written.written, repr(x)]
+
+
 # --- whole exchanges -----------------------------------------------------------------------------------------------
 def exchanges(asked: Played) -> Seen:
     """A client says `data`, cut at `cuts`, origins answer with `answers`: what all of them hear, and the log."""
@@ -408,6 +457,8 @@ PLAYS: dict[str, Callable[[Played], Seen]] = {
     "addresses": addresses,
     "destinations": destinations,
     "pool": pool,
+    "hellos": hellos,
+    "lines": lines,
     "exchanges": exchanges,
 }
 
