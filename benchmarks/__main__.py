@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 import signal
 import sys
@@ -199,6 +200,7 @@ def _run(console: Console, plan: Plan) -> int:
             "seconds": plan.seconds,
             "seed": plan.seed,
             "load average before": round(load, 2),
+            "python": f"{platform.python_version()}, {platform.python_compiler()}, {platform.python_build()[1]}",
         }
         path = report.write(plan.out, results, versions, settings)
         console.print(f"written to {path}, with .json and .svg beside it", soft_wrap=True)

@@ -157,7 +157,13 @@ class FilterExited(Exception):
 
 
 def checked_answer(step: Step, response: LocalResponse) -> LocalResponse:
-    """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields."""
+    """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields, and
+    TypeError for a status, body or phrase of another type.
+    """
+    if not (
+        isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
+    ):
+        raise TypeError("the status of a response is an int, its body and its phrase are bytes")
     Fields.of(response.fields)  # checks them
     kept = tuple(line for line in response.fields if line[0].lower() not in _FRAMING)
     step.stats.answered += 1
@@ -168,10 +174,10 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     """Count what a step raised. Returns if the exchange may go on without the filter.
 
     Raises a refusal (any GatewayError) again, with the declaring object as its rule if it names none, and
-    GatewayFault(FILTER_FAILED, 502) for a failure. A filter that calls `sys.exit` has failed like any other: one
-    request must not end the process.
+    GatewayFault(FILTER_FAILED, 502) for a failure. A refusal that says something of another type than it should is
+    one. A filter that calls `sys.exit` has failed like any other: one request must not end the process.
     """
-    if isinstance(error, GatewayError):
+    if isinstance(error, GatewayError) and _is_sound(error):
         if not isinstance(error, FilterAnswered):
             step.stats.rejected += 1
         if error.rule == "-":
@@ -198,6 +204,16 @@ def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
     message = f"{name} did not answer in time" if timed_out else f"{name} failed"
     detail = f"{name}: {kind}{_place(step, error)}"
     raise GatewayFault(Reason.FILTER_FAILED, message, status=502, rule=step.spec.source, detail=detail) from None
+
+
+def _is_sound(error: GatewayError) -> bool:
+    """Whether a refusal can be told: filters may make them of anything."""
+    texts = (error.message, error.rule, error.remedy, error.detail, error.policy, error.entry)
+    return (
+        isinstance(error.reason, Reason)
+        and isinstance(error.status, int)
+        and all(isinstance(each, str) for each in texts)
+    )
 
 
 def _kind(error: BaseException) -> str:

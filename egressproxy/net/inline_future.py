@@ -104,7 +104,9 @@ class InlineFuture(Generic[T]):
 
 
 def _waiting(held: list[InlineFuture[T]]) -> Generator[Any, None, T]:
-    """Wait for the one future in this list, which is empty when it raises: its error's traceback holds this frame."""
+    """Wait for the one future in this list. Under a Driver it is empty when it raises, since the traceback of the error
+    holds this frame; a task asks for the result itself.
+    """
     if not held[0].done():
         held[0].block()
         yield held[0]

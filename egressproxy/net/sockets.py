@@ -40,7 +40,7 @@ import select
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from egressproxy.net.poller import ENDED, READABLE, Poller
 from egressproxy.net.watched_socket import (
@@ -106,6 +106,8 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
     )  # fmt: skip
 
     unsent: bytearray | None
+    #: In front of the slot of asyncio's class, which lies elsewhere in a compiled object: nobody reads or writes it.
+    _extra: ClassVar[None] = None
 
     def __init__(
         self,

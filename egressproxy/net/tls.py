@@ -41,7 +41,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, TlsTruncated, is_eof
 from egressproxy.net.tls_resumption import TlsResumption
@@ -54,7 +54,7 @@ MAX_PLAINTEXT: Final = 16384
 
 #: What passes through OpenSSL's buffers at one time, towards upstreams: everything. Towards clients it is a record: the
 #: buffers (BIO) keep the size that they once had, 87 KB for 64 KiB, and a client may leave many connections idle.
-UNBOUNDED: Final = 1 << 62
+UNBOUNDED: Final = (1 << 62) - 1  # compiled code has no quicker number that is larger
 
 
 class TlsState(Enum):
@@ -116,6 +116,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     )  # fmt: skip
 
     _transport: asyncio.Transport
+    #: In front of the slot of asyncio's class, which lies elsewhere in a compiled object: nobody reads or writes it.
+    _extra: ClassVar[None] = None
 
     def __init__(
         self,
@@ -284,6 +286,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         if self._state is _HANDSHAKE:
             self.abort()
             self._report(TimeoutError("the TLS handshake took too long"))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the transport below is gone."""
+        return self._inner is _GONE_PROTOCOL
 
     def is_closing(self) -> bool:
         """Whether it is over, or the transport below is closing."""

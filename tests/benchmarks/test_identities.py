@@ -11,6 +11,7 @@ import pytest
 from benchmarks.micro.exchange import SHARE
 from benchmarks.micro.identities import stages
 from benchmarks.micro.stage import Stage
+from tests.support.builds import of_sources
 
 #: 1,000 exchanges: as many of clients with metrics of their own as of others.
 CALLS = 20
@@ -41,6 +42,7 @@ def instructions(stage: Stage) -> float:
     return counted / SHARE / CALLS
 
 
+@of_sources  # bytecode is what it counts
 @pytest.mark.timeout(180)
 def test_two_thousand_clients_with_limits_cost_hardly_more_than_one():
     one, many, one_policy, policies = map(instructions, stages())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -59,3 +62,28 @@ async def test_a_driver_that_throws_cancels_what_it_waits_for():
         promise.result()
     with pytest.raises(asyncio.CancelledError):
         promise.exception()
+
+
+class Fault(ValueError):
+    """One that can be watched."""
+
+
+async def test_an_error_is_gone_with_the_coroutine_on_a_driver_that_has_waited_for_it():
+    promise: InlineFuture[int] = InlineFuture()
+
+    async def wait(waited: list[InlineFuture[int]]) -> None:
+        with suppress(Fault):
+            await waited.pop()
+
+    made = Fault("no")
+    seen = weakref.ref(made)
+    gc.disable()
+    try:
+        driver = Driver()
+        driver.start(wait([promise]))
+        promise.set_exception(made)
+        del made, promise
+        assert not driver.is_busy
+        assert seen() is None
+    finally:
+        gc.enable()

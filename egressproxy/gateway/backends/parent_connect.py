@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import cast
+from typing import Final, cast
 
 from egressproxy.errors import Denied, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendIR, Protocol
@@ -30,6 +30,8 @@ __all__ = [
     "proxy_authorization",
     "refused_credentials",
 ]
+
+_LIMITS: Final = HeadLimits()
 
 
 def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
@@ -198,7 +200,7 @@ class ConnectHandshake(ParentHandshake):
         super().__init__(backend)
         self._authority = authority
         self._lines = lines
-        self._reader = ResponseReader(HeadLimits())
+        self._reader = ResponseReader(_LIMITS)
         self._reader.forget()  # it reads one head alone
         self._reader.expect(b"CONNECT")
 

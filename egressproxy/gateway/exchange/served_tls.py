@@ -63,6 +63,8 @@ class ServedTls(TlsStream):
         """True if it closes: no exchange is under way. The client is told at the end of the turn: thousands may be
         closed together.
         """
+        if self.is_lost:
+            return True  # who asks has kept it
         self._closes_later = True
         try:
             return self._client.close_if_idle()

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import BodyMode, Filter, Phase
 from egressproxy.filters.body import MAX_RESULT
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, LocalResponse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import forward
 from tests.support.conversation import Conversation, scripted_filter
@@ -70,10 +71,26 @@ async def hang(_x: Exchange) -> Any:
     await asyncio.get_running_loop().create_future()
 
 
+def refuses_with(**said: Any) -> Callable[[Exchange], Any]:
+    """A refusal that says something of another type than it should."""
+
+    def act(_x: Exchange) -> Any:
+        error = Denied(Reason.FILTER_REJECTED, "no")
+        for name, value in said.items():
+            setattr(error, name, value)
+        raise error
+
+    return act
+
+
 ACTS = {
     "throws": throws(RuntimeError), "exits": throws(SystemExit), "is interrupted": throws(KeyboardInterrupt),
     "closes": throws(GeneratorExit), "is out of memory": throws(MemoryError), "recurses": throws(RecursionError),
     "cancels": throws(asyncio.CancelledError), "stops": throws(StopIteration), "notes": grows_notes,
+    "refuses for no reason": refuses_with(reason=SECRET),
+    "refuses with an error": refuses_with(detail=ValueError(SECRET)),
+    "responds with text": lambda _x: LocalResponse(200, body=SECRET),  # type: ignore[arg-type]
+    "responds with a fraction": lambda _x: LocalResponse(200.5),  # type: ignore[arg-type]
     "returns a number": lambda _x: 7, "returns text": lambda _x: SECRET, "returns a list": lambda _x: [b"x"] * 1000,
 }  # fmt: skip
 

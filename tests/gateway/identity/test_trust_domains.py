@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from egressproxy.config.reading.problems import ConfigError
-from egressproxy.model.exchange import CallerIdentity, tenant_of
+from egressproxy.model.exchange import CallerIdentity, Exchange, tenant_of
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.shares import identity_of
@@ -123,10 +123,5 @@ def test_what_is_counted_for_a_service_account_is_counted_in_its_trust_domain():
         CallerIdentity(namespace, "robot", name="-", source="token") for namespace in ("team", "team@partner.test")
     )
 
-    class X:
-        client = "10.0.0.1:5"
-        identity = ours
-
-    assert identity_of(X()) == "team/robot"  # type: ignore[arg-type]
-    X.identity = theirs
-    assert identity_of(X()) == "team@partner.test/robot"  # type: ignore[arg-type]
+    assert identity_of(Exchange("10.0.0.1:5", "a/gw", "l", 0.0, ours)) == "team/robot"
+    assert identity_of(Exchange("10.0.0.1:5", "a/gw", "l", 0.0, theirs)) == "team@partner.test/robot"

@@ -265,6 +265,7 @@ def test_without_descriptors_or_memory_clients_wait_and_it_is_said_once(
     talk.close()
 
 
+@of_sources
 def test_a_listener_that_cannot_be_watched_again_tries_until_it_can(monkeypatch: pytest.MonkeyPatch):
     talk = conversation(forward(), wire="sockets")
     talk.counts_octets = False
@@ -686,6 +687,7 @@ def test_a_single_listener_serves_its_own_hostname_alone(converse: Start, is_tls
     talk.dialled("a.example", 80)
 
 
+@of_sources
 def test_a_port_that_is_closed_by_what_it_accepts_is_closed_and_no_more(monkeypatch: pytest.MonkeyPatch):
     talk = conversation(forward(), wire="sockets")
     talk.counts_octets = False

@@ -8,6 +8,7 @@ import pytest
 from egressproxy.errors import BadRequest, LimitExceeded, Reason
 from egressproxy.protocols.http1 import chunked
 from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.framing import Malformed
 from tests.support.attributes import attributes
 from tests.support.http1_reading import Reading, read_requests
 
@@ -216,3 +217,24 @@ def test_a_copy_goes_on_where_its_original_stands(before: bytes, behind: bytes) 
     event, size = copied.decode(before[at:] + behind, 0)
     assert event is not None
     assert (type(event), size) == (type(event), decoder.decode(before[at:] + behind, 0)[1])
+
+
+def decoded(decoder: chunked.ChunkedDecoder, data: bytes) -> object:
+    return decoder.decode(data, 0)[0]
+
+
+@pytest.mark.parametrize("line", [b"5", b"05", b"0000000000000005", b"5;a=b"])
+def test_a_chunk_of_a_size_that_was_read_before_is_read_in_the_same_way(line: bytes):
+    first, again = (chunked.ChunkedDecoder(HeadLimits(), frozenset()) for _ in range(2))
+    whole = line + b"\r\nhello\r\n"
+    assert decoded(first, whole) == decoded(again, whole) == decoded(again, whole) == b"hello"
+    assert decoded(again, line + b"\r\nhello") == b"hello"
+    with pytest.raises(Malformed, match="does not end where its size says"):
+        again.decode(b"--" + whole, 0)
+
+
+def test_no_more_lines_are_known_than_their_bound():
+    for size in range(1, chunked.MAX_KNOWN + 10):
+        decoder = chunked.ChunkedDecoder(HeadLimits(), frozenset())
+        assert decoded(decoder, b"%x\r\n%b\r\n" % (size, bytes(size))) == bytes(size)
+    assert len(chunked._lengths) <= chunked.MAX_KNOWN
