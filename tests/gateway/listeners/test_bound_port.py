@@ -724,3 +724,14 @@ def test_of_many_clients_that_are_refused_one_is_told_and_the_others_are_counted
     assert len(told) == 2
     assert told[1].endswith("; 2 more since the last of these lines")
     assert talk.metrics.connections_rejected == {"client_certificate": 4}
+
+
+def test_a_connection_that_was_lost_since_it_was_found_idle_may_be_asked_to_close(converse_on: Start):
+    pki = Pki()
+    talk = converse_on(secured(pki, ""))
+    talk.counts_octets = False
+    TlsClient(talk.client, pki, "a.example").shakes_hands()
+    (front,) = talk.ports[0].state.connections
+    talk.client.leaves()
+    talk.until(lambda: not talk.ports[0].state.connections)
+    assert front.close_if_idle()
