@@ -301,6 +301,16 @@ def two_meanings(made: Tree, node: ast.Module) -> Found:
             )
 
 
+def evaluated_twice(made: Tree, node: ast.Module) -> Found:
+    """Bounds of slices: of what is neither list, tuple, text nor bytes, compiled code evaluates them a second time."""
+    for each in (each for each in ast.walk(node) if isinstance(each, ast.Slice)):
+        for bound in (each.lower, each.upper, each.step):
+            inner = ast.walk(bound) if bound is not None else ()
+            acts = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+            if any(isinstance(one, acts) and not (isinstance(one, ast.Call) and said(one) == "len") for one in inner):
+                yield each.lineno, f"{ast.unparse(each)} acts in the bounds of a slice", "give the bound a name before"
+
+
 def from_outside(made: Tree, node: ast.Module) -> Found:
     """What a module, compiled or not, does to a class that is compiled."""
     for each in classes(node) if not made.is_compiled else ():
@@ -376,7 +386,10 @@ def _kinds(node: ast.expr) -> Sequence[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else (node,)
 
 
-IN_COMPILED = (classes_that_fail, deletions, what_is_absent, two_meanings, identities, constants, caught, from_outside)
+IN_COMPILED = (
+    classes_that_fail, deletions, what_is_absent, two_meanings, identities, constants, caught, evaluated_twice,
+    from_outside,
+)  # fmt: skip
 
 
 def findings(made: Tree) -> list[Finding]:
@@ -492,6 +505,7 @@ def found_in(text: str, native: frozenset[str] = frozenset(), *, is_compiled: bo
         ("def f(self): return vars(self)", "vars"),
         ("if TYPE_CHECKING:\n    A = B\n", "TYPE_CHECKING decides more than imports"),
         ("if TYPE_CHECKING:\n    import a\nelse:\n    a = 1", "TYPE_CHECKING decides more than imports"),
+        ("def f(a):\n    return a[send(a) :]", "send(a): acts in the bounds of a slice"),
         ("from mypy_extensions import mypyc_attr", "mypyc_attr is for the compiler alone"),
         ("# mypy: disable-error-code=misc", "error codes are switched off for the whole module"),
         (
@@ -522,6 +536,7 @@ def test_a_rule_sees(text: str, construct: str):
         "_T = TypeVar('_T')\nAB: Final = 3\nAB2: Final[int] = 3\ncount = 0",
         "A: Final[tuple[int, ...]] = (1, 2)\ndef f(a): return a is A",
         "A: Final = (1, 2)\ndef f(a): return a == A",
+        "def f(a, b): return a[b : b + len(a)]",
     ],
 )
 def test_a_rule_lets_pass_what_works(text: str):

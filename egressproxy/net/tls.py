@@ -230,7 +230,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             if sent < len(data):
                 rest = memoryview(data)[sent:]
                 while rest:
-                    rest = rest[self._ssl.write(rest) :]
+                    sent = self._ssl.write(rest)
+                    rest = rest[sent:]
         except ssl.SSLError as error:
             self._fail(error)
             return
@@ -239,7 +240,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
     def _records(self, rest: memoryview) -> Iterator[bytes]:
         """This plaintext, encrypted a piece at a time."""
         while rest:
-            rest = rest[self._ssl.write(rest[: self._piece]) :]
+            sent = self._ssl.write(rest[: self._piece])
+            rest = rest[sent:]
             yield self._out.read()
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:

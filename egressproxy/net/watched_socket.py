@@ -111,7 +111,8 @@ class WatchedSocket(ABC):
         unsent = self.unsent
         assert unsent is not None
         try:
-            del unsent[: self.sock.send(unsent)]
+            sent = self.sock.send(unsent)
+            del unsent[:sent]
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:

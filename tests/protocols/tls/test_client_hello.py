@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from egressproxy.protocols.tls import client_hello
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from tests.support.builds import of_sources
 
 
 def extension(number: int, data: bytes) -> bytes:
@@ -123,6 +124,7 @@ def test_a_hello_beyond_the_limit_is_refused_at_its_length():
         ClientHelloReader().feed(hello[:17_000])
 
 
+@of_sources
 def test_many_tiny_records_do_not_go_beyond_the_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(client_hello, "MAX_BYTES", 1000)
     reader = ClientHelloReader()
