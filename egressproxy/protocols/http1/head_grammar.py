@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 from egressproxy.model.fields import CutLines
 from egressproxy.protocols.http1.framing import HeadLimits, HopFields
 
-__all__ = ["MAX_REMEMBERED", "FieldSection", "HeadGrammar"]
+__all__ = ["MAX_REMEMBERED", "FieldSection", "Grammars", "HeadGrammar"]
 
 #: Bytes of a section, or of the fields of this hop, that are remembered; longer ones are read anew each time.
 MAX_REMEMBERED: Final = 1024
@@ -156,3 +156,30 @@ class HeadGrammar(Generic[H]):
 
     def __repr__(self) -> str:
         return f"HeadGrammar({self.limits})"
+
+
+class Grammars(Generic[H]):
+    """The grammars of all heads of one kind, made by `make`: one for equal limits."""
+
+    __slots__ = ("_by_identity", "_by_limits", "_make")
+
+    def __init__(self, make: Callable[[HeadLimits], HeadGrammar[H]]) -> None:
+        self._make = make
+        self._by_limits: dict[HeadLimits, HeadGrammar[H]] = {}
+        #: By the identity of the limits, which every new connection asks with: a hash of their values takes longer.
+        self._by_identity: dict[int, tuple[HeadLimits, HeadGrammar[H]]] = {}
+
+    def of(self, limits: HeadLimits) -> HeadGrammar[H]:
+        """The grammar under these limits."""
+        known = self._by_identity.get(id(limits))
+        if known is not None and known[0] is limits:
+            return known[1]
+        if len(self._by_identity) >= MAX_GRAMMARS:
+            self._by_identity.clear()
+        if len(self._by_limits) >= MAX_GRAMMARS:
+            self._by_limits.clear()
+        found = self._by_limits.get(limits)
+        if found is None:
+            found = self._by_limits[limits] = self._make(limits)
+        self._by_identity[id(limits)] = limits, found
+        return found

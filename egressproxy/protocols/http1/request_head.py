@@ -35,7 +35,7 @@ from egressproxy.protocols.http1.framing import (
     split_fields,
     without_fields,
 )
-from egressproxy.protocols.http1.head_grammar import MAX_GRAMMARS, HeadGrammar
+from egressproxy.protocols.http1.head_grammar import Grammars, HeadGrammar
 
 __all__ = [
     "NOT_HTTP",
@@ -109,10 +109,6 @@ def request_section(max_fields: int) -> re.Pattern[bytes]:
     return any_section_pattern(max_fields)
 
 
-#: By the identity of the limits, which every new connection asks with: a hash of their values takes longer.
-_grammars: Final[dict[int, tuple[HeadLimits, HeadGrammar[Hop]]]] = {}
-
-
 @lru_cache(maxsize=16)
 def plain_request_section(max_fields: int) -> re.Pattern[bytes]:
     """The fields of a request with no underscore in a name: nearly all, and they need no look for twins."""
@@ -125,21 +121,12 @@ def new_request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
     return HeadGrammar(limits, REQUEST_LINE, plain, whole, split_hop_fields, read_hop_fields)
 
 
+_grammars: Final[Grammars[Hop]] = Grammars(new_request_grammar)
+
+
 def request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
     """The grammar of all requests under these limits."""
-    known = _grammars.get(id(limits))
-    if known is not None and known[0] is limits:
-        return known[1]
-    if len(_grammars) >= MAX_GRAMMARS:
-        _grammars.clear()
-    made = _shared_grammar(limits)
-    _grammars[id(limits)] = limits, made
-    return made
-
-
-@lru_cache(maxsize=MAX_GRAMMARS)
-def _shared_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
-    return new_request_grammar(limits)
+    return _grammars.of(limits)
 
 
 def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:

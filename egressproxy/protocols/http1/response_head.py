@@ -33,7 +33,7 @@ from egressproxy.protocols.http1.framing import (
     split_fields,
     without_fields,
 )
-from egressproxy.protocols.http1.head_grammar import MAX_GRAMMARS, HeadGrammar
+from egressproxy.protocols.http1.head_grammar import Grammars, HeadGrammar
 
 __all__ = [
     "ResponseHop",
@@ -81,10 +81,6 @@ def response_section(max_fields: int) -> re.Pattern[bytes]:
     return any_section_pattern(max_fields)
 
 
-#: By the identity of the limits, which every new connection asks with: a hash of their values takes longer.
-_grammars: Final[dict[int, tuple[HeadLimits, HeadGrammar[ResponseHop]]]] = {}
-
-
 @lru_cache(maxsize=16)
 def plain_response_section(max_fields: int) -> re.Pattern[bytes]:
     """The fields of nearly all responses."""
@@ -97,21 +93,12 @@ def new_response_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:
     return HeadGrammar(limits, _STATUS_LINE, plain, whole, split_hop_fields, read_hop_fields)
 
 
+_grammars: Final[Grammars[ResponseHop]] = Grammars(new_response_grammar)
+
+
 def response_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:
     """The grammar of all responses under these limits."""
-    known = _grammars.get(id(limits))
-    if known is not None and known[0] is limits:
-        return known[1]
-    if len(_grammars) >= MAX_GRAMMARS:
-        _grammars.clear()
-    made = _shared_grammar(limits)
-    _grammars[id(limits)] = limits, made
-    return made
-
-
-@lru_cache(maxsize=MAX_GRAMMARS)
-def _shared_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:
-    return new_response_grammar(limits)
+    return _grammars.of(limits)
 
 
 def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
