@@ -22,6 +22,8 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 #: A node takes about half a kilobyte while it is read.
 MAX_NODES = 1_000_000
 MAX_DEPTH = 100
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+_TOO_DEEP_REMEDY = "remove what does not belong there"
 #: How many nodes aliases may add to those that are written.
 MAX_ALIASED_NODES = 100_000
 
@@ -201,8 +203,7 @@ class _Loader(_Parser):
         if self.nodes > MAX_NODES:
             raise _Refused(_place(current_node), f"more than {MAX_NODES} values in one file", "split the file")
         if self.depth > MAX_DEPTH:
-            message = f"nested deeper than {MAX_DEPTH} levels"
-            raise _Refused(_place(current_node), message, "remove what does not belong there")
+            raise _Refused(_place(current_node), _TOO_DEEP, _TOO_DEEP_REMEDY)
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
@@ -305,6 +306,8 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     if "alias" in problem or "anchor" in problem:
         # The parser names it, and `password: *x` would show the password.
         return Fault(place, "an alias or anchor that does not fit", "quote text that starts with * or &")
+    if "nesting depth" in problem:  # the bound of PyYAML's own, from 6.0.4 on: it reads ahead of what is composed
+        return Fault(place, _TOO_DEEP, _TOO_DEEP_REMEDY)
     return Fault(place, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
 
 
