@@ -83,7 +83,7 @@ class InlineFuture(Generic[T]):
         return before - len(self._callbacks)
 
     def block(self) -> None:
-        """Say to whom the future is given that it is one to wait for, as asyncio's do."""
+        """Mark it as a future that somebody is about to wait for, as asyncio's futures do themselves."""
         self._asyncio_future_blocking = True
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
