@@ -267,7 +267,7 @@ def test_a_path_of_many_slashes_is_answered_at_once():
     made = table(route("r", prefix("/a/b"), prefix("/")))
     started = time.process_time()
     assert ask(made, b"/" * 60000) == "r#1"
-    assert time.process_time() - started < 0.05
+    assert time.process_time() - started < 1, "the square of the length would take minutes"
 
 
 # -- against a second implementation that sorts and tries every match -------------------------------------------------

@@ -82,4 +82,5 @@ else:
         json_response=transport == "json",
         transport_security=security,
     )
-uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+# Longer than a test: a POST on its way to a server that closes the idle connection is lost, and nobody may repeat it.
+uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_keep_alive=600)

@@ -144,7 +144,7 @@ def test_ten_thousand_rules_compile_in_the_time_of_a_reload():
     made = compile_config(resources, Catalog(), Defaults())
     took = time.process_time() - started
     assert sum(len(found.rules) for found in listener(made).http_routes) == 10_000
-    assert took < 4.0, "twice the aim of two seconds, for slow machines"
+    assert took < 15, "the aim is two seconds; the square of their number would take minutes"
 
 
 # --- since when objects are there -------------------------------------------------------------------------------------
