@@ -79,9 +79,9 @@ def main(
 ) -> None:
     """Run a real gateway under a mixed load, with every fault that can be made, and say whether anything grows.
 
-    The load: kept-alive requests, bodies with lengths and in chunks, event streams, tunnels, TLS on either side,
-    denials, bad requests, clients that vanish, upstreams that reset, stall, truncate and talk nonsense, names that do
-    not resolve, and reloads, good and bad. Each client knows what has to come of it.
+    The load: kept-alive requests, HTTP/2 of clients, bodies with lengths and in chunks, event streams, tunnels, TLS on
+    either side, denials, bad requests, clients that vanish, upstreams that reset, stall, truncate and talk nonsense,
+    names that do not resolve, and reloads, good and bad. Each client knows what has to come of it.
 
     Exit status: 0 if memory, descriptors, connections and tasks stay flat, the event loop's lag is below 20 ms in 99 %
     of the time, and nothing unexpected came; 1 otherwise. docs/soak.md says how it is judged.

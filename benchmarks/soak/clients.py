@@ -18,12 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.soak.http2_peer import Http2Peer
 from benchmarks.soak.origins import EVENT, KIB, Origins
 from benchmarks.soak.subject import Subject
 
 __all__ = ["Load", "Unexpected"]
 
 RUN = 20  # requests on a kept-alive connection
+HOSTS = ("plain.soak.example", "tls.soak.example")
 LIMIT_S = 40.0  # for one scenario: nothing in the gateway may wait longer than its own timeouts
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -138,6 +140,8 @@ class Load:
     def __post_init__(self) -> None:
         self._due = 0.0
         self._context = self.subject.client_context()
+        self._http2_context = self.subject.client_context()
+        self._http2_context.set_alpn_protocols(["h2"])
 
     async def run(self) -> None:
         """Until `is_ending`; what is under way is ended in good order."""
@@ -203,6 +207,29 @@ class Load:
                 await peer.expect(200, KIB)
         return RUN
 
+    async def run_http2(self) -> int:
+        async with await self._http2() as peer:
+            for _ in range(RUN // 5):
+                streams = [peer.ask(host, "/ok") for host in HOSTS * 2]
+                streams.append(peer.ask("plain.soak.example", "/echo", b"x" * 5_000))
+                *answers, echoed = await peer.answers(streams)
+                if answers != [(200, KIB)] * len(answers) or echoed != (200, b"5000"):
+                    raise Unexpected(f"{[status for status, _ in (*answers, echoed)]} over HTTP/2")
+        return RUN
+
+    async def http2_events(self) -> int:
+        """Streams of events and a large answer side by side; one client leaves one of them."""
+        async with await self._http2() as peer:
+            left, large = peer.ask("tls.soak.example", "/events/200"), peer.ask("plain.soak.example", "/octets/300000")
+            kept = [peer.ask(host, "/events/20") for host in HOSTS]
+            answers = await peer.answers([large])
+            peer.reset(left)
+            answers += await peer.answers(kept)
+            found = [(status, len(body)) for status, body in answers]
+            if found != [(200, 300_000)] + [(200, len(EVENT) * 20)] * len(HOSTS):
+                raise Unexpected(f"{found} over HTTP/2")
+        return 4
+
     async def chunked_answer(self) -> int:
         async with await Peer.open(self.subject.forward) as peer:
             for path, body in (("/chunked", KIB * 3), ("/interim", KIB), ("/chunked", KIB * 3)):
@@ -213,7 +240,7 @@ class Load:
         return 4
 
     async def posts(self) -> int:
-        host = self.chance.choice(("plain.soak.example", "tls.soak.example"))
+        host = self.chance.choice(HOSTS)
         size = self.chance.choice((10, 5_000, 200_000))
         async with await Peer.open(self.subject.reverse) as peer:
             head = f"POST /echo HTTP/1.1\r\nHost: {host}\r\n"
@@ -230,7 +257,7 @@ class Load:
         return 2
 
     async def events(self) -> int:
-        host, count = self.chance.choice(("plain.soak.example", "tls.soak.example")), self.chance.randrange(5, 60)
+        host, count = self.chance.choice(HOSTS), self.chance.randrange(5, 60)
         async with await Peer.open(self.subject.reverse) as peer:
             peer.send(get(host, f"/events/{count}"))
             await peer.expect(200, EVENT * count)
@@ -238,7 +265,7 @@ class Load:
 
     async def large_answer(self) -> int:
         size = self.chance.randrange(100_000, 2_000_000)
-        host = self.chance.choice(("plain.soak.example", "tls.soak.example"))
+        host = self.chance.choice(HOSTS)
         async with await Peer.open(self.subject.reverse) as peer:
             peer.send(get(host, f"/octets/{size}"))
             status, body = await peer.answer()
@@ -350,7 +377,7 @@ class Load:
         return 1
 
     async def vanish_in_answer(self) -> int:
-        host = self.chance.choice(("plain.soak.example", "tls.soak.example"))
+        host = self.chance.choice(HOSTS)
         async with await Peer.open(self.subject.reverse) as peer:
             peer.send(get(host, "/octets/50000000"))
             await peer.head()
@@ -368,7 +395,7 @@ class Load:
 
     async def slow_reader(self) -> int:
         """A few KiB a second of a large answer, for a while."""
-        host = self.chance.choice(("plain.soak.example", "tls.soak.example"))
+        host = self.chance.choice(HOSTS)
         async with await Peer.open(self.subject.reverse) as peer:
             transport: Any = peer.writer.transport
             peer.send(get(host, "/octets/200000000"))
@@ -386,7 +413,7 @@ class Load:
 
     # --- upstreams that fail --------------------------------------------------------------------------------------
     async def upstream_breaks(self) -> int:
-        host = self.chance.choice(("plain.soak.example", "tls.soak.example"))
+        host = self.chance.choice(HOSTS)
         path = self.chance.choice(
             ("/reset", "/reset-body", "/truncated", "/half-chunked", "/garbage", "/garbage-chunk")
         )
@@ -437,6 +464,9 @@ class Load:
     def _absolute(self, path: str) -> bytes:
         return get(f"host-{self.chance.randrange(8)}.soak.example:{self.origins.plain}", path, scheme="http://")
 
+    async def _http2(self) -> Http2Peer:
+        return await Http2Peer.open(self.subject.secure, self._http2_context, "plain.soak.example")
+
     async def _connect(self, port: int, host: str = "plain.soak.example") -> Peer:
         peer = await Peer.open(self.subject.forward)
         peer.send(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
@@ -475,7 +505,8 @@ BAD_REQUESTS = (
 #: Scenarios and how often each is chosen.
 MIXTURE: tuple[tuple[Scenario, float], ...] = (
     (Load.run_forward, 30), (Load.run_reverse, 12), (Load.run_originated, 12), (Load.run_secure, 4),
-    (Load.chunked_answer, 6), (Load.posts, 8), (Load.events, 4), (Load.large_answer, 2),
+    (Load.run_http2, 4), (Load.http2_events, 1), (Load.chunked_answer, 6), (Load.posts, 8),
+    (Load.events, 4), (Load.large_answer, 2),
     (Load.tunnel, 8), (Load.tunnel_tls, 2), (Load.tunnel_half_close, 2), (Load.tunnel_reset, 2),
     (Load.denied, 4), (Load.denied_tunnel, 2), (Load.bad_request, 6), (Load.bad_tls, 1),
     (Load.too_large, 1), (Load.half_close, 3), (Load.vanish_in_head, 3), (Load.vanish_in_body, 2),

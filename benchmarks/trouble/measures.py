@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import shutil
 import socket
 import statistics
@@ -103,7 +104,9 @@ async def idle_clients(settings: Settings) -> list[Result]:
             await here.warm_up()
             before = await here.resident_kib()
             crowd = Crowd(here.subject.forward)
-            count = settings.count(10_000 if asks else 5_000)
+            # By itself a gateway gives clients half of its descriptors.
+            room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 2 // 5
+            count = min(settings.count(10_000 if asks else 5_000), room)
 
             def requests(_: int, asks: bool = asks, here: Stage = here) -> Iterable[tuple[bytes, bytes]]:
                 return [here.absolute()] if asks else []
