@@ -13,7 +13,7 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Final
 
-__all__ = ["Authority", "AuthorityError", "IPAddress", "parse_authority", "parse_host"]
+__all__ = ["Authority", "AuthorityError", "IPAddress", "parse_authority", "parse_host", "text_of"]
 
 IPAddress = IPv4Address | IPv6Address
 
@@ -28,6 +28,9 @@ _IPV6: Final = re.compile(rb"[0-9A-Fa-f:.]{2,45}")
 _PORT: Final = re.compile(rb"[1-9][0-9]{0,4}")
 
 MAX_NAME: Final = 253
+#: Texts of IPv4 addresses that are kept, by number.
+MAX_TEXTS: Final = 4096
+_texts: Final[dict[int, str]] = {}
 
 
 class AuthorityError(ValueError):
@@ -57,6 +60,19 @@ class Authority:
         """The value of a Host field: the port is left out where it is the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host.encode() if self.port == default_port else b"%s:%d" % (host.encode(), self.port)
+
+
+def text_of(address: IPAddress) -> str:
+    """The same as `str(address)`, which ipaddress puts together anew each time: for what is dialled again and again."""
+    if not isinstance(address, IPv4Address):
+        return str(address)
+    number = int(address)
+    text = _texts.get(number)
+    if text is None:
+        if len(_texts) >= MAX_TEXTS:
+            _texts.clear()
+        text = _texts[number] = str(address)
+    return text
 
 
 def parse_host(raw: bytes) -> tuple[str, IPAddress | None]:

@@ -146,6 +146,7 @@ class AddressPolicy:
         "_closed_names",
         "_known",
         "_known_addresses",
+        "_latest",
         "_own",
         "_reported",
         "_reported_names",
@@ -163,6 +164,10 @@ class AddressPolicy:
         self._own = own
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
         self._known_addresses = 0
+        #: The latest of these of each host, with the very addresses: the resolver gives the same ones for as long as
+        #: they hold, and to compare them by value is to ask each for its hash. Not those that further names led to:
+        #: a server of DNS chooses how long these are, and the resolver's cache is where that is bounded.
+        self._latest: dict[str, tuple[tuple[IPAddress, ...], int, tuple[IPAddress, ...]]] = {}
 
     def check(self, host: str, addresses: Sequence[IPAddress], port: int) -> tuple[IPAddress, ...]:
         """The addresses that may be dialled for this host (a name in lower case, or an address as text) and port, in
@@ -171,12 +176,17 @@ class AddressPolicy:
         Raises Denied(Reason.ADDRESS_DENIED) if none is left, or if they are `Resolved` through a denied name; the
         message never holds an address or a name that DNS gave.
         """
+        latest = self._latest.get(host)
+        if latest is not None and latest[0] is addresses and latest[1] == port:
+            return latest[2]
         closing = self._closing_on_the_way(addresses, port)
         if closing is not None:
             raise self._denied_on_the_way(host, port, closing)
         key = (host, tuple(addresses), port)
         known = self._known.get(key)
         if known is not None:
+            if isinstance(addresses, tuple) and not (isinstance(addresses, Resolved) and addresses.through):
+                self._latest[host] = addresses, port, known
             return known
         left = tuple([a for a in addresses if self._is_open(host, a, port)])
         if not left:
@@ -185,6 +195,7 @@ class AddressPolicy:
             self._known_addresses += len(key[1])
             if self._known_addresses > MAX_KNOWN:
                 self._known.clear()
+                self._latest.clear()
                 self._known_addresses = len(key[1])
             self._known[key] = left
         return left

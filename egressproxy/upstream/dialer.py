@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.model.authority import IPAddress
+from egressproxy.model.authority import IPAddress, text_of
 from egressproxy.net.descriptors import descriptors_for_traffic
 from egressproxy.net.inline_future import InlineFuture
 from egressproxy.net.loop import poller
@@ -246,14 +246,14 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
 
     def _try(self, target: _Target) -> None:
         address, port = target
-        family = _INET6 if address.version == 6 else _INET
-        sock = Socket(family, _STREAM)
+        text = text_of(address)
+        sock = Socket(_INET6 if ":" in text else _INET, _STREAM)
         try:
             fd = sock.fileno()
             if fd >= self._descriptors:  # the rest is for the admin address, among others
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             sock.setsockopt(_IPPROTO_TCP, _TCP_NODELAY, 1)
-            place = str(address), port  # the text of an address, which is not looked up; never a name
+            place = text, port  # an address, which is not looked up; never a name
             code = sock.connect_ex(place)
             if code != 0 and code != _IN_PROGRESS:
                 raise OSError(code, os.strerror(code))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.model.authority import Authority, AuthorityError, parse_authority, parse_host
+from egressproxy.model import authority
+from egressproxy.model.authority import MAX_TEXTS, Authority, AuthorityError, parse_authority, parse_host, text_of
 
 LABEL = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=20).filter(
     lambda label: label.strip("-") == label
@@ -98,3 +99,21 @@ def test_a_host_field_leaves_out_the_default_port():
     assert Authority("a.example", 443).host_field(443) == b"a.example"
     assert Authority("a.example", 80).host_field(443) == b"a.example:80"
     assert Authority("::1", 8080).host_field(80) == b"[::1]:8080"
+
+
+# --- texts of addresses --------------------------------------------------------------------------------------------
+@given(
+    st.one_of(st.ip_addresses(), st.sampled_from([ipaddress.ip_address("fe80::1%eth0"), ipaddress.ip_address("::1")]))
+)
+def test_the_text_of_an_address_is_its_own_each_time(address: ipaddress.IPv4Address | ipaddress.IPv6Address):
+    assert text_of(address) == text_of(type(address)(str(address))) == str(address)
+
+
+def test_addresses_of_the_same_number_have_the_texts_of_their_versions():
+    assert [text_of(ipaddress.IPv4Address(1)), text_of(ipaddress.IPv6Address(1))] == ["0.0.0.1", "::1"]
+
+
+def test_texts_that_are_kept_are_bounded():
+    for number in range(3 * MAX_TEXTS):
+        assert text_of(ipaddress.IPv4Address(number)) == str(ipaddress.IPv4Address(number))
+        assert len(authority._texts) <= MAX_TEXTS

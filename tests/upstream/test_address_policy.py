@@ -438,6 +438,34 @@ def test_what_is_remembered_is_bounded_by_its_addresses():
         assert sum(len(known) for known in made._known.values()) <= MAX_KNOWN
 
 
+def test_what_is_remembered_of_the_latest_addresses_holds_for_their_host_and_port_alone():
+    made = policy((allow("10.0.0.0/8", hosts=("in.test",)),), own=(("10.0.0.1", 3128),))
+    same = Resolved([ip_address("10.0.0.1"), ip_address("93.184.216.34")])
+    public = (same[1],)
+    for _ in range(3):  # found out, known, and known to be the very same
+        assert made.check("in.test", same, 80) == tuple(same)
+        assert made.check("in.test", same, 3128) == public
+        assert made.check("out.test", same, 80) == public
+    assert made.check("in.test", Resolved(public), 80) == public
+
+
+def test_what_names_led_to_addresses_is_not_kept():
+    """A server of DNS chooses how much text that is."""
+    made = policy()
+    for _ in range(3):
+        assert made.check("a.test", Resolved([ip_address("93.184.216.34")], ("\\255" * 250,)), 443)
+    assert made._latest == {}
+
+
+def test_of_a_list_that_changes_nothing_is_remembered():
+    made, addresses = policy(), [ip_address("93.184.216.34")]
+    for _ in range(3):
+        assert len(made.check("a.test", addresses, 443)) == 1
+    addresses[0] = ip_address("10.0.0.1")
+    with pytest.raises(Denied):
+        made.check("a.test", addresses, 443)
+
+
 # --- what policies close ---------------------------------------------------------------------------------------------
 def closing(*denials: AddressDenial, only: tuple[AddressBound, ...] = ()) -> AddressPolicy:
     wide = AddressAllowance((ip_network("0.0.0.0/0"), ip_network("::/0")))

@@ -5,8 +5,7 @@ forward proxy name as many as they like. A DialTarget is what is dialled, and ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.chain import Steps
@@ -28,10 +27,10 @@ __all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets"
 
 #: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
 #: that one client has named first, those of them.
-MAX_TARGETS = 4096
-MAX_TARGETS_OF_CLIENT = 1024
+MAX_TARGETS: Final = 4096
+MAX_TARGETS_OF_CLIENT: Final = 1024
 #: How many are freed at one time.
-FREED_TARGETS = 64
+FREED_TARGETS: Final = 64
 Key = tuple[str, int, bool]  # host, port, whether over TLS
 
 
@@ -62,18 +61,28 @@ class WatchesTargets(Protocol):
         """The watch of a new target. It may change the limits of the target's pool."""
 
 
-@dataclass(slots=True, eq=False)
 class DialTarget:
-    """What is dialled, and how."""
+    """What is dialled, and how. `only`: of the addresses of a name, for health checks."""
 
-    host: str
-    port: int
-    tls: BackendTlsIR | None = None
-    name: FollowedName = UNFOLLOWED
-    watch: TargetWatch | None = None
-    only: IPAddress | None = None  # of the addresses of a name, for health checks
-    resumption: TlsResumption | None = None  # None: each handshake is a whole one, unless `sessions` has some
-    sessions: TenantSessions | None = None  # in place of `resumption`, where tenants are kept apart
+    __slots__ = ("host", "name", "only", "port", "resumption", "sessions", "tls", "watch")
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: BackendTlsIR | None = None,
+        name: FollowedName = UNFOLLOWED,
+        watch: TargetWatch | None = None,
+        only: IPAddress | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.tls = tls
+        self.name = name
+        self.watch = watch
+        self.only = only
+        self.resumption: TlsResumption | None = None  # each handshake is a whole one, unless `sessions` has some
+        self.sessions: TenantSessions | None = None  # in place of `resumption`, where tenants are kept apart
 
     def resumption_of(self, x: Exchange) -> TlsResumption | None:
         """What a handshake for this exchange may be resumed with; None for a whole one."""
@@ -119,23 +128,24 @@ class SharedConnections(Protocol):
         """Whether no connection is in use and no exchange waits."""
 
 
-@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class Target(DialTarget):
     """One destination of a connector, and the connections to it. `client` has named it first, or "": the operator.
 
     `pool` has connections of HTTP/1, `shared` those of HTTP/2, where the destination is known to speak it.
     """
 
-    pool: Pool[Upstream]
-    client: str
-    shared: SharedConnections | None = None
-    wants_http_1: bool = False  # it has said so over HTTP/2 (RFC 9113 section 7: HTTP_1_1_REQUIRED)
-    host_field: bytes = field(init=False)
-    origin: BackendOrigin = field(init=False)
+    __slots__ = ("client", "host_field", "origin", "pool", "shared", "wants_http_1")
 
-    def __post_init__(self) -> None:
-        self.origin = backend_origin(self.host, self.port, self.tls)
-        self.host_field = Authority(self.host, self.port).host_field(443 if self.tls is not None else 80)
+    def __init__(
+        self, host: str, port: int, tls: BackendTlsIR | None, name: FollowedName, pool: Pool[Upstream], client: str
+    ) -> None:
+        super().__init__(host, port, tls, name)
+        self.pool = pool
+        self.client = client
+        self.shared: SharedConnections | None = None
+        self.wants_http_1 = False  # it has said so over HTTP/2 (RFC 9113 section 7: HTTP_1_1_REQUIRED)
+        self.origin = backend_origin(host, port, tls)
+        self.host_field = Authority(host, port).host_field(443 if tls is not None else 80)
 
     @property
     def is_secure(self) -> bool:
@@ -287,7 +297,7 @@ class Targets:
     def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
         """A new target. Its `name` says whether connections to it may be used: behind a parent, that of the parent."""
         own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
-        target = Target(host, port, tls, self._first_hop or own, pool=self._new_pool(self._name), client=client)
+        target = Target(host, port, tls, self._first_hop or own, self._new_pool(self._name), client)
         if tls is not None and not tls.crl_pem:
             target.sessions = self._sessions
             target.resumption = TlsResumption() if self._sessions is None else None
@@ -301,7 +311,8 @@ class Targets:
         """Those without a connection; then idle ones, oldest first, until there is room below the limit."""
         self._forget([key for key, target in targets.items() if target.is_empty])
         idle = [key for key, target in targets.items() if target.is_all_idle]
-        self._forget(idle[: max(0, len(targets) - limit + FREED_TARGETS)])
+        count = max(0, len(targets) - limit + FREED_TARGETS)
+        self._forget(idle[:count])
 
     def _forget(self, keys: Iterable[Key]) -> None:
         for key in keys:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets, TargetWatch, WatchesTargets
+from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets, TargetWatch
 from egressproxy.gateway.backends.network import Network
 from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.resilience import NO_RESILIENCE, CircuitBreakerIR, HashSource, LoadBalancerIR, LoadBalancerType
@@ -170,7 +170,7 @@ class Endpoints:
         return f"Endpoints({self.name}, {self.balancer})"
 
 
-class TargetGuard(TargetWatch, WatchesTargets):
+class TargetGuard:
     """The circuit breaker of every target of a connector. As a watch it knows no health.
 
     Nothing here holds a target: what a reload retires has to be free of circles.
@@ -276,7 +276,7 @@ class TargetGuard(TargetWatch, WatchesTargets):
         return f"TargetGuard({self._name})"
 
 
-class EndpointWatch(TargetWatch):
+class EndpointWatch:
     """The watch of a target that is one endpoint."""
 
     __slots__ = ("_detection", "_guard", "health")
@@ -330,7 +330,7 @@ class DistantWatch(EndpointWatch):
             raise self._guard.none_left(1)
 
 
-class NameWatch(TargetWatch):
+class NameWatch:
     """The watch of a name, whose addresses have a health each. `known` is by "address:port"."""
 
     __slots__ = ("_detection", "_due", "_guard", "_is_out", "_version", "known")

@@ -24,9 +24,9 @@ from egressproxy.upstream.resolver import Resolver
 __all__ = ["GRACE_S", "UNFOLLOWED", "Followed", "FollowedName", "retire"]
 
 #: How long an answer that has ended is used while it is asked for again. With the wheel's tick this is within a second.
-GRACE_S = 0.8
+GRACE_S: Final = 0.8
 #: An answer with a shorter life (TTL 0, a stale one) is asked for again no sooner.
-LEAST_S = 0.5
+LEAST_S: Final = 0.5
 
 
 class Followed(Protocol):
@@ -161,4 +161,5 @@ class _Unfollowed(FollowedName):
         pass
 
 
-UNFOLLOWED: Final = _Unfollowed("", 0, None, None)  # type: ignore[arg-type]  # where nothing is kept, neither is asked
+# Where nothing is kept, nobody is asked, and no time passes.
+UNFOLLOWED: Final = _Unfollowed("", 0, None, TimerWheel())  # type: ignore[arg-type]

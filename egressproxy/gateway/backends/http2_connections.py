@@ -10,7 +10,7 @@ from functools import partial
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.chain import Steps
-from egressproxy.gateway.backends.dial_targets import SharedConnections, Target
+from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.ir.backend import ConnectionIR
@@ -28,7 +28,7 @@ from egressproxy.upstream.shared_pool import SharedPool
 __all__ = ["Http2Connections"]
 
 
-class Http2Connections(SharedConnections):
+class Http2Connections:
     """Gives places on connections to one target. A place is given back by its stream's `finish`."""
 
     __slots__ = ("_limits", "_network", "_opener", "_pool", "_spec", "_target")

@@ -7,7 +7,6 @@ from typing import Final
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.chain import Steps
-from egressproxy.gateway.backends.dial_targets import SharedConnections
 from egressproxy.gateway.backends.http2_connections import Http2Connections
 from egressproxy.model.exchange import Exchange, tenant_of
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -21,7 +20,7 @@ MAX_TENANTS: Final = 1024
 LEAST: Final = 16
 
 
-class TenantConnections(SharedConnections):
+class TenantConnections:
     """`make` gives the connections of a tenant that has none yet."""
 
     __slots__ = ("_make", "_of", "_room")

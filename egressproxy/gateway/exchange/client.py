@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from math import inf
 from typing import ClassVar, Protocol
 
 from egressproxy.errors import GatewayError
@@ -27,10 +26,9 @@ from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.timers import NEVER
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -45,7 +43,7 @@ class Client(ExchangeClock, Protocol):
     `state` is the open connections of its port, and leads to the port. `idle_s` is how long the connection may wait for
     its next request.
 
-    The attributes are those of the protocol's class, and `init_exchange` sets ours.
+    The attributes are those of the protocol's class, whose `__init__` sets them.
     """
 
     __slots__ = SLOTS_OF_PROTOCOL
@@ -64,20 +62,6 @@ class Client(ExchangeClock, Protocol):
     state: OpenConnections
     tunnel: OpenedTunnel | Redirection | None  # that the requests come in
     verdict: Verdict | None  # who the client was of the latest request
-
-    def init_exchange(self, state: OpenConnections) -> None:
-        """Before the first request."""
-        self.state = state
-        self.server_name = ""
-        self.identity = ANONYMOUS
-        self.identity_until = inf
-        self.verdict = None
-        self.resources = HeldResources()
-        self.exchange_ends_at = NEVER
-        self.attempt_ends_at = NEVER
-        self.idle_limit_s = 0.0
-        self.seen_octets = 0
-        self.tunnel = None
 
     def remember(self, verdict: Verdict) -> None:
         """Who the client is: for its next request, too, if that shows the same."""

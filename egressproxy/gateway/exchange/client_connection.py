@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.net.timers import TimerWheel
+from egressproxy.model.exchange import ANONYMOUS
+from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 
@@ -42,7 +47,17 @@ class ClientConnection(DownstreamConnection, Client):
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections) -> None:
         port, times = state.port, state.port.first.timeouts
         super().__init__(handler, wheel, port.head_limits, times.request_headers_s, times.idle_s)
-        self.init_exchange(state)
+        self.state = state
+        self.server_name = ""
+        self.identity = ANONYMOUS
+        self.identity_until = inf
+        self.verdict: Verdict | None = None
+        self.resources = HeldResources()
+        self.exchange_ends_at = NEVER
+        self.attempt_ends_at = NEVER
+        self.idle_limit_s = 0.0
+        self.seen_octets = 0
+        self.tunnel: OpenedTunnel | Redirection | None = None
 
     @property
     def handler_is_pressed(self) -> bool:

@@ -16,7 +16,7 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, has_no_memory, is_pressed
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.exchange.held_resources import HeldResources
-from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
@@ -66,8 +66,17 @@ class ClientStream(DownstreamStream, Client):
 
     def __init__(self, connection: ClientHttp2, number: int) -> None:
         super().__init__(connection, number)
-        self.init_exchange(connection.state)
+        self.state = connection.state
         self.server_name = connection.server_name
+        self.identity = ANONYMOUS
+        self.identity_until = inf
+        self.verdict: Verdict | None = None
+        self.resources = HeldResources()
+        self.exchange_ends_at = NEVER
+        self.attempt_ends_at = NEVER
+        self.idle_limit_s = 0.0
+        self.seen_octets = 0
+        self.tunnel: OpenedTunnel | Redirection | None = None
         copy_identity(self, connection)
         self.inner: tuple[ClientConnection, bytes] | None = None
         self.call: GrpcCall | None = None

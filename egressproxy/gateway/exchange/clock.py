@@ -26,7 +26,7 @@ SLOTS_OF_PROTOCOL: Final[tuple[str, ...]] = ()
 class ExchangeClock(UpstreamCaller, Protocol):
     """Base of Client: its part that knows the time.
 
-    Attributes (in seconds on the clock of `wheel`, NEVER for none; those below are set by `Client.init_exchange`):
+    Attributes (in seconds on the clock of `wheel`, NEVER for none):
     exchange_ends_at, attempt_ends_at: the exchange's own time, and that of the attempt under way.
     idle_limit_s: how long nothing may move (seconds; 0: as long as it likes).
     seen_octets: bytes that had moved at the last look; -1: whatever has moved since counts.

@@ -10,11 +10,12 @@ Source: RFC 9110 section 9.3.6.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
-from egressproxy.filters.chain import Steps, run_to_end
+from egressproxy.filters.chain import Steps, run, run_to_end
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -155,7 +156,8 @@ async def open_tunnel(
         if x.status:
             await refuse_answer(steps, x)
         else:
-            answer = await run_to_end(steps, x)
+            outcome = run(steps, x)
+            answer = await outcome if isinstance(outcome, asyncio.Task) else outcome
             if answer is not None:
                 return await dressed(answer, x, resources, steps)
         if x.notes is not None and x.notes.pop(WAITED, False):

@@ -190,10 +190,10 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         try:
             self.over()
         finally:
-            for end in (self.client, self.upstream):  # they hold each other: let go
-                end.sock.close()
-                del end.other
-                del end.tunnel
+            self.client.sock.close()
+            self.upstream.sock.close()
+            # The three hold each other: without these, none of them does.
+            del self.client.other
             del self.client
             del self.upstream
 
@@ -202,7 +202,7 @@ class SocketEnd(WatchedSocket):
     """One side: its socket, and what it did not take yet. Its states are those of `EndState`."""
 
     __slots__ = ("_state", "is_long", "octets_in", "other", "poller", "sock", "tunnel", "unsent", "watched")
-    __deletable__ = ("other", "tunnel")  # for mypyc
+    __deletable__ = ("other",)  # for mypyc
 
     other: SocketEnd
     sock: Socket

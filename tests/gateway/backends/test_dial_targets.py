@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
+from typing import Any, cast
+
 import pytest
 
+from egressproxy.errors import LimitExceeded
 from egressproxy.gateway.backends import dial_targets
+from egressproxy.gateway.backends.dial_targets import MAX_TARGETS_OF_CLIENT, Target, Targets
+from egressproxy.model.authority import Authority
+from egressproxy.net.timers import TimerWheel
+from egressproxy.upstream.pool import Claim
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, exchange, forward, visit
+from tests.support.builds import of_sources
 
 
+@of_sources
 def test_silent_destinations_of_one_client_close_forwarding_for_nobody_else(
     converse_on: Start, monkeypatch: pytest.MonkeyPatch
 ):
@@ -28,6 +38,7 @@ def test_silent_destinations_of_one_client_close_forwarding_for_nobody_else(
         silenced.resets()
 
 
+@of_sources
 def test_a_client_with_its_share_of_destinations_uses_those_of_others(converse: Start, monkeypatch: pytest.MonkeyPatch):
     bounded(monkeypatch, 5, 2, of_client=1)
     talk = converse(forward(allow=("*.example",)))
@@ -43,6 +54,7 @@ def test_a_client_with_its_share_of_destinations_uses_those_of_others(converse: 
     other.is_open()
 
 
+@of_sources
 def test_the_destinations_of_a_client_that_it_no_longer_uses_make_way_for_its_others(
     converse: Start, monkeypatch: pytest.MonkeyPatch
 ):
@@ -61,6 +73,7 @@ def bounded(monkeypatch: pytest.MonkeyPatch, known: int, freed: int, *, of_clien
     monkeypatch.setattr(dial_targets, "FREED_TARGETS", freed)
 
 
+@of_sources
 def test_the_oldest_idle_destinations_make_way_for_a_new_one(converse_on: Start, monkeypatch: pytest.MonkeyPatch):
     bounded(monkeypatch, 4, 2)
     talk = converse_on(forward(allow=("*.example",)))
@@ -77,6 +90,7 @@ def test_the_oldest_idle_destinations_make_way_for_a_new_one(converse_on: Start,
     visit(talk, "a.example")
 
 
+@of_sources
 def test_a_destination_in_use_makes_way_for_nobody(converse: Start, monkeypatch: pytest.MonkeyPatch):
     bounded(monkeypatch, 2, 2)
     talk = converse(forward(allow=("*.example",)))
@@ -95,6 +109,7 @@ def test_a_destination_in_use_makes_way_for_nobody(converse: Start, monkeypatch:
     assert talk.open == 1
 
 
+@of_sources
 def test_tunnels_take_no_place_among_the_destinations(converse_on: Start, monkeypatch: pytest.MonkeyPatch):
     bounded(monkeypatch, 1, 1)
     talk = converse_on(forward(allow=("*.example",)))
@@ -106,3 +121,23 @@ def test_tunnels_take_no_place_among_the_destinations(converse_on: Start, monkey
         client << ESTABLISHED
     assert len(talk.pools()) == 1
     assert talk.idle == 1
+
+
+def test_the_bounds_hold_where_they_cannot_be_patched():
+    """A client gets its 1,024 destinations, none of which it uses, over and over; in use, no more than those."""
+    targets = Targets("all", cast(Any, None), TimerWheel(), None)
+    address = IPv4Address("192.0.2.1")
+
+    def name(client: str, port: int) -> Target:
+        return targets.named(client, Authority("192.0.2.1", port, address), None)
+
+    for port in range(1, 1400):
+        name("greedy", port)
+        assert len(targets.known) <= MAX_TARGETS_OF_CLIENT
+    for number, target in enumerate(list(targets.known.values())):
+        target.pool.count(Claim(str(number)))
+    while len(targets.known) < MAX_TARGETS_OF_CLIENT:
+        name("greedy", 2000 + len(targets.known)).pool.count(Claim("greedy"))
+    with pytest.raises(LimitExceeded, match="this client has connections to too many destinations"):
+        name("greedy", 9)
+    assert name("other", 9).client == "other"
