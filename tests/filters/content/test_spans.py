@@ -7,12 +7,12 @@ import time
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from egressproxy.filters.content import folding
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
-from egressproxy.filters.content.folding import Folder
+from egressproxy.filters.content.folding import MAX_UNSEEN, Folder
 from egressproxy.filters.content.spans import Scanner, Span, SpanStream, apart
 
 EVERYTHING = scanner_of(
@@ -139,12 +139,25 @@ def test_a_number_of_json_becomes_a_string_where_it_is_replaced():
 
 
 @given(TEXTS)
+@example("\u200b\u200b\u200b111")
 @settings(deadline=None, max_examples=200)
 def test_what_is_held_back_has_a_bound(text):
+    """Characters that are not seen come on top, as many as may stand between two that are."""
+    most = 2 * 330 * (1 if folding._UNSEEN_THERE.search(text) is None else 1 + MAX_UNSEEN)
     stream = ORDINARY.stream(marked)
     for _ in range(6):
         stream.feed(text * 20)
-        assert stream.held <= 2 * 330
+        assert stream.held <= most
+
+
+@pytest.mark.parametrize("unseen", [1, MAX_UNSEEN, MAX_UNSEEN + 1])
+def test_characters_that_are_not_seen_do_not_grow_what_is_held_back(unseen: int):
+    stream = ORDINARY.stream(marked)
+    most = 0
+    for _ in range(1000):
+        stream.feed(("\u200b" * unseen + "1") * 20)
+        most = max(most, stream.held)
+    assert most <= 2 * 330 * (1 + unseen)
 
 
 def test_a_word_goes_out_with_the_next_one():
