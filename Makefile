@@ -37,7 +37,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
 .PHONY: help run test test-slow test-compiled test-compiled-serving smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: install ## install what is missing and start the gateway (options: ARGS="…")
 	@exec $(BIN)/egressproxy run $(ARGS)
@@ -128,7 +128,7 @@ bench-micro: install-dev ## what each stage of a request costs (options: ARGS="�
 bench-reload: install-dev ## how soon a change of a file, and of kubectl, is in force (options: ARGS="files --busy 2")
 	@$(BIN)/python -m benchmarks.reload $(ARGS)
 
-wheel: ## a compiled wheel in dist/ for each Python that is here, or for one (PYTHON=…); needs a C compiler
+wheel: ## a compiled wheel in dist/ for each Python that is here, or for one (PYTHON=…); five minutes for each, needs GCC
 	@PYTHON='$(if $(filter-out file,$(origin PYTHON)),$(PYTHON))' .ci/wheels
 
 install: $(VENV)/.installed

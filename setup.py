@@ -39,13 +39,18 @@ MOST_AT_ONCE = 8
 
 def compiled() -> list[Extension]:
     """The extension modules that mypyc makes."""
-    from mypyc.build import mypycify  # the extra `compile`
-
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        message = "EGRESSPROXY_COMPILE needs what the extra `compile` of pyproject.toml has (`make wheel` installs it)"
+        raise SystemExit(message) from None
     modules = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["egressproxy"]["compiled"]
     paths = [f"{module.replace('.', '/')}.py" for module in modules]
     missing = [path for path in paths if not (HERE / path).is_file()]
     if missing:
-        raise SystemExit(f"pyproject.toml, tool.egressproxy.compiled: there is no {', '.join(missing)}")
+        raise SystemExit(
+            f"pyproject.toml, tool.egressproxy.compiled: {len(missing)} are not here, such as {missing[0]}"
+        )
     return list(mypycify(paths, opt_level="3", multi_file=True, group_name="egressproxy"))
 
 
@@ -82,8 +87,10 @@ class Build(build_ext):
             source = Path(name, "empty.c")
             source.touch()
             command = [*self.compiler.compiler_so, *COUNTING, *options, "-c", str(source), "-o", f"{source}.o"]
-            if subprocess.run(command, capture_output=True, check=False).returncode:  # noqa: S603   the build's own
-                missing.append(f"GCC 10 or newer ({self.compiler.compiler_so[0]} does not know {' '.join(options)})")
+            try:
+                subprocess.run(command, capture_output=True, check=True)  # noqa: S603   the build's own
+            except (OSError, subprocess.CalledProcessError):
+                missing.append(f"GCC 10 or newer ({self.compiler.compiler_so[0]} is not it)")
         if missing:
             raise untrained(f"the training needs what is not here: {'; '.join(missing)}")
 
@@ -135,4 +142,4 @@ if WANTED in ("", "0"):
 elif WANTED in (TRAINED, UNTRAINED):
     setup(ext_modules=compiled(), cmdclass={"build_ext": Build})
 else:
-    raise SystemExit(f"EGRESSPROXY_COMPILE is {WANTED!r}: it takes {TRAINED!r} or {UNTRAINED!r}")
+    raise SystemExit(f"EGRESSPROXY_COMPILE is {WANTED!r}: it takes {TRAINED!r}, {UNTRAINED!r}, or '0' for no compiling")

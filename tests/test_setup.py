@@ -84,7 +84,10 @@ compiles = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no g
 
 def test_another_word_than_those_it_takes_is_refused(project: Path):
     status, said = build(project, "yes")
-    assert (status, said.strip()) == (1, "EGRESSPROXY_COMPILE is 'yes': it takes '1' or 'untrained'")
+    assert (status, said.strip()) == (
+        1,
+        "EGRESSPROXY_COMPILE is 'yes': it takes '1', 'untrained', or '0' for no compiling",
+    )
 
 
 @compiles
