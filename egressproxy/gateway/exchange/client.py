@@ -43,7 +43,8 @@ class Client(ExchangeClock, Protocol):
     `state` is the open connections of its port, and leads to the port. `idle_s` is how long the connection may wait for
     its next request.
 
-    The attributes are those of the protocol's class, whose `__init__` sets them.
+    The attributes are those of the protocol's class, whose `__init__` sets them: if they were set here, compiled code
+    would look up each of them by its name.
     """
 
     __slots__ = SLOTS_OF_PROTOCOL
