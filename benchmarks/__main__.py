@@ -20,7 +20,9 @@ from benchmarks import report
 from benchmarks.comparison import Row, compare
 from benchmarks.goals import judge_all
 from benchmarks.processes import StartError, allow_descriptors, cores, pin
-from benchmarks.proxies import DEFAULT_PEERS, PEERS, EgressProxy, Proxy
+from benchmarks.proxies import DEFAULT_PEERS, PEERS
+from benchmarks.proxies.base import Proxy
+from benchmarks.proxies.native import EgressProxy
 from benchmarks.workloads import WORKLOADS
 from benchmarks.world import World
 

@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.generators import LoadError
-from benchmarks.proxies import Proxy
-from benchmarks.workloads import Round, Workload
+from benchmarks.proxies.base import Proxy
+from benchmarks.workloads.base import Round, Workload
 from benchmarks.world import World
-
-__all__ = ["Ratio", "Row", "compare"]
 
 WARM_UP_S = 1.0
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from benchmarks.world import REPOSITORY, find_program
 
-__all__ = ["Generator", "LoadError", "Outcome", "python_generator", "run_generator", "run_h2load"]
-
 #: A generator that does not answer this long after its time is killed.
 GRACE_S = 20.0
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from benchmarks.comparison import Row
 
-__all__ = ["GOALS", "US", "Goal", "Verdict", "judge", "judge_all"]
-
 US = "egressproxy"
 
 

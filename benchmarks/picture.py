@@ -10,9 +10,7 @@ from html import escape
 
 from benchmarks.comparison import Row
 from benchmarks.goals import GOALS, US, Goal
-from benchmarks.workloads import Workload
-
-__all__ = ["draw"]
+from benchmarks.workloads.base import Workload
 
 WIDTH = 960
 MARGIN = 24

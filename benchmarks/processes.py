@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Child", "Memory", "StartError", "allow_descriptors", "cores", "free_ports", "pin"]
-
 #: Ten thousand routes take their time on a busy machine.
 START_S = 90.0
 STOP_S = 10.0

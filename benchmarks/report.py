@@ -18,8 +18,6 @@ from benchmarks.goals import US, Verdict, judge_all
 from benchmarks.picture import draw
 from benchmarks.workloads import WORKLOADS
 
-__all__ = ["goals_table", "table", "write"]
-
 HEADINGS = ("spread", "ours/its", "per second", "p50 µs", "p99 µs", "RSS MiB", "note")
 GOAL_HEADINGS = ("workload", "goal", "reached (least to greatest)", "")
 STYLES = {"met": "green", "missed": "red", "no figure": "dim"}

@@ -23,22 +23,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from benchmarks.processes import Child, StartError, free_ports
 from egressproxy.protocols.tls.minting import new_ca
 
-__all__ = [
-    "AI_HOST",
-    "COMPLETION",
-    "EVENTS_HOST",
-    "GRPC_HOST",
-    "GRPC_MESSAGE",
-    "HOST",
-    "HOSTS",
-    "LARGE_BYTES",
-    "QUESTION",
-    "TLS_NAME",
-    "World",
-    "find_program",
-    "hosts",
-]
-
 TEMPLATES = Path(__file__).parent / "peers"
 REPOSITORY = Path(__file__).parent.parent
 ROUTES = 200

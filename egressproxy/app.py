@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.telemetry.exposition import Exposition
 
-__all__ = ["Started", "run"]
-
 #: Called once all is bound.
 Started = Callable[[Sequence[ForwardListener]], None]
 

@@ -13,8 +13,6 @@ from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceF
 from types import ModuleType
 from typing import Final
 
-__all__ = ["COMPILED", "PURE", "PURE_VARIABLE", "name", "run_sources"]
-
 COMPILED: Final = "compiled"
 PURE: Final = "pure"
 PURE_VARIABLE: Final = "EGRESSPROXY_PURE"

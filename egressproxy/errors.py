@@ -8,20 +8,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = [
-    "BadRequest",
-    "ClientGone",
-    "Denied",
-    "FaultSource",
-    "GatewayError",
-    "GatewayFault",
-    "LimitExceeded",
-    "NotAnswered",
-    "Reason",
-    "RetrySafety",
-    "UpstreamFault",
-]
-
 
 class FaultSource(Enum):
     """Which side is at fault."""

@@ -30,8 +30,6 @@ from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["FAILURES", "LiveConfiguration", "counted", "tell_problems"]
-
 log = logging.getLogger("egressproxy")
 
 #: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.

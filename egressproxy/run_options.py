@@ -9,9 +9,6 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
-__all__ = ["OPEN_PORT", "FilterListener", "RunOptions"]
-
-
 _NO_KEY = SecretBytes(b"")
 #: Of the open proxy: that of Squid, which most clients' documentation names.
 OPEN_PORT = 3128

@@ -20,7 +20,8 @@ import pytest
 
 import egressproxy
 from egressproxy.model.fields import every_spelling, finder
-from egressproxy.protocols.http1.codec import HeadLimits, RequestReader, ResponseReader
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("egressproxy", "benchmarks", "config", "docs")

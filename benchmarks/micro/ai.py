@@ -16,8 +16,6 @@ from egressproxy.ai_apis.request import AiRequest
 from egressproxy.filters.chain import Chain, finish, run
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["stages"]
-
 GROUP = "ai"
 HEAD: Final = b"\r\nHost: a.test\r\nContent-Type: application/json"
 STREAM_HEAD: Final = b"\r\nContent-Type: text/event-stream"

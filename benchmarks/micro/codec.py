@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import httptools
 
 from benchmarks.micro.stage import Stage
-from egressproxy.protocols.http1.codec import HeadLimits, RequestReader, ResponseReader
-
-__all__ = ["GET", "RESPONSE", "stages"]
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 
 FIELDS = (
     b"User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Safari/537.36\r\n"

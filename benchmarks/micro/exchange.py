@@ -17,8 +17,6 @@ from tests.support.conversation import Conversation, MemoryPeer
 from tests.support.http2 import Http2Server
 from tests.support.http2_client import Http2Client, head, raw_frame
 
-__all__ = ["stages"]
-
 GROUP = "exchange"
 #: In one call, so that entering and leaving the loop does not count.
 SHARE = 50

@@ -20,8 +20,6 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["stages"]
-
 GROUP = "filters"
 HEAD = b"\r\nHost: a.test\r\nAuthorization: Bearer client" + b"".join(b"\r\nX-Field-%d: value" % n for n in range(10))
 PATH = b"/v1/chat?x=1"

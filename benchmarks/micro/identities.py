@@ -16,8 +16,6 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.model.exchange import CallerIdentity, service_account_name
 from tests.support.conversation import Conversation, MemoryPeer
 
-__all__ = ["CLIENTS", "known", "stages"]
-
 CLIENTS = 2000
 
 LIMITED = PLAIN + "  limits: {requests: [{per: Identity, limit: 1000000000, window: 1s}]}\n"

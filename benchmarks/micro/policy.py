@@ -9,8 +9,6 @@ from egressproxy.ir.policy import DestinationRule, DestinationsIR
 from egressproxy.model.authority import Authority, parse_authority
 from egressproxy.routing.destinations import DestinationPolicy
 
-__all__ = ["stages"]
-
 GROUP = "policy"
 
 

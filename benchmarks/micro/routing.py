@@ -10,8 +10,6 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.steps import finished
 from egressproxy.routing.table import HttpTable
 
-__all__ = ["stages"]
-
 COUNTS = (10, 1000, 10_000)
 FIELDS = Fields(b"\r\nHost: a.test" + b"".join(b"\r\nX-Field-%d: value" % n for n in range(11)))
 

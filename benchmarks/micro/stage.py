@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Price", "Stage", "measure"]
-
 #: One sample takes about so long: short enough to take turns, long enough for the clock.
 SAMPLE_S = 0.01
 

@@ -11,8 +11,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["stages"]
-
 GROUP = "telemetry"
 
 

@@ -8,8 +8,6 @@ from benchmarks.micro.stage import Stage
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.timers import Deadline, TimerWheel
 
-__all__ = ["stages"]
-
 GROUP = "transport"
 
 

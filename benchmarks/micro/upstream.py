@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from benchmarks.micro.stage import Stage
 from egressproxy.upstream.pool import Claim, Pool
 
-__all__ = ["stages"]
-
 
 class Connection:
     """What a pool looks at."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from benchmarks.proxies.base import Proxy
 from benchmarks.proxies.interpreted import AioHttp, LiteLlm, LiteLlmBare, MitmProxy, ProxyPy
-from benchmarks.proxies.native import EgressProxy, Envoy, HaProxy, LeanEnvoy, Nginx, PureEgressProxy, Squid, TinyProxy
-
-__all__ = ["DEFAULT_PEERS", "PEERS", "EgressProxy", "Proxy"]
+from benchmarks.proxies.native import Envoy, HaProxy, LeanEnvoy, Nginx, PureEgressProxy, Squid, TinyProxy
 
 _COMPILED = (Envoy, LeanEnvoy, HaProxy, Nginx, Squid, TinyProxy)
 _INTERPRETED = (MitmProxy, ProxyPy, AioHttp, LiteLlm, LiteLlmBare, PureEgressProxy)

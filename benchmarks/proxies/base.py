@@ -11,8 +11,6 @@ from pathlib import Path
 from benchmarks.processes import Child, StartError, free_ports
 from benchmarks.world import HOSTS, World, find_program
 
-__all__ = ["Proxy", "debian_program", "first_line"]
-
 _numbers = itertools.count()
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from benchmarks.processes import StartError
 from benchmarks.world import REPOSITORY
 
-__all__ = ["install"]
-
 CACHE = REPOSITORY / ".cache" / "benchmarks"
 
 

@@ -11,8 +11,6 @@ from benchmarks.proxies.base import Proxy
 from benchmarks.proxies.installed import install
 from benchmarks.world import REPOSITORY, World
 
-__all__ = ["AioHttp", "LiteLlm", "MitmProxy", "ProxyPy"]
-
 PEERS = REPOSITORY / "benchmarks" / "peers"
 FORWARD = ("W1", "W1s")
 REVERSE = ("W2", "W5")

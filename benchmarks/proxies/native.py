@@ -21,8 +21,6 @@ from benchmarks.proxies.installed import install
 from benchmarks.world import EVENTS_HOST, World, find_program
 from egressproxy import __version__, build
 
-__all__ = ["EgressProxy", "Envoy", "HaProxy", "LeanEnvoy", "Nginx", "PureEgressProxy", "Squid", "TinyProxy"]
-
 ENVOY_VERSION = "1.40.0"
 NO_REVERSE = "a forward proxy only"
 NO_HTTP2 = "its listener here speaks HTTP/1"

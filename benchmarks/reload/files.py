@@ -11,8 +11,6 @@ import yaml
 from benchmarks.processes import StartError, free_ports
 from benchmarks.reload.subject import NOBODY, Manifest, backend, gateway, policy, route, running
 
-__all__ = ["changes"]
-
 #: Between a change and the next one: what the last one left is done by then.
 PAUSE_S = 0.3
 LIMIT_S = 60.0

@@ -14,8 +14,6 @@ from typing import Any
 
 from benchmarks.processes import START_S, Child, StartError
 
-__all__ = ["GATEWAY_API", "OURS", "Manifest", "backend", "busy", "gateway", "policy", "route", "running"]
-
 Manifest = dict[str, Any]
 
 GATEWAY_API = "gateway.networking.k8s.io"

@@ -16,8 +16,6 @@ import aiohttp
 from benchmarks.processes import StartError, free_ports
 from benchmarks.reload.subject import Manifest, backend, gateway, policy, route, running
 
-__all__ = ["by_clients", "by_kubectl", "objects"]
-
 PLURALS = {"Gateway": "gateways", "EgressPolicy": "egresspolicies", "Backend": "backends", "HTTPRoute": "httproutes"}
 LIMIT_S = 300.0
 

@@ -22,8 +22,6 @@ from benchmarks.soak.http2_peer import Http2Peer
 from benchmarks.soak.origins import EVENT, KIB, Origins
 from benchmarks.soak.subject import Subject
 
-__all__ = ["Load", "Unexpected"]
-
 RUN = 20  # requests on a kept-alive connection
 HOSTS = ("plain.soak.example", "tls.soak.example")
 LIMIT_S = 40.0  # for one scenario: nothing in the gateway may wait longer than its own timeouts

@@ -12,8 +12,6 @@ from h2.config import H2Configuration
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
-__all__ = ["Http2Peer"]
-
 PIECE = 65536
 
 

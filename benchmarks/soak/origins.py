@@ -26,8 +26,6 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
-__all__ = ["NameServer", "Origins"]
-
 KIB = b"0123456789abcdef" * 64
 PIECE = bytes(256 * 1024)
 EVENT = b'data: {"delta": "a few words of an answer"}\n\n'

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.soak.subject import Sample
 
-__all__ = ["plot"]
-
 WIDTH, HEIGHT, LEFT, TOP = 720, 110, 110, 24
 ROWS: tuple[tuple[str, Callable[[Sample], float]], ...] = (
     ("RSS, MiB", lambda sample: sample.resident_kib / 1024),

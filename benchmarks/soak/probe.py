@@ -18,7 +18,7 @@ import time
 from collections import Counter
 
 from egressproxy.filters import Exchange, Filter, FilterContext
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.local_response import LocalResponse
 
 INTERVAL_S = 0.005
 

@@ -22,8 +22,6 @@ import trustme
 
 from benchmarks.processes import Child, StartError
 
-__all__ = ["Lag", "Sample", "Subject"]
-
 FOLDER = Path(__file__).parent
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 READY_S = 60.0

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from benchmarks.soak.subject import Sample
 
-__all__ = ["Finding", "growth", "judge", "steady"]
-
 #: The part of a run that belongs to warming up: pools, caches and the allocator's arenas fill.
 WARM_UP = 0.25
 #: What a steady process may seem to gain in the rest of the run, as memory comes and goes: of its median, or at least.

@@ -8,8 +8,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Client", "Crowd", "Reader", "Sender", "step_all"]
-
 BATCH = 64
 ANSWER_S = 20.0
 PIECE = bytes(64 * 1024)

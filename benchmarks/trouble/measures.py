@@ -22,8 +22,6 @@ from benchmarks.soak.subject import Lag, Subject
 from benchmarks.trouble.crowd import Crowd, Reader, Sender, step_all
 from benchmarks.trouble.result import Result
 
-__all__ = ["MEASURES", "Settings", "measure"]
-
 PLAIN, SECURE = "plain.soak.example", "tls.soak.example"
 LARGE = 1 << 30
 #: Of a request, which the policy limits to as much.

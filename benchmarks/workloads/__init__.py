@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.workloads.base import Round, Workload
+from benchmarks.workloads.base import Workload
 from benchmarks.workloads.calls import Calls
 from benchmarks.workloads.events import Events
 from benchmarks.workloads.idle import IdleMemory
@@ -10,8 +10,6 @@ from benchmarks.workloads.opened import OpenedTunnels
 from benchmarks.workloads.requests import AiCalls, Forward, Http2Reverse, LlmGateway, Reverse
 from benchmarks.workloads.scale import MoreClients, MoreRoutes, MoreWorkers
 from benchmarks.workloads.tunnels import Connects, IdleTunnels, Transfers
-
-__all__ = ["WORKLOADS", "Round", "Workload"]
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload

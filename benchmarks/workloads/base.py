@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.generators import LoadError, Outcome
 from benchmarks.processes import Child, StartError
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.world import World
-
-__all__ = ["CpuTime", "Round", "Workload", "child_of", "fresh_copy", "read_answer"]
 
 #: Until the work that a round leaves behind (closing, the log) is done, and counted in that round.
 SETTLE_S = 0.15

@@ -10,11 +10,9 @@ from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, Stre
 from h2.exceptions import ProtocolError
 
 from benchmarks.generators import LoadError, Outcome, run_h2load
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.requests import Requests
 from benchmarks.world import GRPC_HOST, GRPC_MESSAGE, World
-
-__all__ = ["Calls"]
 
 PATH = "/bench.Echo/Say"
 REQUEST_FIELDS = (

@@ -7,11 +7,9 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.generators import Generator, LoadError, Outcome, python_generator
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload
 from benchmarks.world import EVENTS_HOST, TLS_NAME, World
-
-__all__ = ["Events"]
 
 STREAMS = 200
 PER_SECOND = 50

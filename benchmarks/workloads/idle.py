@@ -6,12 +6,10 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.base import Round, Workload, child_of, fresh_copy
 from benchmarks.workloads.requests import Forward, Requests, Reverse
 from benchmarks.world import World
-
-__all__ = ["IdleMemory"]
 
 #: Until what is put off at the start is done.
 REST_S = 1.0

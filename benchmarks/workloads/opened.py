@@ -9,12 +9,10 @@ from pathlib import Path
 
 from benchmarks.generators import LoadError, python_generator, run_generator
 from benchmarks.processes import StartError
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload, read_answer
 from benchmarks.workloads.requests import REQUEST_FIELDS
 from benchmarks.world import BODY, TLS_NAME, World
-
-__all__ = ["OpenedTunnels"]
 
 #: In each tunnel: clients of HTTP keep their connections, as in W1 and W2.
 REQUESTS = 1000

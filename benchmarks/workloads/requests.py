@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.generators import LoadError, Outcome, run_generator, run_h2load
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload, read_answer
 from benchmarks.world import AI_HOST, BODY, COMPLETION, QUESTION, REPOSITORY, World, find_program
-
-__all__ = ["AiCalls", "Forward", "Http2Reverse", "LlmGateway", "Requests", "Reverse"]
 
 CONNECTIONS = 64
 #: With Host, a request has 12 fields.

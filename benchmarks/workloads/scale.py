@@ -10,12 +10,10 @@ from collections.abc import Sequence
 
 from benchmarks.generators import Generator, LoadError, Outcome, python_generator
 from benchmarks.processes import StartError
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload
 from benchmarks.workloads.requests import CONNECTIONS, Forward
 from benchmarks.world import World, hosts
-
-__all__ = ["MoreClients", "MoreRoutes", "MoreWorkers"]
 
 #: Of S3.
 CLIENTS = 2000

@@ -6,11 +6,9 @@ import socket
 import time
 
 from benchmarks.generators import Generator, LoadError, python_generator, run_generator
-from benchmarks.proxies import Proxy
+from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.base import CpuTime, Round, Workload, child_of, fresh_copy, read_answer
 from benchmarks.world import BODY, World
-
-__all__ = ["Connects", "IdleTunnels", "Transfers"]
 
 GIB = 1024**3
 #: Open before the first look, so that what is made once for all tunnels is not counted.

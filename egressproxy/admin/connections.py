@@ -17,8 +17,6 @@ from aiohttp import web
 
 from egressproxy.admin.local import is_loopback
 
-__all__ = ["ANSWER_S", "FIRST_REQUEST_S", "HEAD_S", "MAX_CONNECTIONS", "AdminConnection", "AdminConnections"]
-
 MAX_CONNECTIONS: Final = 64
 #: Of one peer; on loopback everybody is the same one.
 MAX_OF_PEER: Final = 48

@@ -24,8 +24,6 @@ from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.kill_switch import KillChange, NotKilled
 
-__all__ = ["Questions"]
-
 #: Explanations at the same time: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
 #: A header that a web page cannot send to another site without being allowed to.

@@ -7,8 +7,6 @@ from typing import Final
 
 from aiohttp import web
 
-__all__ = ["came_by_proxy", "is_local", "is_loopback"]
-
 #: What proxies say of those they speak for (RFC 9110 section 7.6.3, RFC 7239, and the names before it).
 _OF_PROXIES: Final = ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
 

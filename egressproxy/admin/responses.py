@@ -10,8 +10,6 @@ from aiohttp import web
 from egressproxy.admin.status import ApiError
 from egressproxy.model.encoding import encoded
 
-__all__ = ["HEADERS", "json_response", "read_only", "refusal"]
-
 #: On every answer.
 HEADERS: Final = {
     "Server": "egressproxy",

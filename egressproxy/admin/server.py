@@ -24,8 +24,6 @@ from egressproxy.admin.status import ApiError
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.net.listening import bind
 
-__all__ = ["AdminServer", "Surface"]
-
 logger = logging.getLogger(__name__)
 #: aiohttp logs a traceback for every malformed request; the 400 says enough, and defects of ours are logged above.
 _malformed = logging.getLogger(f"{__name__}.malformed")

@@ -10,8 +10,6 @@ from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["AdminState"]
-
 
 class AdminState(Protocol):
     """Asked on the event loop, for every request anew."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["ApiError", "Cause", "NamedKind", "bad_request", "failure", "not_found", "success"]
-
 
 class NamedKind(Protocol):
     """A kind of objects by its names: `kind` is `Gateway`, `plural` `gateways`, `resource` plural and group."""

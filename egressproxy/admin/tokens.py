@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MIN_TOKEN", "read_token"]
-
 #: Shorter ones can be guessed.
 MIN_TOKEN: Final = 16
 

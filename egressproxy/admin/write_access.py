@@ -12,8 +12,6 @@ from egressproxy.admin.local import came_by_proxy, is_local
 from egressproxy.admin.status import ApiError
 from egressproxy.admin.tokens import read_token
 
-__all__ = ["WriteAccess"]
-
 
 class WriteAccess:
     """Clients that send the token may write; without a token file, programs of this machine that ask on loopback."""

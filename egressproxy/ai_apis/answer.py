@@ -10,8 +10,6 @@ from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import Found
 from egressproxy.ai_apis.usage import TokenUsage, usage_of
 
-__all__ = ["AiAnswer", "finish_reason_of", "model_of"]
-
 #: Members that repeat a text in pieces: where the text is replaced, they would still tell the old one.
 _PIECES = ("logprobs", "logprobsResult", "top_logprobs")
 #: Members inside of which names are those of tools: what is called `logprobs` there is text.

@@ -12,8 +12,6 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-__all__ = ["Api", "Operation", "operation_of"]
-
 
 class Api(Enum):
     """The form of a request, its answer and its stream. The values of the first three are those of configurations."""

@@ -18,8 +18,6 @@ from egressproxy.ai_apis.framing import MAX_EVENT_BYTES, AddedEvent, BrokenStrea
 from egressproxy.ai_apis.splice import spliced
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 
-__all__ = ["AwsFraming", "aws_message"]
-
 _PRELUDE = struct.Struct(">III")
 _SUM = struct.Struct(">I")
 #: Bytes of the value of a header by its type; -1: two bytes before it tell.

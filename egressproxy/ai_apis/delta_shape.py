@@ -14,8 +14,6 @@ from egressproxy.ai_apis.stream_events import StreamEvent, read_event
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import usage_of
 
-__all__ = ["DeltaShape"]
-
 #: Members of OpenAI's events that differ and say nothing. In JSON no string has these bytes: its quotes are escaped.
 _PADDING: Final = re.compile(rb', ?"(?:obfuscation": ?"[A-Za-z0-9]*+"|sequence_number": ?(?:0|[1-9][0-9]*+))')
 #: What stands in a string as it is meant.

@@ -14,8 +14,6 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.aws_event_stream import aws_message
 from egressproxy.ai_apis.strict_json import dumps
 
-__all__ = ["api_of_host", "error_body", "error_fields", "error_in_stream", "error_object"]
-
 _OPENAI_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     402: "billing_error",

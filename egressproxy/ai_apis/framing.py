@@ -12,8 +12,6 @@ from typing import Final, NamedTuple, Protocol
 
 from egressproxy.ai_apis.strict_json import Unreadable
 
-__all__ = ["MAX_EVENT_BYTES", "AddedEvent", "BrokenStream", "Frame", "Framing", "JsonArrayFraming", "SseFraming"]
-
 #: The longest event. The last one of a response repeats the whole answer, and the tools of the request.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["MAX_COMMAS", "MAX_PARTS", "MAX_STRINGS", "are_too_many", "has_too_many_parts"]
-
 #: Objects and arrays of a body that is translated, and its commas: a tenth of a second.
 MAX_PARTS: Final = 20_000
 MAX_COMMAS: Final = 100_000

@@ -12,8 +12,6 @@ from egressproxy.ai_apis.splice import Path, spliced, spliced_text
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 
-__all__ = ["AT_ONCE", "CalledTool", "JsonMessage", "TextPart", "in_object"]
-
 #: Objects and arrays of a body that is read, and its commas: a tenth of a second.
 MAX_PARTS: Final = 50_000
 MAX_COMMAS: Final = 200_000

@@ -13,8 +13,6 @@ from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import found_texts
 
-__all__ = ["AiRequest", "ImagePart", "OfferedTool", "estimated_tokens", "plain_chat"]
-
 #: Members that decide what is asked for: written in another case, some servers read them and others do not.
 _DECIDING: Final = {
     name.casefold(): name

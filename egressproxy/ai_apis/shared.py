@@ -15,19 +15,6 @@ from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 from egressproxy.model.exchange import Exchange
 
-__all__ = [
-    "add_usage",
-    "add_usage_of_answer",
-    "answer_view",
-    "ask_for_model",
-    "has_hidden_usage",
-    "hide_usage",
-    "operation",
-    "request_view",
-    "said_in_answer",
-    "usage_told",
-]
-
 #: The notes of an exchange.
 _VIEW: Final = "ai view"
 _OPERATION: Final = "ai operation"

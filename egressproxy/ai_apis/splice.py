@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, dumps_text
 
-__all__ = ["Path", "spliced", "spliced_text"]
-
 #: The way to a value: names of members and indices of elements, from the outermost.
 Path = tuple[str | int, ...]
 

@@ -14,8 +14,6 @@ from egressproxy.ai_apis.message import in_object
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts
 
-__all__ = ["EVERY", "Channel", "Group", "StreamEvent", "TextDelta", "WholeText", "delta_event", "read_event"]
-
 #: A group: what ends together, such as a choice of an answer, or a block of its content.
 Group = tuple[object, ...]
 #: Every group ends.

@@ -38,8 +38,6 @@ from egressproxy.ai_apis.stream_events import (
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, looks_like_json
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 
-__all__ = ["LenientEditor", "StreamEditor", "StreamReader", "TextFunction", "framing_of"]
-
 #: Texts of one stream that have not ended.
 MAX_CHANNELS: Final = 2000
 #: Members that repeat the text in pieces, and say something.

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.json_size import has_too_many_parts
 
-__all__ = ["MAX_DEPTH", "Unreadable", "dumps", "dumps_text", "loads", "loads_strictly", "looks_like_json"]
-
 #: Levels of arrays and objects in a request. Schemas of tools, the deepest that conversations have, stay far below.
 MAX_DEPTH: Final = 100
 #: Digits of a number. A double needs 17, and whoever writes more than this means harm.

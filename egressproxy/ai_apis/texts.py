@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 
-__all__ = ["Found", "TextKind", "TextRole", "found_texts", "inner_json", "where"]
-
 
 class TextRole(str, Enum):
     """Who said a text. NONE: it is an option of the request, or the like."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-__all__ = ["TokenUsage", "merged", "usage_of"]
-
 #: More than this no provider counts: what is told beyond is no number to add up.
 _MOST: Final = 10**12
 

@@ -15,8 +15,6 @@ import click
 
 from egressproxy import __version__
 
-__all__ = ["main"]
-
 #: The verbs and their one-line help, so that listing them imports none of their modules.
 _VERBS: Final = {
     "run": "Serve traffic, or one command.",

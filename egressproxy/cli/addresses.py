@@ -6,8 +6,6 @@ from ipaddress import ip_address, ip_interface
 
 import click
 
-__all__ = ["address", "address_and_port", "address_or_network"]
-
 
 def address(value: str) -> str:
     """An IP address, IPv6 with or without brackets, as its canonical text. Raises click.BadParameter."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
     from pathlib import Path
 
-__all__ = ["ADMIN", "ask", "lines", "token_of"]
-
 #: Where `run` listens without --admin.
 ADMIN: Final = ("127.0.0.1", 15000)
 #: Timeout of one request: longer than a DNS query, or the reload of a large configuration, may take.

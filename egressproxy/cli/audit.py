@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from egressproxy.filters.audit.verification import Anchor
     from egressproxy.model.secret import SecretBytes
 
-__all__ = ["command"]
-
 _ANCHOR = re.compile(r"([0-9]{1,4}):([0-9]{1,18}):([0-9a-f]{64})")
 _folder = click.Path(exists=True, file_okay=False, path_type=Path)
 #: Findings of one chain that are shown.

@@ -15,8 +15,6 @@ from egressproxy.cli.options import output_option
 if TYPE_CHECKING:
     from egressproxy.cli.ca_folder import CaFolder
 
-__all__ = ["command"]
-
 _folder = click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default="egressproxy-ca")
 _NAME = re.compile(r"(?=.{1,253}$)(?:[a-z0-9_](?:[-a-z0-9_]{0,61}[a-z0-9_])?\.)*[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 #: A CA for laboratories and single machines; one that is to live longer is the operator's own.

@@ -16,8 +16,6 @@ from egressproxy.cli.pem_files import pem_of, replace_file
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import MintingError, SigningCa, cross_signed, new_ca
 
-__all__ = ["CaFolder", "CaProblem"]
-
 _CERTIFICATE, _KEY, _TRUSTED = "tls.crt", "tls.key", "ca.crt"
 
 

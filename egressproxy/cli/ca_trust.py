@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["instructions"]
-
 _TEXT = """\
 {file}
 SHA-256 {digest}

@@ -13,8 +13,6 @@ from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import admin_option, api_token_option, output_option
 from egressproxy.cli.styled_lines import printable
 
-__all__ = ["command"]
-
 
 @click.group("cache")
 def command() -> None:

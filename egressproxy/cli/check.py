@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from egressproxy.ir.policy import ExtensionIR
     from egressproxy.model.secret_source import SecretSource
 
-__all__ = ["command"]
-
 #: The lists of findings in the JSON report.
 _KINDS = ("problems", "unserved", "warnings", "notes")
 

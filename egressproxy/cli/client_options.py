@@ -11,8 +11,6 @@ import click
 
 from egressproxy.cli.client_settings import LOCAL, PROVIDERS, Login
 
-__all__ = ["CLIENT_OPTIONS", "client_options", "login_of"]
-
 #: Longer than any token: the file is another.
 _MAX_TOKEN_BYTES: Final = 16_384
 

@@ -11,8 +11,6 @@ from urllib.parse import quote, unquote, urlsplit
 
 from egressproxy.model.authority import Authority
 
-__all__ = ["LOCAL", "PROVIDERS", "STORE_PASSWORD", "ClientSettings", "Login", "Proxy", "inherited"]
-
 #: What clients reach without the gateway: programs beside them, which the gateway would not let them reach.
 LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 #: Each in capitals and in small letters: for http:// curl and wget read the latter alone, some programs the former.

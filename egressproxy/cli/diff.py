@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 from egressproxy.cli.secrets import secret_options
 from egressproxy.model.secret_source import SecretSource
 
-__all__ = ["command"]
-
 #: Different requests of an access log that are decided again.
 MAX_DECISIONS = 100_000
 

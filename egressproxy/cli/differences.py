@@ -8,8 +8,6 @@ from typing import IO, Any, Final
 from egressproxy.cli.styled_lines import print_lines
 from egressproxy.ir.outline import Outline
 
-__all__ = ["compare", "lines", "show"]
-
 _STYLES: Final = {"+": "green", "-": "red", "~": "yellow", "!": "bold red", " ": ""}
 
 

@@ -23,8 +23,6 @@ from egressproxy.cli.options import (
 from egressproxy.cli.styled_lines import print_lines
 from egressproxy.cli.usage import ConfigByOption
 
-__all__ = ["command"]
-
 Line = tuple[str, str, str]
 _WIDTH = 12
 

@@ -12,8 +12,6 @@ import click
 from egressproxy.cli.client_options import client_options, login_of
 from egressproxy.cli.client_settings import ClientSettings, Proxy
 
-__all__ = ["command"]
-
 
 def _sh(name: str, value: str) -> str:
     quoted = value.replace("'", "'\\''")

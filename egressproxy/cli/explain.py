@@ -24,8 +24,6 @@ from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
-__all__ = ["command"]
-
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
 
 

@@ -8,8 +8,6 @@ from typing import IO, Any, Final
 from egressproxy.cli.holds import hold_line
 from egressproxy.cli.styled_lines import print_lines
 
-__all__ = ["lines", "show"]
-
 #: Label, text, and a style for terminals.
 Line = tuple[str, str, str]
 

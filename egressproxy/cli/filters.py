@@ -16,8 +16,6 @@ from egressproxy.model.near_names import did_you_mean
 if TYPE_CHECKING:
     from egressproxy.filters.catalog import Catalog
 
-__all__ = ["command"]
-
 
 @click.command("filters")
 @click.argument("name", required=False, metavar="[TYPE]")

@@ -15,8 +15,6 @@ from egressproxy.cli.options import admin_option
 from egressproxy.cli.rows import Rows
 from egressproxy.model.near_names import did_you_mean
 
-__all__ = ["command"]
-
 _OUR_GROUP = "egressproxy.io"
 _TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 _DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"

@@ -15,8 +15,6 @@ from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import near_lines
 from egressproxy.model.hold_decision import MAX_PAGE
 
-__all__ = ["command", "hold_line"]
-
 
 @click.group("holds")
 def command() -> None:

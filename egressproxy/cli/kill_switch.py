@@ -14,8 +14,6 @@ from egressproxy.cli.options import admin_option, api_token_option, output_optio
 from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import near_lines
 
-__all__ = ["command"]
-
 
 @click.group("kill-switch")
 def command() -> None:

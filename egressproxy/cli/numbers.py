@@ -9,8 +9,6 @@ from typing import TypeVar
 
 import click
 
-__all__ = ["memory_size", "seconds", "whole_number"]
-
 _Number = TypeVar("_Number", int, float)
 
 

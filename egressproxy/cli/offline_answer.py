@@ -14,8 +14,6 @@ from egressproxy.model.secret_source import ConfigSource
 if TYPE_CHECKING:  # it is imported when it is needed: with the gateway
     from egressproxy.gateway.snapshot import Snapshot
 
-__all__ = ["answer_offline"]
-
 Q = TypeVar("Q")
 Pairs = list[tuple[str, str]]
 

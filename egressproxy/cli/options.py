@@ -11,11 +11,6 @@ import click
 from egressproxy.cli.addresses import address_and_port, address_or_network
 from egressproxy.cli.asking import ADMIN
 
-__all__ = [
-    "admin_option", "api_token_option", "asked_admin_option", "bind_option", "client_options", "client_pairs",
-    "config_option", "output_option",
-]  # fmt: skip
-
 #: What `click.option` returns.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-__all__ = ["pem_of", "replace_file"]
-
 
 def pem_of(certificate: x509.Certificate) -> str:
     """The certificate as PEM."""

@@ -6,8 +6,6 @@ import secrets
 
 import click
 
-__all__ = ["command"]
-
 
 @click.command("placeholder")
 @click.option(

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from egressproxy.ir.gateway import ConfigIR
     from egressproxy.model.secret_source import ConfigSource
 
-__all__ = ["compiled_or_exit", "show_findings", "show_problems"]
-
 _COLOURS: Final = {"unserved": "red bold", "warning": "yellow bold", "note": "bold"}
 
 

@@ -7,8 +7,6 @@ import click
 from egressproxy.cli.asking import ADMIN, ask
 from egressproxy.cli.options import admin_option
 
-__all__ = ["command"]
-
 
 @click.command("reload")
 @click.option(

@@ -10,8 +10,6 @@ import click
 
 from egressproxy.cli.styled_lines import printable
 
-__all__ = ["Rows"]
-
 _GAP: Final = "   "
 _COLOURS: Final = {"True": "green", "False": "red", "Warning": "yellow"}
 

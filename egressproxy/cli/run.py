@@ -26,8 +26,6 @@ from egressproxy.model.secret_source import SecretSource
 from egressproxy.net.tls_key_log import open_key_log
 from egressproxy.run_options import RunOptions
 
-__all__ = ["command"]
-
 #: Of a session key: a shorter one could be guessed, a longer file is not a key.
 MIN_KEY_BYTES = 32
 MAX_KEY_BYTES = 4096

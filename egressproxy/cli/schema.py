@@ -8,8 +8,6 @@ import click
 
 from egressproxy.model.near_names import did_you_mean
 
-__all__ = ["command"]
-
 
 @click.command("schema")
 @click.argument("name", metavar="[KIND]", required=False)

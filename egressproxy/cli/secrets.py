@@ -15,8 +15,6 @@ import click
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
 
-__all__ = ["secret_options", "secret_sources"]
-
 _TARGET: Final = re.compile(r"(?:(?P<namespace>[^/:=]+)/)?(?P<name>[^/:=]+)(?::(?P<key>[^/:=]+))?")
 #: The name of a cluster-scoped object, with the colons that those of signers have (Kubernetes: `signer:x:name`).
 _BUNDLE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.:]{0,251}[a-z0-9])?")

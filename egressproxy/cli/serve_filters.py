@@ -17,8 +17,6 @@ from egressproxy.model.secret_source import SecretSource
 from egressproxy.model.spiffe import TRUST_DOMAIN
 from egressproxy.run_options import FilterListener, RunOptions
 
-__all__ = ["command"]
-
 #: sockaddr_un has room for 108 bytes, with a NUL behind them (unix(7)).
 _MAX_PATH = 107
 #: Nothing is bound there, but Gateways without addresses have different ones, so that none is in another's way.

@@ -17,8 +17,6 @@ from egressproxy.run_options import RunOptions
 if TYPE_CHECKING:
     from egressproxy.app import Started
 
-__all__ = ["MAX_WORKERS", "serve", "serving_options"]
-
 #: More than any machine has cores: a typing error must not start ten thousand processes.
 MAX_WORKERS: Final = 256
 #: Of memory: a process that serves nobody has half of it.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import IO
 
-__all__ = ["StyledLine", "print_lines", "printable"]
-
 #: The parts of one line, each a text and its style in rich's words ("" for none).
 StyledLine = Sequence[tuple[str, str]]
 

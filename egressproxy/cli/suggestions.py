@@ -8,8 +8,6 @@ from typing import Final
 
 from egressproxy.cli.styled_lines import printable
 
-__all__ = ["near_lines"]
-
 #: Words that are shown where one is not known.
 _SHOWN: Final = 5
 

@@ -18,8 +18,6 @@ from cryptography.utils import CryptographyDeprecationWarning
 from egressproxy.cli.client_settings import STORE_PASSWORD
 from egressproxy.cli.pem_files import pem_of, replace_file
 
-__all__ = ["TrustProblem", "certificates", "is_root", "read_ca", "write_trust"]
-
 #: Where systems have them. Source: crypto/x509/root_linux.go of Go.
 _SYSTEM: Final = (
     "/etc/ssl/certs/ca-certificates.crt",

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["ConfigByOption"]
-
 
 class ConfigByOption(click.Command):
     """A verb whose arguments are not paths. Further arguments raise click.UsageError with the remedy."""

@@ -10,8 +10,6 @@ import click
 
 from egressproxy import __version__, build
 
-__all__ = ["command"]
-
 
 @click.command("version")
 def command() -> None:

@@ -35,8 +35,6 @@ from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.net.closed_memory import close_memory
 from egressproxy.run_options import RunOptions
 
-__all__ = ["NotUsable", "chosen_listener", "free_port", "run_wrapped"]
-
 #: What `env`, `timeout` and `docker run` end with where not the command has failed.
 _FAILED: Final = 125
 _NOT_EXECUTABLE: Final = 126

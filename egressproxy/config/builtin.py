@@ -12,8 +12,6 @@ from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 
-__all__ = ["open_proxy", "open_proxy_warning"]
-
 _POLICY: Final = PolicyIR(mode=Mode.OPEN)
 
 

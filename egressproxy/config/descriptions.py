@@ -15,8 +15,6 @@ from itertools import pairwise
 
 from egressproxy.config.resources.meta import Model
 
-__all__ = ["field_descriptions", "models_by_name"]
-
 
 def models_by_name() -> dict[str, type[Model]]:
     """Every model that is loaded, by the name of its class, which is also its name in a JSON Schema."""

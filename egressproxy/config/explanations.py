@@ -24,8 +24,6 @@ from egressproxy.config.resources.object_references import LocalObjectReference
 from egressproxy.config.resources.values import RefusedValue
 from egressproxy.model.near_names import did_you_mean
 
-__all__ = ["UNKNOWN_FIELD", "explain", "field_path", "path_text", "unknown_kind"]
-
 #: Longer values are cut in messages.
 _SHOWN = 60
 #: User name and password of a URL (RFC 3986 section 3.2.1), as people have it in HTTPS_PROXY and may write it here.

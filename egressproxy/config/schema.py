@@ -11,8 +11,6 @@ from egressproxy.config.resources.kinds import KINDS
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.supported_fields import publish_support
 
-__all__ = ["json_schema"]
-
 
 def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
     """A JSON Schema (2020-12) that an object of any of these kinds satisfies.

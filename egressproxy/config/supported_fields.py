@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.config.compile.status.supported_features import UNSERVED
 
-__all__ = ["SHARED", "FieldSupport", "gateway_api_fields", "publish_support"]
-
 #: Shapes that several kinds share have a section of their own: the section, and the models that it is about.
 SHARED: Final[Mapping[str, tuple[str, ...]]] = {
     "Listeners": ("Listener",),

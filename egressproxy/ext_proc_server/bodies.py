@@ -7,8 +7,6 @@ from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["begun", "limit_of_whole"]
-
 
 def limit_of_whole(route: Route, x: Exchange) -> int:
     """How many bytes the body may have, which filters of the backend need whole; -1: it may flow."""

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.grpc_status import GrpcStatus
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.net.driver import PAUSE
 from egressproxy.protocols.grpc.framing import framed
 from egressproxy.protocols.grpc.messages import GrpcMessageReader, MessageTooLong
 from egressproxy.protocols.grpc.statuses import encoded_message
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.field_coding import FieldList
-
-__all__ = ["MAX_MESSAGE", "MalformedCall", "StreamingCall"]
 
 #: The longest message that is read, in bytes: a whole body that Envoy has buffered.
 MAX_MESSAGE = 16 * 1024 * 1024

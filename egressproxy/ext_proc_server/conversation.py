@@ -11,14 +11,16 @@ from egressproxy.ext_proc_server.call import StreamingCall
 from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.head_changes import immediate_response
 from egressproxy.filters.body import BodyChain
-from egressproxy.filters.chain import Chain, Steps, run
+from egressproxy.filters.chain import Chain, run
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.passing_trailers import passing_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.phases import answer_of
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldChange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.ext_proc.messages import (
     BodySendMode,
     HeaderSendMode,
@@ -29,8 +31,6 @@ from egressproxy.protocols.ext_proc.messages import (
 )
 from egressproxy.protocols.ext_proc.wire import response_bytes
 from egressproxy.protocols.grpc.statuses import is_grpc
-
-__all__ = ["EnvoyConversation"]
 
 log = logging.getLogger(__name__)
 

@@ -24,16 +24,6 @@ from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields, read_trailers
 
-__all__ = [
-    "EnvoyMisconfigured",
-    "client_of_envoy",
-    "configured_mode",
-    "read_request",
-    "read_request_trailers",
-    "read_response",
-    "read_response_trailers",
-]
-
 #: The namespace of dynamic metadata in which Envoy may say who the client is: `namespace` and `serviceAccount`.
 METADATA = "egressproxy.io"
 

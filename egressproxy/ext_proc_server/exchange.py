@@ -27,10 +27,9 @@ from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.grpc_answers import error_of_call
 from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.model.grpc_status import GrpcStatus
+from egressproxy.model.protobuf import WireError
 from egressproxy.protocols.ext_proc.messages import MessagePart, ProcessingRequest
-from egressproxy.protocols.ext_proc.wire import WireError, read_request
-
-__all__ = ["ProcessedExchange"]
+from egressproxy.protocols.ext_proc.wire import read_request
 
 log = logging.getLogger(__name__)
 

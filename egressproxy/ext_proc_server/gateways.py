@@ -12,8 +12,6 @@ from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.model.steps import finished
 from egressproxy.routing.hosts import HostEntry, HostMap
 
-__all__ = ["GATEWAY_FIELD", "LISTENER_FIELD", "ServedGateways", "unservable"]
-
 #: Fields of the call (`initial_metadata` of Envoy's grpc_service): namespace/name of a Gateway, name of its listener.
 GATEWAY_FIELD: Final = b"egressproxy-gateway"
 LISTENER_FIELD: Final = b"egressproxy-listener"

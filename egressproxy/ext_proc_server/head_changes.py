@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egressproxy.errors import Reason
-from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.ext_proc.messages import ImmediateResponse
 from egressproxy.protocols.grpc.statuses import parsed_status
 from egressproxy.protocols.http2.field_coding import FieldList
-
-__all__ = ["changes_of", "dropped_fields", "immediate_headers", "immediate_response"]
 
 #: Fields of the hop and of the framing: the codec takes them out of a head, and Envoy writes its own.
 _OF_THE_HOP = frozenset(

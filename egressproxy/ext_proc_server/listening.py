@@ -9,8 +9,6 @@ from egressproxy.net.listening import bind
 from egressproxy.net.unix_listening import bind_unix
 from egressproxy.run_options import FilterListener
 
-__all__ = ["bind_filters"]
-
 
 def bind_filters(at: FilterListener) -> socket.socket:
     """A socket that listens there. A Unix socket that nobody serves any more is replaced; to close it removes its path.

@@ -28,8 +28,6 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
 
-__all__ = ["RequestSide"]
-
 _NONE, _STREAMED, _BUFFERED = BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED
 _SEND, _SKIP = HeaderSendMode.SEND, HeaderSendMode.SKIP
 

@@ -23,8 +23,6 @@ from egressproxy.protocols.ext_proc.messages import (
 )
 from egressproxy.protocols.grpc.statuses import grpc_trailers, parsed_status
 
-__all__ = ["ResponseSide"]
-
 _NONE, _STREAMED, _BUFFERED = BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED
 #: Pieces of a body and answers to them need not be as many: what is held back can go before trailers.
 _DUPLEX = BodySendMode.FULL_DUPLEX_STREAMED

@@ -35,8 +35,6 @@ from egressproxy.protocols.http2.downstream import DownstreamHttp2
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.run_options import FilterListener
 
-__all__ = ["FilterServer"]
-
 log = logging.getLogger(__name__)
 
 #: Connections taken in one turn at most.

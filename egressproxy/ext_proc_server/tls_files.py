@@ -14,8 +14,6 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.tls_contexts import server_context
 from egressproxy.run_options import FilterListener
 
-__all__ = ["TlsFiles"]
-
 log = logging.getLogger(__name__)
 
 #: How often the files are looked at, at most.

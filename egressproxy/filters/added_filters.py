@@ -8,8 +8,6 @@ from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["decodable_answers", "original_head"]
-
 #: Before what signs the request.
 _DECODABLE = ExtensionIR("content-coding", "egressproxy.io/ContentCoding:v1", Phase.BACKEND_REQUEST.value, -(10**9))
 #: Before every filter of the client's head.

@@ -46,8 +46,6 @@ from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.shares import identity_of
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, OwnCounters
 
-__all__ = ["APPROVAL_HOLD", "ApprovalHold", "ApprovalHoldConfig", "holds"]
-
 #: How long the webhook may take, and how many calls of it may be under way.
 WEBHOOK_S: Final = 10.0
 MAX_CALLS: Final = 16

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["AWS_CHUNKED", "AwsChunks", "MalformedChunks"]
-
 AWS_CHUNKED: Final = b"aws-chunked"
 #: Of a chunk's size and signature (that of SigV4A is filled up with asterisks), and of a trailer.
 _MAX_LINE: Final = 8192

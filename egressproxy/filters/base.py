@@ -17,28 +17,14 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.keyed_counters import KeyedCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import Notices
-
-__all__ = [
-    "BodyMode",
-    "BodyResult",
-    "Filter",
-    "FilterContext",
-    "FilterType",
-    "HeaderResult",
-    "LimitState",
-    "NextAttempt",
-    "Phase",
-    "Rejected",
-    "UnusableReference",
-    "overrides",
-]
 
 #: What a header-phase method returns: None, a LocalResponse, or (`async def`) an awaitable of one of these.
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]

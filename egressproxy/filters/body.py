@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from egressproxy.errors import GatewayError
 from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, Phase, sees_trailers
 from egressproxy.filters.chosen_steps import (
-    MAX_RESULT,
     UNBOUND,
     ChosenSteps,
     checked_result,
@@ -26,8 +25,6 @@ from egressproxy.filters.content_coding import coding_of, note_change, without_d
 from egressproxy.filters.filter_step import Step, settle, start, wait
 from egressproxy.filters.trailers import run_trailers
 from egressproxy.model.exchange import Exchange
-
-__all__ = ["MAX_RESULT", "BodyChain"]
 
 
 @dataclass(slots=True, eq=False)

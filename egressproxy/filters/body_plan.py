@@ -15,8 +15,6 @@ from egressproxy.filters.filter_step import Step, Steps, settle
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import ResponseHead
 
-__all__ = ["PARTS", "BodyPlan"]
-
 #: How many choices of one plan are kept: filters choose by kinds of messages, of which there are few.
 MAX_CHOICES: Final = 64
 

@@ -12,8 +12,6 @@ from typing import Final
 
 from egressproxy.filters.base import FilterType
 
-__all__ = ["BUILTIN", "FULL_NAMES", "builtin_type", "support_level"]
-
 _OURS: Final = "egressproxy.io/"
 _GATEWAY_API: Final = "gateway.networking.k8s.io/"
 

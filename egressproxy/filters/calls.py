@@ -17,8 +17,6 @@ from egressproxy.model.fields import Fields
 if TYPE_CHECKING:  # for an annotation: `egressproxy check` loads no event loop
     import asyncio
 
-__all__ = ["CallAnswer", "CallFailed", "FilterCall", "MessageStream", "StreamReceiver"]
-
 
 class CallAnswer(NamedTuple):
     """What a backend has answered. `status` may be any: an answer is no failure. `body` is without content coding."""

@@ -20,8 +20,6 @@ from egressproxy.filters.settings import FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 
-__all__ = ["CANARY_KEYS", "CanaryKeys", "CanaryKeysConfig"]
-
 #: A shorter key would be found where nobody has used it, and what flows is looked at in pieces that hold the longest.
 #: In bytes.
 MIN_KEY: Final = 16

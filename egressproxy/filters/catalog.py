@@ -17,8 +17,6 @@ from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 if TYPE_CHECKING:
     from egressproxy.filters.packages import PackagedType
 
-__all__ = ["Catalog"]
-
 
 class Catalog:
     """Filter types by name (`domain/Kind:version`): the built-in ones, also by their published names, `others`, and

@@ -33,19 +33,8 @@ from egressproxy.filters.filter_step import (
 from egressproxy.filters.sent_credentials import arranged, keeper
 from egressproxy.filters.trailers import let_trailers, trailer_steps
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
-from egressproxy.model.exchange import Exchange, LocalResponse
-
-__all__ = [
-    "Chain",
-    "Outcome",
-    "PlacedFilter",
-    "Steps",
-    "approvals",
-    "compile_chain",
-    "finish",
-    "run",
-    "run_to_end",
-]
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 
 _BODY_PHASES: Final = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 _OF_A_BACKEND: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))

@@ -15,10 +15,9 @@ from egressproxy.filters.base import ORIGINAL_BODY, Phase
 from egressproxy.filters.coded_body import head_of
 from egressproxy.filters.content_coding import note_change
 from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
-
-__all__ = ["MAX_RESULT", "UNBOUND", "ChosenSteps", "checked_result", "length_not_kept", "too_long"]
+from egressproxy.model.local_response import LocalResponse
 
 #: What one call of a body method may return, in bytes. A filter that returns more has failed.
 MAX_RESULT: Final = 64 * 1024 * 1024

@@ -8,8 +8,6 @@ from egressproxy.filters.content_coding import ContentDecoder, ContentEncoder, U
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead, ResponseHead
 
-__all__ = ["CodedBody", "head_of", "undecodable"]
-
 
 class CodedBody:
     """A body that nobody has changed goes on as it came, where that is known before any of it has gone: filters only

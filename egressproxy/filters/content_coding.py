@@ -14,18 +14,6 @@ from typing import Final, Protocol
 from egressproxy.filters.aws_chunked import AWS_CHUNKED, AwsChunks, MalformedChunks
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = [
-    "CODINGS",
-    "ContentDecoder",
-    "Undecodable",
-    "ask_for_readable",
-    "coding_of",
-    "is_readable",
-    "new_encoder",
-    "note_change",
-    "without_digests",
-]
-
 #: What is decoded: RFC 9110 section 8.4.1, RFC 7932, RFC 9659. `x-gzip` is another name of gzip.
 CODINGS: Final = frozenset((b"gzip", b"x-gzip", b"deflate", b"br", b"zstd"))
 #: A body may grow to so many bytes, and beyond that to so many times the bytes that came. Envoy's decompressor has the

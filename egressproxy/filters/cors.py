@@ -15,10 +15,9 @@ from typing import Annotated
 
 from egressproxy.filters.base import REQUEST_HEADS, RESPONSE_PHASE, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import FieldName, FilterConfig, Within, matching
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import TOKEN, Fields, every_spelling
-
-__all__ = ["CORS", "Cors", "CorsConfig", "is_preflight"]
+from egressproxy.model.local_response import LocalResponse
 
 #: What `*` in an origin stands for: any number of labels.
 _LABELS = re.compile(rb"[a-z0-9._-]+")

@@ -22,8 +22,6 @@ from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import FilterStats
 
-__all__ = ["ErrorBudget", "OutOfService"]
-
 
 class OutOfService(Exception):
     """The filter is out of service, and its place is closed."""

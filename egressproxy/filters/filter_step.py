@@ -18,14 +18,11 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.error_budget import ErrorBudget, OutOfService
 from egressproxy.filters.filter_trace import Sampled, is_traced, traced
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.telemetry.filter_meter import FilterMeter
 from egressproxy.telemetry.notices import FilterStats, Notices
-
-__all__ = [
-    "FilterAnswered", "MisplacedFilter", "PlacedFilter", "Step", "Steps", "checked_answer", "settle", "start", "wait",
-]  # fmt: skip
 
 R = TypeVar("R")
 #: The gateway writes these itself: a second Content-Length is an error for clients (RFC 9112 section 6.3).

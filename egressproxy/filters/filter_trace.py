@@ -13,11 +13,10 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from egressproxy.errors import GatewayError
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.telemetry.notices import FilterStats
-
-__all__ = ["Sampled", "is_traced", "traced"]
 
 log = logging.getLogger("egressproxy.filters")
 

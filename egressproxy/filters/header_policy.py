@@ -18,8 +18,6 @@ from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["HEADER_POLICY", "HeaderEdits", "HeaderPolicy", "HeaderPolicyConfig", "is_protected"]
-
 #: Fields that the gateway itself writes or consumes: framing, routing and hop-by-hop (RFC 9110 section 7.6.1).
 PROTECTED = frozenset((
     "connection", "content-length", "expect", "host", "keep-alive", "max-forwards", "te", "trailer",

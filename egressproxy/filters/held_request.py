@@ -20,8 +20,6 @@ from egressproxy.filters.content.redactor import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 
-__all__ = ["UNREADABLE", "called_tools", "shown_content", "shown_request"]
-
 #: Characters of a path, a query, a body and the arguments of one call.
 SHOWN: Final = 1024
 #: Of one text in JSON: what stands behind a long one is to be seen, too.

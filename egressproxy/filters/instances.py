@@ -15,17 +15,14 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import PlacedFilter
 from egressproxy.filters.error_budget import ErrorBudget
+from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.notices import FilterStats, Notices
-
-__all__ = ["FilterBuildError", "FilterInstances", "UnusableFilter"]
-
 
 #: The most filters of which runs are measured behind a scrape: there may be ten thousand.
 MAX_SAMPLED: Final = 1000

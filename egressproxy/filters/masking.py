@@ -16,8 +16,6 @@ from urllib.parse import quote, quote_plus
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["MIN_SECRET", "Mask"]
-
 #: In bytes: a shorter secret would be found in innocent text.
 MIN_SECRET = 8
 

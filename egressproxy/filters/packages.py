@@ -22,8 +22,6 @@ from typing import Final
 
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Rejected, UnusableReference
 
-__all__ = ["GROUP", "SWITCH", "PackagedType", "installed", "packaged_types"]
-
 GROUP: Final = "egressproxy.filters"
 SWITCH: Final = "EGRESSPROXY_FILTER_PACKAGES"
 #: The domains of the built-in types and of their published names.

@@ -11,8 +11,6 @@ from typing import Annotated, Literal
 
 from egressproxy.filters.settings import FilterConfig, matching
 
-__all__ = ["PathReplacement", "modify_path"]
-
 #: RFC 3986 section 3.3 (path); neither query nor fragment.
 _PATH = re.compile(rb"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")
 _NOT_A_PATH = "{!r} is not a path: a path begins with / and has no query, fragment or blanks"

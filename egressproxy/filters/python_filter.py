@@ -22,8 +22,6 @@ from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, R
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef
 from egressproxy.model import state_folder
 
-__all__ = ["PYTHON", "PythonConfig", "load_filter"]
-
 SUFFIX: Final = ".py"
 
 

@@ -13,9 +13,8 @@ from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, Filte
 from egressproxy.filters.path_modifier import PathReplacement, modify_path
 from egressproxy.filters.settings import FilterConfig, HostnameOrNone, Within
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange, LocalResponse
-
-__all__ = ["REQUEST_REDIRECT", "RequestRedirectConfig", "RequestRedirectFilter"]
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 
 _WELL_KNOWN = {"http": 80, "https": 443}
 _Port = Annotated[int, Within(ge=0, le=65535)]

@@ -16,8 +16,6 @@ from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["arranged", "keeper"]
-
 _SPEC: Final = ExtensionIR("sent-credentials", "egressproxy.io/SentCredentials:v1", Phase.BACKEND_REQUEST.value)
 _HEAD: Final = "head before credentials"
 _REQUESTS: Final = frozenset((Phase.BACKEND_REQUEST, Phase.REQUEST_BODY))

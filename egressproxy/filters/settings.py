@@ -18,26 +18,6 @@ from egressproxy.model.fields import TOKEN, VALUE
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
-__all__ = [
-    "CallPath",
-    "CalledBackendRef",
-    "CalledGrpcBackendRef",
-    "Checked",
-    "DocumentRef",
-    "FieldName",
-    "FieldValue",
-    "FilterConfig",
-    "Hostname",
-    "HostnameOrNone",
-    "HostnamePattern",
-    "SecretRef",
-    "Within",
-    "duration_of_at_most",
-    "matching",
-    "seconds",
-    "spelling",
-]
-
 
 def spelling(name: str) -> str:
     """The name of a field in a manifest: `max_bytes` is `maxBytes`."""

@@ -19,8 +19,6 @@ from weakref import WeakValueDictionary, finalize
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.keyed_counters import KeyedCounters, table_bytes
 
-__all__ = ["KEY_BYTES", "Row", "SharedCounters"]
-
 log = logging.getLogger("egressproxy")
 
 #: Different limits in the life of a run. Memory is used only for rows that are taken.

@@ -21,13 +21,14 @@ from egressproxy.filters.base import Phase
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import Chain, Steps, compile_chain, finish, run_to_end
-from egressproxy.filters.filter_step import FilterAnswered
+from egressproxy.filters.chain import Chain, compile_chain, finish, run_to_end
+from egressproxy.filters.filter_step import FilterAnswered, Steps
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
-from egressproxy.model.exchange import SENT_BODY, CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.exchange import SENT_BODY, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.filter_meter import FilterMetrics

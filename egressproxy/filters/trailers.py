@@ -14,8 +14,6 @@ from egressproxy.filters.filter_step import PlacedFilter, Step, Steps, settle, s
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 
-__all__ = ["let_trailers", "run_trailers", "trailer_steps"]
-
 
 def trailer_steps(placed: Sequence[PlacedFilter], phase: Phase) -> Steps:
     """Those of the filters that see the trailers behind REQUEST_BODY or RESPONSE_BODY, in this order."""

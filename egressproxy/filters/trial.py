@@ -12,8 +12,6 @@ from egressproxy.ir.extensions import chains, extensions
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR
 
-__all__ = ["failures", "machine_problems"]
-
 
 def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, FilterBuildError]]:
     """The specs that cannot be built, each with its error: UnusableFilter for a Python filter whose constructor fails

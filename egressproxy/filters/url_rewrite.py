@@ -14,8 +14,6 @@ from egressproxy.filters.settings import FilterConfig, HostnameOrNone
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.path import has_dot_segment
 
-__all__ = ["URL_REWRITE", "UrlRewriteConfig", "UrlRewriteFilter"]
-
 
 @dataclass(frozen=True, slots=True)
 class UrlRewriteConfig(FilterConfig):

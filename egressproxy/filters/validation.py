@@ -11,9 +11,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from egressproxy.filters.settings import spelling
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["faults", "schema", "validated"]
-
-
 _SCHEMAS: Final[dict[type[Any], dict[str, Any]]] = {}
 
 

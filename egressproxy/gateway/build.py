@@ -42,8 +42,6 @@ from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["SnapshotBuilder", "build"]
-
 
 def build(
     config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None

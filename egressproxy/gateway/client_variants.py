@@ -11,8 +11,6 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.ir.gateway import SubjectIR
 from egressproxy.model.exchange import CallerIdentity
 
-__all__ = ["ClientVariants", "Matched"]
-
 T = TypeVar("T")
 
 #: Identities whose variant is remembered, for each listener, and the characters of the key of one of them. Another is

@@ -14,8 +14,6 @@ from egressproxy.model.authority import Authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
 from egressproxy.telemetry.series import Series
 
-__all__ = ["DefaultRoutes"]
-
 #: Gives the counters for a policy and its entry.
 Count = Callable[[str, str], Series]
 

@@ -9,9 +9,6 @@ from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import EventType, InvolvedObject, Notices
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, Why
 
-__all__ = ["EndpointReporter", "FailoverReporter", "ParentReporter", "reports_to"]
-
-
 OWN = ".egressproxy.io"
 
 

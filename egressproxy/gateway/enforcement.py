@@ -6,8 +6,6 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.ir.policy import Mode
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["enforce", "lifted"]
-
 
 def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
     """Raise the denial, if there is one; in Report mode, which lifts denials that are not firm, note it only."""

@@ -42,8 +42,6 @@ from egressproxy.telemetry.notices import FilterStats
 from egressproxy.upstream.endpoint_health import HealthState
 from egressproxy.upstream.own_sockets import OwnSockets
 
-__all__ = ["GatewayServer"]
-
 log = logging.getLogger(__name__)
 
 #: How often a drain looks whether everybody has gone.

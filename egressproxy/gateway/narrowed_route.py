@@ -12,8 +12,6 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["narrowed"]
-
 #: The narrowed forms of one rule that are kept: filters ask for the same few over and over.
 MAX_KEPT: Final = 64
 

@@ -19,16 +19,6 @@ from egressproxy.net.descriptors import RESERVED, descriptors
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
-__all__ = [
-    "BAD_CERTIFICATE",
-    "TOO_MANY",
-    "AllConnections",
-    "Connection",
-    "Holder",
-    "OpenConnections",
-    "clients_of_process",
-]
-
 log = logging.getLogger(__name__)
 
 #: Why a connection is refused before there is an exchange.

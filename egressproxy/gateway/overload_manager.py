@@ -26,8 +26,6 @@ from egressproxy.net.memory import ResidentMemory, give_back_memory
 from egressproxy.net.timers import Deadline
 from egressproxy.telemetry.notices import EventType, InvolvedObject
 
-__all__ = ["OverloadManager"]
-
 log = logging.getLogger(__name__)
 
 #: Idle connections that are closed at each look: their clients come back, and not all at once.

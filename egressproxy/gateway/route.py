@@ -21,8 +21,6 @@ from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.series import Series
 
-__all__ = ["SELF_SERVICE", "Route", "self_service"]
-
 #: The kind of the rule that answers at egress.internal.
 SELF_SERVICE: Final = "SelfService"
 

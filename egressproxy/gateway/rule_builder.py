@@ -41,8 +41,6 @@ from egressproxy.model.steps import Cooperative
 from egressproxy.routing.permission import Permission, strictest
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["AttachedRoute", "RuleBuilder"]
-
 NO_PORTS: Mapping[str, Collection[int]] = {}
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from egressproxy.filters.base import Filter, Phase
-from egressproxy.filters.chain import Chain, PlacedFilter, compile_chain
+from egressproxy.filters.chain import Chain, compile_chain
+from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.calls import BackendCall, unusable
 from egressproxy.gateway.backends.connector import Connector
@@ -22,8 +23,6 @@ from egressproxy.ir.route import WeightedBackend
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.telemetry.call_counts import CallCounts
 from egressproxy.telemetry.notices import Notices
-
-__all__ = ["SharedParts"]
 
 NO_FILTERS = Chain()
 

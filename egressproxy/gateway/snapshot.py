@@ -31,13 +31,11 @@ from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.spiffe import workload
 from egressproxy.net.client_chains import is_for_identity
 from egressproxy.net.tls_contexts import verified_fields, verified_uris
-from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.series import Series
-
-__all__ = ["ActiveListener", "Port", "Snapshot"]
 
 #: TLS (by SNI) and TCP listeners: no HTTP there.
 STREAM_PROTOCOLS: Final = (ListenerProtocol.TLS, ListenerProtocol.TCP)

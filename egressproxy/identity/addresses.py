@@ -8,8 +8,6 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.model.exchange import CallerIdentity, service_account_name
 
-__all__ = ["AddressTable"]
-
 
 class AddressTable:
     """Looks up who has an address; made once, asked once for each connection."""

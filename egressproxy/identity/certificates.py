@@ -12,8 +12,6 @@ from typing import Any, Final
 from egressproxy.ir.identity import CertificateClientIR
 from egressproxy.model.exchange import CallerIdentity, service_account_name
 
-__all__ = ["CertificateTable", "read_subject"]
-
 #: What RFC 4514 and OpenSSL call an attribute, and what Python's ssl does.
 _ATTRIBUTES: Final = {
     "CN": "commonName",

@@ -12,17 +12,6 @@ from typing import Final, NamedTuple
 
 from egressproxy.model.exchange import CallerIdentity
 
-__all__ = [
-    "MAX_PASSWORD_BYTES",
-    "MAX_TOKEN_BYTES",
-    "Believed",
-    "Credential",
-    "CredentialRefused",
-    "UnknownKey",
-    "read_credentials",
-    "token_credential",
-]
-
 #: The longest token that is looked at. Those of Kubernetes have 1 KiB, those of providers with many groups up to 8 KiB.
 MAX_TOKEN_BYTES: Final = 16 * 1024
 MAX_PASSWORD_BYTES: Final = 1024

@@ -14,8 +14,6 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.exceptions import InvalidKeyError
 from jwt.utils import base64url_decode
 
-__all__ = ["MAX_KEY_SET_BYTES", "KeySet", "UnusableKeySet", "read_key_set"]
-
 MAX_KEY_SET_BYTES: Final = 256 * 1024
 MAX_KEYS: Final = 64
 #: Of keys without a `kid`, or for tokens without one: how many are tried.

@@ -7,8 +7,6 @@ from typing import Final
 
 from egressproxy.model.authority import AuthorityError, parse_authority
 
-__all__ = ["read_key_uri"]
-
 _URI: Final = re.compile(r"https://([^/?#@\s]+)(/[!-\"$-~]*)")
 
 

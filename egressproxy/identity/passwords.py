@@ -14,8 +14,6 @@ from egressproxy.identity.credentials import CredentialRefused
 from egressproxy.model.exchange import CallerIdentity, service_account_name
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["PasswordVerifier", "hash_problem"]
-
 #: Above these a check takes seconds, or much of the memory.
 MAX_ARGON2_KIB: Final = 256 * 1024
 MAX_ARGON2_PASSES: Final = 16

@@ -21,8 +21,6 @@ from egressproxy.identity.key_sets import KeySet
 from egressproxy.ir.identity import TokenIssuerIR
 from egressproxy.model.exchange import CallerIdentity, namespace_in, service_account_name
 
-__all__ = ["SKEW_S", "TokenVerifier"]
-
 #: How far the clocks of issuer and gateway may be apart, in seconds.
 SKEW_S: Final = 30
 MAX_GROUPS: Final = 256

@@ -11,20 +11,6 @@ from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
 
-__all__ = [
-    "AiIR",
-    "BackendIR",
-    "BackendTlsIR",
-    "ConnectionIR",
-    "Destination",
-    "EndpointAddress",
-    "McpIR",
-    "NoProxyRule",
-    "OtherParent",
-    "ParentCredentials",
-    "Protocol",
-]
-
 
 class Destination(str, Enum):
     """What a backend is: a name, addresses, a Service, or what the request names."""

@@ -8,8 +8,6 @@ from egressproxy.ir.gateway import ConfigIR, every_listener
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR, MirrorIR, WeightedBackend
 
-__all__ = ["chains", "extensions", "extensions_of"]
-
 
 def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
     """The filters of listeners, rules and backends, those of mirrors and authorization servers too.

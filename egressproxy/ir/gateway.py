@@ -11,19 +11,6 @@ from egressproxy.ir.policy import NO_POLICY, ExtensionIR, PolicyIR
 from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
 
-__all__ = [
-    "CertificateIR",
-    "ClientCertificatesIR",
-    "ConfigIR",
-    "ListenerIR",
-    "ListenerProtocol",
-    "ListenerTlsIR",
-    "SubjectIR",
-    "TlsMode",
-    "VariantIR",
-    "every_listener",
-]
-
 
 class ListenerProtocol(str, Enum):
     """Gateway API Listener `protocol`."""

@@ -7,8 +7,6 @@ from ipaddress import IPv4Network, IPv6Network
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["AddressClientIR", "CertificateClientIR", "IdentityIR", "TokenIssuerIR"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenIssuerIR:

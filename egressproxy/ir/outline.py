@@ -19,8 +19,6 @@ from egressproxy.ir.policy import ExtensionIR, PolicyIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, StreamRouteIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["Outline", "outline"]
-
 #: Field (dotted, as written in manifests) to value: text, or a list of texts.
 Values = dict[str, str | list[str]]
 #: Object ("Kind namespace/name …") to its fields.

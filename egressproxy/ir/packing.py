@@ -19,8 +19,6 @@ from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.pickling import ADDRESSES, Pickler, Unpickler, classes
 from egressproxy.model.steps import Cooperative
 
-__all__ = ["PackingError", "pack", "unpacking"]
-
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
 #: Where configs of built-in filters are.

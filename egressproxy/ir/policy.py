@@ -13,38 +13,6 @@ from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.secret import SecretBytes
 
-__all__ = [
-    "NO_POLICY",
-    "AddressAllowance",
-    "AddressBound",
-    "AddressDenial",
-    "AddressesIR",
-    "Callee",
-    "ConnectionsIR",
-    "DestinationRule",
-    "DestinationsIR",
-    "DnsIR",
-    "Dnssec",
-    "ExtensionIR",
-    "Family",
-    "FieldFault",
-    "FilterSettings",
-    "HedgingIR",
-    "InterceptIR",
-    "LimitsIR",
-    "Mode",
-    "NameDenial",
-    "Network",
-    "PolicyIR",
-    "Priority",
-    "RetryBudgetIR",
-    "RetryIR",
-    "ReverseCheck",
-    "SniCheck",
-    "TimeoutsIR",
-    "entry_text",
-]
-
 Network = IPv4Network | IPv6Network
 
 

@@ -8,18 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = [
-    "NO_RESILIENCE",
-    "CheckType",
-    "CircuitBreakerIR",
-    "HashSource",
-    "HealthCheckIR",
-    "LoadBalancerIR",
-    "LoadBalancerType",
-    "OutlierDetectionIR",
-    "ResilienceIR",
-]
-
 
 class LoadBalancerType(str, Enum):
     """`loadBalancer.type`."""

@@ -8,22 +8,6 @@ from enum import Enum
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.policy import NO_POLICY, Callee, ExtensionIR, PolicyIR, RetryIR
 
-__all__ = [
-    "AuthProtocol",
-    "ExternalAuthIR",
-    "FailoverIR",
-    "HttpRouteIR",
-    "HttpRuleIR",
-    "MatchIR",
-    "MatchType",
-    "MirrorIR",
-    "PathMatchType",
-    "SessionIR",
-    "StreamRouteIR",
-    "ValueMatch",
-    "WeightedBackend",
-]
-
 
 class PathMatchType(str, Enum):
     """HTTPPathMatch `type`."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["BACKENDS", "CONFIGURED", "GATEWAY", "KINDS", "OBSERVED", "OURS", "ServedKind", "group_versions", "served"]
-
 
 @dataclass(frozen=True, slots=True)
 class ServedKind:

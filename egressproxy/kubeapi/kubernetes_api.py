@@ -29,8 +29,6 @@ from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
 from egressproxy.kubeapi.write.write_queue import WriteQueue
 from egressproxy.model.encoding import line
 
-__all__ = ["KubernetesApi"]
-
 #: What the index of the admin server says of it.
 INDEX: Final = """\
 /api /apis                  the configuration in service with its status, as Kubernetes shapes it: for kubectl --server

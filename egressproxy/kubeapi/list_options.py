@@ -19,8 +19,6 @@ from egressproxy.kubeapi.kinds import ServedKind, served
 from egressproxy.kubeapi.read.selectors import Predicate, field_selector, label_selector
 from egressproxy.model.published_object import PublishedObject
 
-__all__ = ["ApiResource", "Form", "Options", "Position", "form", "resource", "truth"]
-
 #: Between a request's parameters and what changes nothing in an answer of ours.
 _HARMLESS: Final = frozenset({"timeout", "pretty", "fieldValidation", "fieldManager"})
 _KNOWN: Final = frozenset({

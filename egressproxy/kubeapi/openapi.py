@@ -14,8 +14,6 @@ from egressproxy import __version__
 from egressproxy.admin.status import ApiError
 from egressproxy.kubeapi.kinds import CONFIGURED, ServedKind
 
-__all__ = ["document_v2", "document_v3", "paths_v3"]
-
 _META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
 _V3: Final = "#/components/schemas/"
 _V2: Final = "#/definitions/"

@@ -11,8 +11,6 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["ACCEPTED", "CONTENT_TYPE", "encode_document"]
-
 #: Clients ask for it by a name that is no media type, and cannot read that themselves.
 CONTENT_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 ACCEPTED: Final = (CONTENT_TYPE, "application/com.github.proto-openapi.spec.v2@v1.0+protobuf")

@@ -16,8 +16,6 @@ from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.result import Loaded
 from egressproxy.processes.workers.fleet import ConfigRefused, Guarded
 
-__all__ = ["ApiService", "Application"]
-
 log = logging.getLogger("egressproxy")
 
 

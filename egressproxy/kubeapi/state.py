@@ -8,8 +8,6 @@ from typing import Protocol
 from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
 from egressproxy.model.published_object import PublishedObject
 
-__all__ = ["ApiState", "ObjectSource"]
-
 
 class ObjectSource(Protocol):
     """Where objects come from: the configuration in service, or what was observed (Events).

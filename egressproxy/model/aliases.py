@@ -15,8 +15,6 @@ from ipaddress import IPv4Address, IPv6Address
 
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["aliases"]
-
 _LOW = 0xFFFFFFFF
 _LOOPBACK_V4 = IPv4Address("127.0.0.1")
 _LOOPBACK_V6 = IPv6Address("::1")

@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["ATTEMPTS_FIELD", "AttemptTrail"]
-
 #: The response field that tells of the attempts.
 ATTEMPTS_FIELD: Final = b"X-Egress-Attempts"
 

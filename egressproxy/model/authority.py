@@ -13,8 +13,6 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Final
 
-__all__ = ["Authority", "AuthorityError", "IPAddress", "parse_authority", "parse_host", "text_of"]
-
 IPAddress = IPv4Address | IPv6Address
 
 #: One label: letters, digits, hyphen and underscore inside (SRV-like names occur in practice), 63 bytes.

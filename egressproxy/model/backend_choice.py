@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BackendChoice"]
-
 
 class BackendChoice:
     """`excluded` are "namespace/name" of backends that must not get the request; `preferred` is asked first, "" if none

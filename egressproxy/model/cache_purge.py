@@ -9,8 +9,6 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.model.parameters import read_parameters
 
-__all__ = ["CachePurge"]
-
 _NAMES: Final = ("route", "path", "identity", "all")
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from cryptography import x509
 
-__all__ = ["CertificateState", "CertificateUse", "Validity", "why_not_a_ca"]
-
 _DAY_S: Final = 86_400.0
 #: A certificate is renewed late when so little is left of it: of ninety days these are eighteen, of a week one and a
 #: half.

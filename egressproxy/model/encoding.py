@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["encoded", "line"]
-
 
 def encoded(body: Mapping[str, Any]) -> bytes:
     """With line breaks, as one reads it."""

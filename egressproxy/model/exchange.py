@@ -10,26 +10,7 @@ from typing import Any, Final, NamedTuple
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.backend_choice import BackendChoice
-from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
-
-__all__ = [
-    "ANONYMOUS",
-    "BACKEND_CHOICE",
-    "LOGGED",
-    "MAX_NOTES",
-    "MAX_NOTE_BYTES",
-    "SENT_BODY",
-    "WAITED",
-    "BackendOrigin",
-    "CallerIdentity",
-    "Exchange",
-    "LocalResponse",
-    "NotesFull",
-    "namespace_in",
-    "service_account_name",
-    "tenant_of",
-]
 
 #: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
 MAX_NOTES: Final = 128

@@ -8,8 +8,6 @@ from enum import Enum
 
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["FieldAction", "FieldChange", "apply"]
-
 
 class FieldAction(Enum):
     """What is done to a field of this name; a client's own lines are told by every spelling."""

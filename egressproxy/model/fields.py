@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["TOKEN", "VALUE", "CutLines", "Fields", "every_spelling", "finder", "media_type"]
-
 #: RFC 9110 section 5.6.2.
 TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 #: RFC 9110 section 5.5: visible bytes, with spaces and tabs inside.

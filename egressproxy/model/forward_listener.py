@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ForwardListener"]
-
 
 class ForwardListener(NamedTuple):
     """A listener that clients use as their proxy, by `gateway/listener`. `signing_ca`: the CAs that sign what clients

@@ -21,20 +21,6 @@ from typing import Final
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = [
-    "FIELD",
-    "MAX_AGE_S",
-    "MAX_BYTES",
-    "MAX_SKEW_S",
-    "MIN_KEY_BYTES",
-    "ForwardedIdentity",
-    "NotVerified",
-    "SeenValues",
-    "TooMuchToTell",
-    "sign",
-    "verify",
-]
-
 FIELD: Final = b"X-Egress-Identity"
 #: How old a value may be, and how far ahead the clock of the other gateway.
 MAX_AGE_S: Final = 30

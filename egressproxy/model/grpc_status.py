@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["GRPC_NAMES", "GrpcStatus"]
-
 
 class GrpcStatus(IntEnum):
     """The codes, with their names; there are no others."""

@@ -11,8 +11,6 @@ from typing import Final
 
 from egressproxy.model.parameters import read_parameters
 
-__all__ = ["MAX_PAGE", "HoldDecision", "HoldPage", "HoldPlace"]
-
 _NAMES: Final = ("approve", "deny", "by", "why")
 #: Free text, in which what cannot be printed becomes a blank.
 _WORDS: Final = ("by", "why")

@@ -16,8 +16,6 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.model.parameters import read_parameters
 
-__all__ = ["MAX_KILLED", "KillChange", "KilledIdentities", "KilledIdentity", "NotKilled"]
-
 #: Identities that may be killed at one time, and the bytes of one's name and of what is said of it.
 MAX_KILLED: Final = 10_000
 MAX_NAME_BYTES: Final = 2048

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["LocalResponse"]
-
 
 @dataclass(frozen=True, slots=True)
 class LocalResponse:

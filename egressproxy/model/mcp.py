@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["MCP_REVISIONS", "PROTOCOL_VERSION", "SESSION_ID", "STATELESS_REVISIONS"]
-
 #: All revisions, the oldest first.
 MCP_REVISIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
 #: Those of them that have no sessions: each request stands by itself.

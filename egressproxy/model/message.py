@@ -8,8 +8,6 @@ from typing import Final
 from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
 
-__all__ = ["CHUNKED", "UNTIL_CLOSE", "BodyLength", "Hop", "RequestHead", "ResponseHead", "TargetForm"]
-
 #: How a body ends: a byte count of 0 or more, or one of the two below.
 BodyLength = int
 CHUNKED: Final[BodyLength] = -1

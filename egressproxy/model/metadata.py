@@ -10,8 +10,6 @@ from typing import Final
 
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["METADATA"]
-
 METADATA: Final[frozenset[IPAddress]] = frozenset(
     ip_address(text)
     for text in (

@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["OWN_HOST"]
-
 #: It is looked up nowhere and dialled by nobody: `.internal` is for private use (ICANN, 29 July 2024).
 OWN_HOST: Final = "egress.internal"

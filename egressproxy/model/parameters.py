@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["read_parameters"]
-
 
 def read_parameters(pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> dict[str, str]:
     """The values by name. Raises ValueError, a sentence."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["has_dot_segment"]
-
 #: A slash as some origin may read it: plain, a backslash, or either in percent-encoding, once or more often.
 _SLASH = rb"(?:/|\\|%(?:25)*(?:2[fF]|5[cC]))"
 #: One or two dots, plain or encoded, that end at a slash, at the end, or at a ";" (path parameters).

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["ADDRESSES", "FindClass", "Pickler", "Unpickler", "classes", "dumps", "loads"]
-
 ADDRESSES: Final = (IPv4Address, IPv4Network, IPv6Address, IPv6Network)
 #: The class of this module and name, None where none is to be made.
 FindClass = Callable[[str, str], type | None]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 
-__all__ = ["new_pseudonym"]
-
 
 def new_pseudonym() -> bytes:
     """Unique per run: a name that two gateways in a row shared would look like a loop (RFC 9110 section 7.6.3).

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Key", "PublishedObject"]
-
 #: (group, kind, namespace, name); the core group is "", and so is the namespace of a cluster-scoped kind.
 Key = tuple[str, str, str, str]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hmac
 from typing import NoReturn
 
-__all__ = ["SecretBytes"]
-
 
 class SecretBytes:
     """Wraps secret bytes. `reveal()` is the only way to the value; call it where the bytes go on the wire."""

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["ConfigSource", "SecretSource"]
-
 
 @dataclass(frozen=True, slots=True)
 class SecretSource:

@@ -17,8 +17,6 @@ from typing import Final, Generic, TypeVar
 
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["FairQueue", "Shares", "Tries", "client_of", "identity_of", "most_of", "origin_of"]
-
 T = TypeVar("T")
 
 #: Clients whose tries are counted; of more than these the ones that tried least of late are forgotten.

@@ -11,8 +11,6 @@ from typing import Final
 
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, namespace_in
 
-__all__ = ["TRUST_DOMAIN", "workload"]
-
 #: The name of a trust domain, without its scheme.
 TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"

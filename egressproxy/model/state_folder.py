@@ -10,8 +10,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MARK", "holds"]
-
 MARK: Final = ".egressproxy-state"
 
 

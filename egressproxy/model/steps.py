@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-__all__ = ["Cooperative", "finished"]
-
 T = TypeVar("T")
 
 Cooperative = Generator[Callable[[], object] | None, None, T]

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["SCHEME", "UNIX_SOCKET", "UnixSocket", "is_unix", "parse_unix_socket"]
-
 #: The `type` of such an address in spec.addresses of a Gateway.
 UNIX_SOCKET = "egressproxy.io/UnixSocket"
 SCHEME = "unix://"

@@ -12,8 +12,6 @@ import ssl
 import sys
 from functools import lru_cache
 
-__all__ = ["VerifyCallback", "can_take_any_certificate", "inside", "openssl_library", "take_any_certificate"]
-
 _VERIFY_PEER = 1  # SSL_VERIFY_PEER (ssl.h): ask; whoever has none is let in
 
 VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)

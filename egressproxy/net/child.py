@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["child_command", "ending"]
-
 _ROOT: Final = str(Path(__file__).resolve().parents[2])
 
 

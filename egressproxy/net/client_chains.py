@@ -16,8 +16,6 @@ from typing import Final
 
 from egressproxy.ir.gateway import ClientCertificatesIR
 
-__all__ = ["MAX_REMEMBERED", "is_for_identity"]
-
 #: Certificates of which is remembered that one of the CAs has signed them, for each set of settings.
 MAX_REMEMBERED: Final = 16_384
 _MAX_SETTINGS: Final = 64

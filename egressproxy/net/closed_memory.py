@@ -10,8 +10,6 @@ import resource
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["close_memory"]
-
 #: Source: <linux/prctl.h>.
 _PR_SET_DUMPABLE: Final = 4
 

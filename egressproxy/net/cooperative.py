@@ -8,8 +8,6 @@ from typing import Final, TypeVar
 
 from egressproxy.model.steps import Cooperative
 
-__all__ = ["SLICE_S", "in_slices"]
-
 T = TypeVar("T")
 
 #: For how many seconds steps go on before the loop has a turn.

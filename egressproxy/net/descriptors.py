@@ -6,8 +6,6 @@ import resource
 import sys
 from typing import Final
 
-__all__ = ["RESERVED", "descriptors", "descriptors_for_traffic"]
-
 #: Descriptors for other use than that of clients and backends: the admin address, the log, the loader.
 RESERVED: Final = 64
 

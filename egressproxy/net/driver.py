@@ -16,8 +16,6 @@ import logging
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any, Final, TypeVar
 
-__all__ = ["PAUSE", "Driver", "driven"]
-
 T = TypeVar("T")
 
 log = logging.getLogger("egressproxy.net")

@@ -11,8 +11,6 @@ import fcntl
 import os
 from types import TracebackType
 
-__all__ = ["FileLock", "memory_file", "opened_anew"]
-
 
 def memory_file(name: str) -> int:
     """A descriptor of a file without a place, for processes that inherit it or are sent it."""

@@ -18,8 +18,6 @@ from egressproxy.net.poller import Poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.watched_socket import break_off
 
-__all__ = ["HIGH_WATER", "BodySink", "FlowControl", "Reads", "peer_address", "peer_name", "reset"]
-
 HIGH_WATER: Final = 64 * 1024
 #: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
 COPY_LIMIT: Final = 16 * 1024

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["collapse_heap"]
-
 #: `MADV_COLLAPSE` of linux/mman.h (Linux 6.1); an older kernel answers EINVAL, and nothing changes.
 _MADV_COLLAPSE: Final = 25
 

@@ -24,10 +24,6 @@ from struct import Struct
 from typing import Final
 from weakref import WeakValueDictionary
 
-__all__ = [
-    "ENTRY_BYTES", "KEY_BYTES", "SHARED", "SHARED_KEYS", "KeyedCounters", "OwnCounters", "table_bytes",
-]  # fmt: skip
-
 KEY_BYTES: Final = 16
 ENTRY_BYTES: Final = 32
 #: What the memory is known by that limits share, and how many keys have room in it.

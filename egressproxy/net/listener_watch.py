@@ -14,8 +14,6 @@ from typing import Protocol
 
 from egressproxy.net.poller import Handler, Poller
 
-__all__ = ["ListenerHandler", "ListenerWatch"]
-
 #: How long, in seconds, a connection waits that another process was woken for and has not taken. A look takes 20 us.
 LOOK_S = 0.5
 

@@ -10,8 +10,6 @@ import socket
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.net.unix_listening import BACKLOG, bind_unix
 
-__all__ = ["BACKLOG", "BindError", "bind", "bind_error", "why_unusable"]
-
 REMEDIES = {
     errno.EADDRINUSE: " (`ss -tanp` shows who has it: end that, or give the listener another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",

@@ -8,8 +8,6 @@ import struct
 
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["is_local"]
-
 #: linux/netlink.h and linux/rtnetlink.h.
 _NETLINK_ROUTE = 0
 _RTM_NEWROUTE, _RTM_GETROUTE = 24, 26

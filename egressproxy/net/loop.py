@@ -12,8 +12,6 @@ from functools import cache
 
 from egressproxy.net.poller import Poller
 
-__all__ = ["loop_name", "new_loop", "poller", "why_not_uvloop"]
-
 
 @cache
 def why_not_uvloop() -> Exception | None:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ResidentMemory", "cgroup_limit", "give_back_memory", "memory_for_each"]
-
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 #: What the other processes of a gateway have of the memory of its cgroup: a quarter, and no more than this. They read
 #: and compile the configuration, and serve the admin address.

@@ -13,8 +13,6 @@ from ipaddress import IPv4Address, IPv6Address
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.net.watched_socket import Socket
 
-__all__ = ["NotRedirected", "original_destination", "owner_of"]
-
 _SO_ORIGINAL_DST = 80  # the same number for both families, at the level of each
 _SOCKADDR_IN = struct.Struct("=H2s4s8x")  # family, port and address in network order
 _SOCKADDR_IN6 = struct.Struct("=H2s4x16s4x")

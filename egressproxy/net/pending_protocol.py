@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-__all__ = ["PendingProtocol"]
-
 
 class PendingProtocol(asyncio.Protocol):
     """Holds a transport for a moment."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-__all__ = ["Pieces", "keep"]
-
 #: A piece below this is joined with its neighbours, up to so many bytes.
 SMALL_SIZE = 512
 JOINED_SIZE = 16 * 1024

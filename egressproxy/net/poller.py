@@ -16,8 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-__all__ = ["ENDED", "READABLE", "WRITABLE", "Flushes", "Handler", "Poller"]
-
 #: With EPOLLRDHUP an end is seen together with the last bytes, and costs no turn of its own.
 READABLE: Final = select.EPOLLIN | select.EPOLLRDHUP
 WRITABLE: Final = select.EPOLLOUT

@@ -16,8 +16,6 @@ from typing import Final, NamedTuple
 
 from egressproxy.net.any_certificate import VerifyCallback, inside, openssl_library
 
-__all__ = ["RefusedCertificate", "note_refused", "take_refused"]
-
 #: Bytes of a distinguished name that are read, and characters of a serial number, which has 20 bytes (RFC 5280).
 _MAX_NAME: Final = 160
 _MAX_SERIAL: Final = 40

@@ -52,8 +52,6 @@ from egressproxy.net.watched_socket import (
     break_off,
 )
 
-__all__ = ["END_FOLLOWS", "SocketState", "SocketTransport"]
-
 #: Bytes of one read at most.
 READ_SIZE: Final = 64 * 1024
 #: asyncio's default of how many bytes may be queued before `pause_writing`.

@@ -10,8 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 
-__all__ = ["Pipe", "PipeError"]
-
 #: splice(2): SPLICE_F_MOVE | SPLICE_F_NONBLOCK; Python has names for them from 3.14 on.
 _FLAGS = 1 | 2
 #: fcntl(2): F_SETPIPE_SZ.

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["in_force", "mark", "put_in_force", "watched"]
-
 #: How often a watch looks at them, in seconds: packages of the distribution bring others now and then.
 LOOK_S: Final = 10.0
 #: What OpenSSL looks for in the folder (`openssl rehash`).

@@ -13,8 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["NEVER", "TICK_S", "Deadline", "Timer", "TimerWheel"]
-
 TICK_S: Final = 0.1
 NEVER: Final = float("inf")
 

@@ -46,8 +46,6 @@ from typing import Any, ClassVar, Final, cast
 from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, TlsTruncated, is_eof
 from egressproxy.net.tls_resumption import TlsResumption
 
-__all__ = ["OnHandshake", "TlsState", "TlsStream", "handshakes"]
-
 #: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
 #: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
 MAX_PLAINTEXT: Final = 16384

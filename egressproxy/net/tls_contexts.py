@@ -30,26 +30,6 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.system_roots import in_force
 from egressproxy.net.tls_key_log import log_keys_of
 
-__all__ = [
-    "HTTP_1_1",
-    "HTTP_2_OR_1_1",
-    "ClientTls",
-    "check_names",
-    "check_pins",
-    "client_context",
-    "client_tls",
-    "has_said_hello",
-    "is_about_certificate",
-    "leaf_context",
-    "make_ready",
-    "server_context",
-    "server_name",
-    "verified_certificate",
-    "verified_fields",
-    "verified_until",
-    "verified_uris",
-]
-
 HTTP_1_1: Final[tuple[str, ...]] = ("http/1.1",)
 #: What listeners of HTTP offer; a client that offers both gets the first of them.
 HTTP_2_OR_1_1 = ("h2", "http/1.1")

@@ -19,17 +19,6 @@ from typing import Any, Final
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendTlsIR
 
-__all__ = [
-    "TLS_EXPECTATION",
-    "TlsExpectation",
-    "TlsTruncated",
-    "client_refusal_text",
-    "expected_text",
-    "is_eof",
-    "presented_text",
-    "tls_fault",
-]
-
 #: Under which name a TlsStream tells its TlsExpectation (`get_extra_info`).
 TLS_EXPECTATION: Final = "tls_expectation"
 #: Of the upstream's text: characters of one value, names of a certificate, certificates of a chain.

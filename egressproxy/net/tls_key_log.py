@@ -12,8 +12,6 @@ import stat
 from pathlib import Path
 from typing import Final
 
-__all__ = ["log_keys_of", "open_key_log", "start_key_log"]
-
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 #: Where contexts write; "" for nowhere. It is set before the first of them is made.

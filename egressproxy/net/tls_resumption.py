@@ -15,8 +15,6 @@ import ssl
 import time
 from typing import Any, Final
 
-__all__ = ["MAX_AGE_S", "TlsResumption"]
-
 #: From the handshake in which the certificate was verified to the last one that is resumed, in seconds.
 MAX_AGE_S: Final = 3600.0
 

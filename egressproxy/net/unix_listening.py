@@ -18,8 +18,6 @@ from pathlib import Path
 
 from egressproxy.model.unix_socket import UnixSocket
 
-__all__ = ["BACKLOG", "UnixListeningSocket", "accepting_unix", "bind_unix", "is_inside"]
-
 #: Connections that the kernel has accepted, and that wait to be taken.
 BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid

@@ -14,8 +14,6 @@ from typing import Final
 
 from egressproxy.net.poller import ENDED, READABLE, WRITABLE, Poller
 
-__all__ = ["NOT_WATCHED", "READABLE_OR_ENDED", "WRITABLE_OR_ENDED", "Socket", "WatchedSocket", "break_off"]
-
 #: The socket itself, without the Python class around it, whose calls take longer.
 Socket = socket.SocketType
 

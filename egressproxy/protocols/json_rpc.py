@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["OTHER", "UNNAMED", "RpcBody", "RpcMessage", "read_rpc"]
-
 #: What stands for a name that breaks the grammar.
 OTHER: Final = "_other"
 #: What stands where there is no name: a response has no method, and only tools/call has a tool.

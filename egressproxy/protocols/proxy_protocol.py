@@ -9,8 +9,6 @@ import re
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
-__all__ = ["BadProxyHeader", "ProxyHeaderReader"]
-
 #: The longest header of version 1 with its CRLF, and what is taken of one of version 2, behind its first 16 bytes.
 MAX_LINE: Final = 107
 MAX_BLOCK: Final = 2048

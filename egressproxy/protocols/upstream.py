@@ -9,6 +9,4 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 if TYPE_CHECKING:  # HTTP/2 takes memory, and not everybody has a backend that speaks it
     from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 
-__all__ = ["Upstream"]
-
 Upstream = Union[UpstreamConnection, "UpstreamStream"]

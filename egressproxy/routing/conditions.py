@@ -14,8 +14,6 @@ from egressproxy.ir.route import MatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.routing.patterns import MAX_SUBJECT, Expression, compile_pattern
 
-__all__ = ["MAX_PARAMETERS", "WORK", "MatchInput", "Presence", "ValueTest"]
-
 #: The bound for all expressions that one request is tried on, in instructions (`Expression.work`): 6 ms.
 WORK = 1_000_000
 #: The most query parameters of a request that a match reads.

@@ -19,8 +19,6 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap, patterns_of
 
-__all__ = ["Denial", "DestinationPolicy"]
-
 #: How many allowed destinations are remembered; a policy never changes, so that the memory stays true.
 MAX_KNOWN: Final = 1024
 _CANNOT_OPEN: Final = (

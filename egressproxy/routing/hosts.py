@@ -12,8 +12,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from egressproxy.model.steps import Cooperative
 
-__all__ = ["HostEntry", "HostMap", "patterns_of"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ import re
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["MAX_PATTERN", "MAX_PROGRAM", "MAX_SUBJECT", "Expression", "PatternError", "compile_pattern"]
-
 #: Characters of an expression. Gateway API allows 1024 for a path, 4096 for a header value.
 MAX_PATTERN = 1024
 #: Instructions of the program that RE2 makes of an expression.

@@ -17,8 +17,6 @@ from egressproxy.model.authority import Authority
 from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
 from egressproxy.routing.hosts import HostMap
 
-__all__ = ["Permission", "strictest"]
-
 _STRICTNESS: Final = (Mode.OPEN, Mode.REPORT, Mode.ENFORCE)
 
 

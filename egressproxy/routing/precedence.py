@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Match", "Rank", "RuleOrigin", "criterion"]
-
 T = TypeVar("T")
 
 #: Path type, length of the path (negative), whether a method is missing, number of headers and of query parameters

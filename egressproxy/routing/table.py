@@ -42,8 +42,6 @@ from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import PatternError, compile_pattern
 from egressproxy.routing.precedence import Match, Rank, RuleOrigin
 
-__all__ = ["HttpTable", "RouteError"]
-
 T = TypeVar("T")
 
 #: RFC 3986 section 2.3: ALPHA, DIGIT, "-", ".", "_", "~" in percent-encoding.

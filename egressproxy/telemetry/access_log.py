@@ -27,8 +27,6 @@ from egressproxy.telemetry.log_writer import LogWriter
 from egressproxy.telemetry.response_flags import flags_for
 from egressproxy.telemetry.series import Series, decided_by, logged_status
 
-__all__ = ["AccessLog", "Batches"]
-
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S: Final = 0.1

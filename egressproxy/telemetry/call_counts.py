@@ -7,8 +7,6 @@ from typing import Final
 
 from egressproxy.telemetry.label_sets import LabelSets
 
-__all__ = ["CALL_BUCKETS_S", "CallCounts"]
-
 #: Upper bounds of the histogram: from a server on the same machine to a call that reached its time limit.
 CALL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

@@ -8,8 +8,6 @@ from operator import add
 
 from egressproxy.telemetry.series import Labels, Series, added
 
-__all__ = ["Counts", "FilterMetric", "Histogram", "MetricKind", "Reading"]
-
 
 class MetricKind(str, Enum):
     """How the numbers of several processes become one."""

@@ -23,8 +23,6 @@ from egressproxy.telemetry.json_lines import OF_THREADS, JsonFormatter, beneath
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-__all__ = ["Diagnostics"]
-
 MAX_WAITING: Final = 10_000
 STOP_TIMEOUT_S: Final = 1.0
 

@@ -8,8 +8,6 @@ from typing import Final
 
 from egressproxy.telemetry.counts import FilterMetric, MetricKind
 
-__all__ = ["DnsQueries"]
-
 #: Upper bounds of the durations of queries, in seconds.
 QUERY_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 #: Servers that are told apart. Configurations name them, and what a server has answered stays counted.

@@ -6,8 +6,6 @@ from typing import Final
 
 from egressproxy.telemetry.label_sets import OVERFLOW
 
-__all__ = ["MAX_NAMES", "EchHellos"]
-
 #: Clients choose the names, so that there is a bound on them; whoever serves many sites by ECH has one.
 MAX_NAMES: Final = 100
 

@@ -18,8 +18,6 @@ from typing import Final
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import MAX_MESSAGE, MAX_SIMILAR, NOTICES_S, EventType, InvolvedObject, Notice
 
-__all__ = ["COMBINED", "MAX_AGE_S", "MAX_EVENTS", "WINDOW_S", "Event", "Events"]
-
 log = logging.getLogger("egressproxy.events")
 
 #: How many Events are kept, and for how long after the last occurrence: kube-apiserver's --event-ttl.

@@ -21,8 +21,6 @@ from egressproxy.telemetry.counts import Counts, FilterMetric, MetricKind
 from egressproxy.telemetry.process_figures import ProcessFigures
 from egressproxy.telemetry.series import BUCKETS_S
 
-__all__ = ["Exposition"]
-
 _LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account", "policy", "entry")
 
 

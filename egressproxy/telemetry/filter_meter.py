@@ -17,8 +17,6 @@ from weakref import WeakValueDictionary
 from egressproxy.telemetry.counts import FilterMetric, MetricKind
 from egressproxy.telemetry.label_sets import OVERFLOW
 
-__all__ = ["FilterCounter", "FilterGauge", "FilterHistogram", "FilterMeter", "FilterMetrics", "LabelledCounter"]
-
 #: The most label sets of one metric, over the life of the process, and characters of a label.
 MAX_SETS: Final = 1000
 MAX_LABEL: Final = 128

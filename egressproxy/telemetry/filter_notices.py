@@ -7,8 +7,6 @@ from typing import Final
 
 from egressproxy.telemetry.notices import EventType, Notices
 
-__all__ = ["FilterNotices"]
-
 #: The most reasons of one filter: each is a label in metrics.
 MAX_REASONS: Final = 20
 _REASON: Final = re.compile(r"[A-Z][A-Za-z0-9]{1,63}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-__all__ = ["Interceptions"]
-
 
 class Interceptions:
     """`results` counts the handshakes with clients, by a closed list of words: "ok", or the Reason of what went wrong.

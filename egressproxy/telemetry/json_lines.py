@@ -18,8 +18,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, TextIO
 
-__all__ = ["OF_THREADS", "JsonFormatter", "JsonStream", "beneath", "take_over"]
-
 log = logging.getLogger("python")
 
 #: Keeps the threads of one process apart: a stream without a buffer takes a long line in pieces.

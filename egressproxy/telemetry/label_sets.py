@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeVarTuple, cast
 
-__all__ = ["MAX_SETS", "OVERFLOW", "LabelSets"]
-
 #: The most label sets of one metric, over the life of the process.
 MAX_SETS: Final = 10_000
 OVERFLOW: Final = "_other"

@@ -13,8 +13,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-__all__ = ["LogWriter"]
-
 logger = logging.getLogger(__name__)
 
 WARN_INTERVAL_S: Final = 60.0

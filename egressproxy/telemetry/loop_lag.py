@@ -7,8 +7,6 @@ from typing import Final
 
 from egressproxy.net.timers import TICK_S
 
-__all__ = ["LAG_BUCKETS_S", "LoopLag"]
-
 #: Upper bounds of the histogram. The loop's clock is exact to a millisecond.
 LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
 

@@ -6,8 +6,6 @@ from typing import Final
 
 from egressproxy.telemetry.label_sets import OVERFLOW, LabelSets
 
-__all__ = ["MAX_NAMES", "McpCalls"]
-
 #: The most names of methods and tools that are told apart for one route and backend, over the life of the process.
 MAX_NAMES: Final = 200
 

@@ -29,17 +29,6 @@ from egressproxy.telemetry.series import Labels, Series
 from egressproxy.telemetry.tls_handshakes import read_handshakes
 from egressproxy.telemetry.translations import Translations
 
-__all__ = [
-    "CircuitSource",
-    "DownstreamSource",
-    "EndpointSource",
-    "FilterSource",
-    "HistogramSource",
-    "Metrics",
-    "ParentSource",
-    "UpstreamSource",
-]
-
 logger = logging.getLogger(__name__)
 
 #: The most label sets with identities of their own; further identities are counted under OVERFLOW.

@@ -17,21 +17,6 @@ from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.telemetry.series import Series
 
-__all__ = [
-    "FILTER_BUCKETS_S",
-    "MAX_MESSAGE",
-    "MAX_SIMILAR",
-    "NOTICES_S",
-    "EventType",
-    "FilterStats",
-    "InvolvedObject",
-    "Notice",
-    "Notices",
-    "Refusal",
-    "event_reason",
-    "new_notice",
-]
-
 #: How long notices are collected before they are taken.
 NOTICES_S: Final = 1.0
 #: events.k8s.io/v1 Event.note: 1 kB at most.

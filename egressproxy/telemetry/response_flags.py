@@ -10,8 +10,6 @@ from typing import Final
 
 from egressproxy.errors import Reason
 
-__all__ = ["flags_for"]
-
 _FLAGS: Final[dict[Reason, str]] = {
     # limits
     Reason.REQUEST_RATE: "RL",  # rate limited

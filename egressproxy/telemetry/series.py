@@ -16,8 +16,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.telemetry.call_counts import CALL_BUCKETS_S
 
-__all__ = ["BUCKETS_S", "Labels", "Series", "added", "decided_by", "logged_status"]
-
 #: Upper bounds of the duration histogram: from a local answer to a tunnel that lives for hours.
 BUCKETS_S: Final = (*CALL_BUCKETS_S, 30.0, 60.0, 300.0, 3600.0)
 #: The most statuses in one label set, since origins choose them. Others are counted as the x00 of their class, as which

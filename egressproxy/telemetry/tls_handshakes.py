@@ -5,8 +5,6 @@ from __future__ import annotations
 from egressproxy.net.tls import handshakes
 from egressproxy.telemetry.counts import FilterMetric, MetricKind
 
-__all__ = ["read_handshakes"]
-
 
 def read_handshakes() -> dict[str, FilterMetric]:
     """The metric by its name; none before the first handshake."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from egressproxy.telemetry.label_sets import LabelSets
 
-__all__ = ["Translations"]
-
 
 class Translations:
     """`counted` counts requests by (route, backend, client_api, backend_api, result): "ok", "error", "untranslatable".

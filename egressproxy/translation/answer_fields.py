@@ -6,18 +6,6 @@ from typing import Any, Final
 
 from egressproxy.translation.errors import BadAnswer
 
-__all__ = [
-    "count",
-    "needed_text",
-    "no_more_than",
-    "object_in",
-    "objects_in",
-    "of_no_form",
-    "seconds",
-    "text",
-    "without_prefix",
-]
-
 #: What ids of answers begin with. The same id begins with another word in each API.
 _PREFIXES: Final = ("chatcmpl-", "resp_", "msg_")
 

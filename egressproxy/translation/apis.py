@@ -11,9 +11,6 @@ from typing import Final
 
 from egressproxy.ai_apis.apis import Api
 
-__all__ = ["DEFAULT_PATHS", "REQUIRED_FIELDS", "Api", "api_of", "belongs_to_one_api", "describes_the_body"]
-
-
 #: Where each API that is translated is served, unless a configuration says otherwise.
 DEFAULT_PATHS: Final[Mapping[Api, bytes]] = {
     Api.OPENAI_CHAT: b"/v1/chat/completions",

@@ -10,8 +10,6 @@ from egressproxy.translation.conversation import ContentPart, Image, Text, ToolR
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject, objects
 
-__all__ = ["data_url", "image_at", "only_texts", "result_parts", "text_or_parts"]
-
 _DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64,")
 
 

@@ -11,34 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
-__all__ = [
-    "ContentPart",
-    "Conversation",
-    "Delta",
-    "Effort",
-    "Failed",
-    "Finished",
-    "Image",
-    "KeepAlive",
-    "ModelAnswer",
-    "OutputFormat",
-    "PartEnded",
-    "PartKind",
-    "PartStarted",
-    "RefusalText",
-    "Role",
-    "Started",
-    "Stop",
-    "StreamEvent",
-    "Text",
-    "Tool",
-    "ToolCall",
-    "ToolChoice",
-    "ToolResult",
-    "Turn",
-    "Usage",
-]
-
 
 class Role(Enum):
     """Who speaks. What a tool has answered is a turn of the user that holds a `ToolResult`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 
-__all__ = ["BadAnswer", "Untranslatable", "error_in"]
-
 
 class Untranslatable(Exception):
     """A request that cannot be said in the other API; it is answered with 400, in the client's form.

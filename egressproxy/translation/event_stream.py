@@ -10,8 +10,6 @@ from typing import Final
 
 from egressproxy.translation.errors import BadAnswer
 
-__all__ = ["COMMENT", "MAX_EVENT_BYTES", "EventStream", "event", "event_of_data"]
-
 #: The longest event. The last one of a response repeats the whole answer, and the tools of the request.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 #: The name under which a comment is told, which keeps connections open.

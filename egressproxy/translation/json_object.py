@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from egressproxy.translation.errors import Untranslatable
 
-__all__ = ["JsonObject", "objects"]
-
 
 class JsonObject:
     """Takes the fields that a reader knows; `end` refuses the others by name.

@@ -7,8 +7,6 @@ from typing import Final
 from egressproxy.translation.conversation import Effort
 from egressproxy.translation.json_object import JsonObject
 
-__all__ = ["EFFORTS", "leave_out_cache_options", "metadata_of", "service_tier_of"]
-
 EFFORTS: Final = tuple(effort.value for effort in Effort)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_body
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, loads_strictly
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
-from egressproxy.translation.apis import Api
 from egressproxy.translation.conversation import Conversation, Failed, Finished, KeepAlive, ModelAnswer
 from egressproxy.translation.errors import BadAnswer, Untranslatable, error_in
 from egressproxy.translation.event_stream import COMMENT, EventStream
@@ -25,8 +25,6 @@ from egressproxy.translation.openai_responses import answers as responses_answer
 from egressproxy.translation.openai_responses import request_reader as responses_reader
 from egressproxy.translation.openai_responses import request_writer as responses_writer
 from egressproxy.translation.openai_responses.streams import ResponseStreamReader, ResponseStreamWriter
-
-__all__ = ["DEFAULT_MAX_TOKENS", "ResponseTranslator", "TranslatedRequest", "translate_request"]
 
 #: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
 DEFAULT_MAX_TOKENS: Final = 8192

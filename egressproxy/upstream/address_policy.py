@@ -30,8 +30,6 @@ from egressproxy.upstream.closed_ranges import Closing, closed_by
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 from egressproxy.upstream.resolved import Resolved
 
-__all__ = ["AddressPolicy", "classify", "is_metadata"]
-
 
 class _Scope(Enum):
     """Which machines the addresses of a special range belong to."""

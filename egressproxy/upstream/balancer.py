@@ -18,8 +18,6 @@ from egressproxy.ir.resilience import LoadBalancerType, ResilienceIR
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, HealthState
 from egressproxy.upstream.hash_ring import HashRing
 
-__all__ = ["Balanced", "Balancer", "Member", "open_circuit"]
-
 #: What an endpoint gets at the beginning of its slow start (Envoy's min_weight_percent).
 LEAST_WEIGHT = 0.1
 #: How often the weights of a slow start change within its window.

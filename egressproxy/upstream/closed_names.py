@@ -12,8 +12,6 @@ from weakref import WeakKeyDictionary
 from egressproxy.ir.policy import AddressesIR, NameDenial, entry_text
 from egressproxy.upstream.closed_ranges import Closing
 
-__all__ = ["ClosedNames", "names_closed_by"]
-
 
 class ClosedNames:
     """The compiled entries. A look-up costs one probe for each label."""

@@ -18,8 +18,6 @@ from egressproxy.ir.policy import AddressBound, AddressDenial, AddressesIR, Netw
 from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["ClosedRanges", "Closing", "closed_by"]
-
 T = TypeVar("T")
 
 _MAPPED = IPv6Network("::ffff:0:0/96")

@@ -25,8 +25,6 @@ from egressproxy.net.poller import ENDED, WRITABLE, Poller
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.watched_socket import Socket
 
-__all__ = ["STAGGER_S", "Dial", "Dialer", "Dials", "PendingDial", "abandon"]
-
 #: RFC 8305 section 5, the recommended Connection Attempt Delay.
 STAGGER_S: Final = 0.25
 #: How often slow dials are checked: all at once, since most dials end long before.

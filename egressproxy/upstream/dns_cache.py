@@ -12,8 +12,6 @@ from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.upstream.resolved import Resolved
 from egressproxy.upstream.turns import Waiter
 
-__all__ = ["MAX_CACHED_BYTES", "MAX_NAMES", "RESULTS", "DnsCache", "KnownName", "NameFailure"]
-
 MAX_NAMES = 10_000
 MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all that is known of them, about
 

@@ -40,8 +40,6 @@ from egressproxy.upstream.dns_stream import DnsStream, StreamFailure
 if TYPE_CHECKING:
     from egressproxy.upstream.dns_https import DnsHttps
 
-__all__ = ["DnsAnswer", "DnsClient", "DnsFailure", "OnQuery", "give_up"]
-
 #: Is told of each query: the server's label, how it ended (the code of the answer in lower case, "error", or
 #: "unanswered" where another was faster or the time was over), and seconds.
 OnQuery = Callable[[str, str, float], None]

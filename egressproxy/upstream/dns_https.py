@@ -37,8 +37,6 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
 from egressproxy.upstream.dns_server import Server, open_connection
 
-__all__ = ["DnsHttps", "HttpsFailure"]
-
 #: Connections to one server, and questions on one of them, where the server takes so many.
 MAX_CONNECTIONS = 32
 MAX_QUESTIONS = 100

@@ -20,8 +20,6 @@ from ipaddress import IPv4Address, IPv6Address
 
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["MAX_REPLY_BYTES", "BadReply", "DnsAnswer", "DnsQuestion", "is_reply", "is_truncated", "read"]
-
 _A, _CNAME, _SOA, _PTR, _OPT = 1, 5, 6, 12, 41
 _IN = 1
 _AD = 0x20  # in the second byte of the flags

@@ -15,8 +15,6 @@ from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import client_context
 from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 
-__all__ = ["DnsTlsFailure", "Server", "open_connection", "parse_server"]
-
 _PORTS: Final = {"udp": 53, "tcp": 53, "tls": 853, "https": 443}
 #: What the server has to agree to by ALPN, if it says anything: RFC 7858 has none, IANA's registry calls it "dot".
 _ALPN: Final = {"tls": ("dot",), "https": ("h2",)}

@@ -22,8 +22,6 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsQuestion, is_reply
 from egressproxy.upstream.dns_server import DnsTlsFailure, Server, open_connection
 
-__all__ = ["DnsStream", "StreamFailure"]
-
 #: Connections to one server, and questions on one of them before another is opened.
 MAX_CONNECTIONS: Final = 64
 MAX_QUESTIONS: Final = 64

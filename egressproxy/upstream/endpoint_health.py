@@ -20,8 +20,6 @@ from weakref import WeakValueDictionary
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 
-__all__ = ["EndpointHealth", "HealthRegistry", "HealthState", "Why"]
-
 #: How long a trial may take until the next one begins, when its outcome was never told.
 TRIAL_S = 10.0
 NEVER = float("inf")

@@ -13,8 +13,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b, shake_128
 
-__all__ = ["HashRing"]
-
 #: Points of each endpoint: with 100 the shares differ by about a tenth. Fewer for large sets, which would
 #: take long to place.
 POINTS = 100

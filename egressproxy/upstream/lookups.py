@@ -11,8 +11,6 @@ from typing import Any
 
 from egressproxy.upstream.turns import Lookup, Turns
 
-__all__ = ["Lookups"]
-
 
 class Lookups:
     """`run` asks for a name and calls `end`. `too_late` gets each lookup that has waited for `timeout_s` seconds."""

@@ -15,8 +15,6 @@ from typing import Final
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 
-__all__ = ["KeyedTables", "NameBudget", "domain_of"]
-
 #: Gives the table of what is counted under a key (16 bytes), for so many keys of its own; the same in all workers.
 KeyedTables = Callable[[bytes, int], KeyedCounters]
 

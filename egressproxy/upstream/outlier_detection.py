@@ -11,8 +11,6 @@ from collections.abc import Collection
 from egressproxy.ir.resilience import OutlierDetectionIR
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, Why
 
-__all__ = ["OutlierDetection"]
-
 
 class OutlierDetection:
     """`healths` are those of all endpoints of the backend; the collection may change. `spec` None ejects none."""

@@ -13,8 +13,6 @@ from egressproxy.model.aliases import aliases
 from egressproxy.model.authority import IPAddress
 from egressproxy.net.local_addresses import is_local
 
-__all__ = ["NO_SOCKETS", "OwnSockets"]
-
 Socket = tuple[IPAddress, int]
 
 

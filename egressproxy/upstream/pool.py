@@ -19,8 +19,6 @@ from typing import Final, Generic, Protocol, TypeVar
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.shares import FairQueue, Shares
 
-__all__ = ["Claim", "Pool", "Pooled"]
-
 #: Connections to one destination, and exchanges that wait for one: in all, and of one client while clients are counted.
 MAX_OPEN: Final = 4096
 SHARE: Final = 1024

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["Resolved"]
-
 
 class Resolved(tuple[IPAddress, ...]):
     """Addresses in the order in which they should be tried; a tuple, which is what most readers want.

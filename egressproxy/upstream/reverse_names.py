@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from egressproxy.errors import Reason
 from egressproxy.ir.policy import DnsIR
 from egressproxy.model.authority import IPAddress
-from egressproxy.upstream.dns_client import DnsAnswer, DnsFailure
+from egressproxy.upstream.dns_client import DnsFailure
+from egressproxy.upstream.dns_reply import DnsAnswer
 from egressproxy.upstream.lookups import Lookups
 from egressproxy.upstream.turns import Lookup
-
-__all__ = ["MAX_CHECKED", "AddressNames", "ReverseNames", "agrees"]
 
 #: Addresses of one answer whose names are asked for; where the check is enforced no further one is dialled.
 MAX_CHECKED = 8

@@ -15,8 +15,6 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.model.shares import FairQueue, Shares
 from egressproxy.upstream.pool import MAX_OPEN, SHARE, Claim, Pooled
 
-__all__ = ["Shareable", "SharedPool"]
-
 #: Places that a connection has, until one has said how many.
 MOST = 100
 

@@ -18,8 +18,6 @@ from typing import Generic, TypeVar
 from egressproxy.model.authority import IPAddress
 from egressproxy.upstream.dns_server import Server, parse_server
 
-__all__ = ["FILE_CHECK_S", "Ipv6Route", "SystemResolver", "WatchedFile", "parse_hosts", "parse_resolv_conf"]
-
 FILE_CHECK_S = 5.0  # how often /etc/hosts and resolv.conf are looked at
 ROUTE_CHECK_S = 60.0
 #: Source: resolv.conf(5).

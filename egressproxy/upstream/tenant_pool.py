@@ -9,8 +9,6 @@ from typing import Final, TypeVar
 
 from egressproxy.upstream.pool import MAX_OPEN, SHARE, Claim, Pool, Pooled
 
-__all__ = ["MAX_IDLE", "TenantPool"]
-
 #: Idle connections to one destination, of all tenants.
 MAX_IDLE: Final = 1024
 

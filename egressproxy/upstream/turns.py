@@ -14,8 +14,6 @@ from typing import Any
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.shares import FairQueue, Shares
 
-__all__ = ["Lookup", "Turns", "Waiter"]
-
 MAX_LOOKUPS = 500  # lookups in progress: each holds up to six sockets
 #: Of these, below one domain (the last two labels), so that silent servers of one owner delay no other domain.
 MAX_LOOKUPS_OF_DOMAIN = 200

@@ -14,8 +14,6 @@ from egressproxy.kubeapi.kubernetes_api import KubernetesApi
 from egressproxy.kubeapi.read.objects import Objects, View
 from egressproxy.model.published_object import PublishedObject
 
-__all__ = ["Holder", "admin_server", "entries", "entry", "view_of"]
-
 
 def entry(resource: Resource, status: Any = None, generation: int = 1) -> PublishedObject:
     """An object as the API is given it."""

@@ -2,7 +2,7 @@
 
 from benchmarks.comparison import Row
 from benchmarks.generators import Outcome
-from benchmarks.workloads import Round
+from benchmarks.workloads.base import Round
 
 OUTCOME = Outcome(units=3000, seconds=2.0, errors=0, p50_us=400, p99_us=900)
 

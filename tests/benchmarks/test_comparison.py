@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.comparison import compare
 from benchmarks.generators import LoadError
-from benchmarks.workloads import Round, Workload
+from benchmarks.workloads.base import Round, Workload
 from tests.benchmarks.kit import row
 
 

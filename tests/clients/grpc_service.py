@@ -20,8 +20,6 @@ from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
 
-__all__ = ["GrpcWorld"]
-
 SERVICE = "test.Service"
 #: Its calls are retried by the gateway.
 FLAKY = "test.Flaky"

@@ -10,8 +10,6 @@ from tests.support.http2 import GrpcCall, Http2Server
 from tests.support.http2_client import Http2Client, head
 from tests.support.waiting import WAIT_S
 
-__all__ = ["EchoOrigin", "Received", "exchange"]
-
 Lines = list[tuple[bytes, bytes]]
 
 

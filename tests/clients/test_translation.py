@@ -13,8 +13,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_body
-from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of
+from egressproxy.translation.apis import DEFAULT_PATHS, api_of
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import ResponseTranslator, translate_request
 from tests.translation.examples import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.conftest import Require
+from tests.clients.world import Require
 from tests.e2e.test_dns_changes import origins
 from tests.e2e.world import ALLOW_LOOPBACK, ask, client, get
 from tests.support import manifests as m

@@ -40,8 +40,6 @@ from tests.support.http2 import Http2Server
 from tests.support.http2_client import Http2Client
 from tests.support.waiting import WAIT_S
 
-__all__ = ["Http2WebSockets", "Http2Wire", "SocketWire", "WebSocketServer", "WsprotoClient", "WsprotoServer"]
-
 REFUSAL = b"no WebSockets here"
 PIECE = 65536
 

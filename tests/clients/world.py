@@ -24,8 +24,6 @@ from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
 
-__all__ = ["Outcome", "Require", "Way", "World"]
-
 #: Skips (or fails) the test where a client is not installed.
 Require = Callable[[str], None]
 

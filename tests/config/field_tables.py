@@ -18,8 +18,6 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.schema import json_schema
 from egressproxy.config.supported_fields import gateway_api_fields
 
-__all__ = ["FIELDS_PAGE", "GATEWAY_API_PAGE", "OURS", "fields_page", "gateway_api_page"]
-
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 GATEWAY_API_PAGE: Final = _DOCS / "gateway-api.md"
 FIELDS_PAGE: Final = _DOCS / "fields.md"

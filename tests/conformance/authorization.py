@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from tests.support.protobuf_wire import Value, field, fields, number, text
 
-__all__ = ["CHECK", "DENIAL", "check"]
-
 CHECK = "/envoy.service.auth.v3.Authorization/Check"
 DENIAL = "not you"
 

@@ -18,8 +18,6 @@ from urllib.parse import parse_qs, urlsplit
 from tests.conformance.authorization import CHECK, check
 from tests.support.http2 import GrpcCall, Http2Server
 
-__all__ = ["H2C_PORT", "HTTP_PORT", "TLS_PORT", "Pod"]
-
 HTTP_PORT, H2C_PORT, TLS_PORT = 3000, 3001, 8443
 WAIT_S = 20
 

@@ -13,8 +13,6 @@ from tests.support.http2_client import Answer as Stream
 from tests.support.http2_client import Http2Client
 from tests.support.waiting import WAIT_S
 
-__all__ = ["OK", "UNAVAILABLE", "UNIMPLEMENTED", "UNKNOWN", "Http2Asking", "call"]
-
 #: Statuses of gRPC, as `Answer.status` of a call has them.
 OK, UNKNOWN, UNIMPLEMENTED, UNAVAILABLE = 0, 2, 12, 14
 

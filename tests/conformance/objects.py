@@ -6,21 +6,6 @@ from typing import Any
 
 from tests.support.manifests import GATEWAY_API, Manifest, manifest
 
-__all__ = [
-    "APP",
-    "INFRA",
-    "WEB",
-    "backend_tls",
-    "filters",
-    "gateway",
-    "grant",
-    "http",
-    "https",
-    "listener_set",
-    "mirror",
-]
-__all__ += ["namespace", "policy_target", "ref", "route", "rule", "secret_ref", "service", "slices", "tls"]
-
 INFRA, APP, WEB = (f"gateway-conformance-{part}" for part in ("infra", "app-backend", "web-backend"))
 CLASS = "egressproxy"
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMS", "HOST", "INJECTOR", "Form", "clear", "second"]
-
 HOST = "models.test"
 
 PROPOSAL = "gateway.networking.k8s.io/v1alpha1"

@@ -19,8 +19,6 @@ from tests.support.pki import Pki, chain
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
 
-__all__ = ["Answer", "Suite"]
-
 CONTROLLER = "egressproxy.io/gateway-controller"
 SITES = (
     "example.org", "second-example.org", "unknown-example.org", "fourth-example.wildcard.org", "*.wildcard.org",

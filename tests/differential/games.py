@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["games"]
-
 Game = dict[str, Any]
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "P@TCH", "M" * 33, "")

@@ -32,9 +32,9 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.steps import finished
-from egressproxy.protocols.http1.chunked import ChunkedDecoder
-from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
-from egressproxy.protocols.http1.framing import Malformed
+from egressproxy.protocols.http1.chunked import ChunkedDecoder, EndOfMessage
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http1.writer import interim_bytes, request_bytes, response_bytes
 from egressproxy.protocols.tls.client_hello import ClientHelloReader, may_start_tls
 from egressproxy.routing.destinations import DestinationPolicy
@@ -46,8 +46,6 @@ from egressproxy.upstream.own_sockets import OwnSockets
 from egressproxy.upstream.pool import Claim, Pool
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation
-
-__all__ = ["PLAYS"]
 
 #: The attributes of heads: compiled code has no list of them.
 OF_REQUEST = (

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from egressproxy.processes.loader.compilation import loaded
-from tests.e2e.world import WAIT_S, read_head
+from tests.e2e.world import read_head
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 NOWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737)
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import ALLOW_LOOPBACK, WAIT_S, ask, get, read_head
+from tests.e2e.world import ALLOW_LOOPBACK, ask, get, read_head
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 GREEDY, OTHER = "127.0.0.66", "127.0.0.7"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

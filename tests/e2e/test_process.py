@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.world import ALLOW_LOOPBACK, WAIT_S, Origin, ask, client, echo, get, read_head, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, echo, get, read_head, read_message
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
+from tests.support.waiting import WAIT_S
 
 HOST = "origin.test"
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from egressproxy import build
-from tests.e2e.world import ALLOW_LOOPBACK, WAIT_S, Origin, ask, client, echo, get, read_head, read_message
+from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, echo, get, read_head, read_message
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.other_processes import looks_into_others
 from tests.support.process import GatewayProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 HOST = "origin.test"
 CONNECTIONS = 200

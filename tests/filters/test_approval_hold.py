@@ -23,12 +23,10 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import identity_of
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.config.compile.kit import FORWARD, compiled, policy
-from tests.gateway.conftest import Start, converse, converse_on
+from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, connect, forward
 from tests.support.conversation import Conversation, Peer
-
-__all__ = ["converse", "converse_on"]
 
 TYPE = "egressproxy.io/ApprovalHold:v1"
 BODY = b'{"amount": 5}'

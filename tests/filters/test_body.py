@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
-from egressproxy.filters.chain import PlacedFilter, compile_chain, finish
+from egressproxy.filters.chain import compile_chain, finish
+from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields

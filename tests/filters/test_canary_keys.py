@@ -10,13 +10,11 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from tests.gateway.conftest import Start, converse
+from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, forward
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
-
-__all__ = ["converse"]
 
 KEY = "sk-Live-4242424242424242"
 KNOWN = {"address": {"clients": [{"cidrs": ["10.0.0.9/32"], "namespace": "agents", "serviceAccount": "worker"}]}}

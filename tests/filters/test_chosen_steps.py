@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
-from egressproxy.filters.chain import PlacedFilter, compile_chain
-from egressproxy.filters.filter_step import FilterAnswered
+from egressproxy.filters.chain import compile_chain
+from egressproxy.filters.filter_step import FilterAnswered, PlacedFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 
 TYPE = FilterType("test/Any:v1", frozenset(Phase), FilterConfig, lambda _context: Filter())

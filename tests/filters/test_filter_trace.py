@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from egressproxy.filters.base import Filter, Phase, Rejected
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from tests.filters.test_error_budget import BODIES, Failing, Place
 
 NAME = "egress_filter_duration_seconds"

@@ -12,8 +12,6 @@ from tests.support.fault_proxy import Do, Fault, Http2Side, Step, When, begins, 
 from tests.support.http2 import GrpcCall
 from tests.support.http2_client import raw_frame
 
-__all__ = ["BODY", "CONNECTIONS", "HANDSHAKES", "HTTP1", "HTTP2", "Again", "Expected", "Seen"]
-
 BODY = b"a request body " * 300
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

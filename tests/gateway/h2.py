@@ -6,8 +6,6 @@ from tests.gateway.kit import TlsClient
 from tests.support.conversation import Conversation, Peer
 from tests.support.http2_client import Answer, Fields, Http2Client, head
 
-__all__ = ["Http2Peer", "speak_http2"]
-
 
 class Http2Peer(Http2Client):
     """`>>` of raw bytes goes behind everything that was said by h2. `wire` is a Peer, or TLS over one."""

@@ -10,14 +10,8 @@ import egressproxy
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.testing import exchange, response
-from egressproxy.model.exchange import (
-    MAX_NOTE_BYTES,
-    MAX_NOTES,
-    BackendOrigin,
-    Exchange,
-    LocalResponse,
-    NotesFull,
-)
+from egressproxy.model.exchange import MAX_NOTE_BYTES, MAX_NOTES, BackendOrigin, Exchange, NotesFull
+from egressproxy.model.local_response import LocalResponse
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation, scripted_filter
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from inspect import isgetsetdescriptor, ismemberdescriptor
 
-__all__ = ["attributes"]
-
 
 def attributes(one: object) -> dict[str, object]:
     """By name, those that are set."""

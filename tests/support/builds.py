@@ -6,8 +6,6 @@ import pytest
 
 from egressproxy import build
 
-__all__ = ["of_sources", "skip_where_compiled"]
-
 _WHY = "it looks into classes: for the sources alone"
 
 #: For a test that patches, subclasses or looks into what may be compiled (docs/compiled.md, "What differs").

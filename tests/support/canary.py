@@ -14,8 +14,6 @@ from urllib.parse import quote
 
 from tests.support.process import GatewayProcess
 
-__all__ = ["Canary"]
-
 
 class Canary:
     """`keys` must show nowhere. `asked` are URLs that /explain is asked about."""

@@ -37,7 +37,8 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
@@ -58,8 +59,6 @@ from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.dialer import Dialer
 from tests.support.manifests import Manifest
 from tests.support.waiting import WAIT_S
-
-__all__ = ["Conversation", "Peer", "compiled_spec", "conversation", "scripted_filter"]
 
 PIECE = 64 * 1024
 DATE = re.compile(rb"\r\nDate: ([A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d GMT)")

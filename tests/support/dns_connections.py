@@ -9,8 +9,6 @@ from typing import Self
 
 from tests.support.dns import DnsServer
 
-__all__ = ["ConnectedNameServer"]
-
 
 class ConnectedNameServer(ABC):
     """`names` answers. `connections` counts those that were accepted; `closes_after`: see the subclasses."""

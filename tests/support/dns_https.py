@@ -9,8 +9,6 @@ from tests.support.dns import DnsServer
 from tests.support.dns_connections import ConnectedNameServer
 from tests.support.http2 import Http2Server
 
-__all__ = ["HttpsNameServer"]
-
 OK = ((b":status", b"200"), (b"content-type", b"application/dns-message"))
 
 

@@ -9,8 +9,6 @@ import struct
 from tests.support.dns import DnsServer
 from tests.support.dns_connections import ConnectedNameServer
 
-__all__ = ["StreamNameServer"]
-
 
 class StreamNameServer(ConnectedNameServer):
     """`names` counts what it answers under "tcp".

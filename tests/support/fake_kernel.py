@@ -13,8 +13,6 @@ from typing import Any
 from egressproxy.net.poller import ENDED, WRITABLE
 from egressproxy.net.watched_socket import NOT_WATCHED
 
-__all__ = ["FakePoller", "FakeSocket"]
-
 
 class FakePoller:
     """The poller of some sockets. `is_full`: it can watch nothing more."""

@@ -25,20 +25,6 @@ from hyperframe.frame import GoAwayFrame, RstStreamFrame
 from tests.support.fault_server import expected
 from tests.support.http2 import GrpcCall, Http2Server
 
-__all__ = [
-    "Do",
-    "Fault",
-    "FaultProxy",
-    "Http2Side",
-    "When",
-    "begins",
-    "data",
-    "ends",
-    "goaway",
-    "rst",
-    "settings",
-]
-
 #: Between two steps: what was done before has arrived.
 _STEP_S = 0.01
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)

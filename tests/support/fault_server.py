@@ -19,8 +19,6 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Fault", "FaultServer", "expected"]
-
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CHUNKED_END = b"0\r\n\r\n"
 

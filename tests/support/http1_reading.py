@@ -8,7 +8,9 @@ from itertools import pairwise
 
 from egressproxy.errors import GatewayError
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
+from egressproxy.protocols.http1.chunked import EndOfMessage
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.attributes import attributes
 
 

@@ -20,8 +20,6 @@ from h2.settings import SettingCodes, Settings
 
 from tests.support.conversation import Conversation, Peer
 
-__all__ = ["GrpcCall", "Http2Origin", "Http2Server"]
-
 
 @dataclass
 class GrpcCall:

@@ -19,8 +19,6 @@ from hyperframe.frame import GoAwayFrame
 
 from egressproxy.protocols.http2.frames import GOAWAY, RST_STREAM, FrameSplitter, stream_of
 
-__all__ = ["Answer", "Http2Client", "raw_frame"]
-
 Fields = Iterable[tuple[bytes, bytes]]
 
 

@@ -7,8 +7,6 @@ import shutil
 
 import pytest
 
-__all__ = ["find_kubectl"]
-
 
 def find_kubectl() -> str:
     """Its path. A test that needs it is skipped without it, and fails in a pipeline (EGRESSPROXY_CLIENTS=required)."""

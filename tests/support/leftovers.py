@@ -18,8 +18,6 @@ import pytest
 
 from tests.support.conversation import Conversation
 
-__all__ = ["Leftovers", "leftovers_of"]
-
 
 class Leftovers:
     """Objects of these kinds that the test has left alive; what other tests of the process keep does not count."""

@@ -8,8 +8,6 @@ import pytest
 
 from egressproxy.net.loop import loop_name, new_loop
 
-__all__ = ["BOTH_LOOPS"]
-
 #: For a test that makes its loop itself, with the argument `factory`.
 BOTH_LOOPS = pytest.mark.parametrize(
     "factory", [pytest.param(new_loop, id=loop_name()), pytest.param(asyncio.SelectorEventLoop, id="asyncio")]

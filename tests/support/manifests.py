@@ -9,23 +9,6 @@ from typing import Any
 
 import yaml
 
-__all__ = [
-    "Manifest",
-    "backend",
-    "config_map",
-    "dynamic",
-    "failover",
-    "forward_listener",
-    "gateway",
-    "http_listener",
-    "http_route",
-    "policy",
-    "prefix_rule",
-    "secret",
-    "tls_route",
-    "write",
-]
-
 Manifest = dict[str, Any]
 
 GATEWAY_API = "gateway.networking.k8s.io"

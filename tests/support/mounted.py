@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
-__all__ = ["mount"]
-
 _versions = count(1)
 
 

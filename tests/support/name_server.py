@@ -16,8 +16,6 @@ from tests.support.dns import DnsServer, Rule
 from tests.support.dns_stream import StreamNameServer
 from tests.support.waiting import WAIT_S
 
-__all__ = ["NameServer"]
-
 
 class NameServer:
     """`zone` holds the rules and may be changed while it runs. Without "*", other names do not exist. With a `context`

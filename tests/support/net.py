@@ -7,8 +7,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["can_bind_low_ports", "free_port", "loopback_address", "refusing_address"]
-
 _LOWEST_PORT = 10_000
 _PORTS_OF_A_BLOCK = 64
 _chosen = random.SystemRandom()

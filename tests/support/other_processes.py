@@ -10,8 +10,6 @@ import pytest
 
 from tests.support.waiting import WAIT_S
 
-__all__ = ["AS_IN_A_CONTAINER", "can_look_into", "is_closed_to_others", "looks_into_others"]
-
 #: Runs the rest of its line without the capability to look into every process, as a container's root is.
 AS_IN_A_CONTAINER = (
     ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"] if os.geteuid() == 0 else []

@@ -15,8 +15,6 @@ from functools import cache
 
 from tests.support.waiting import WAIT_S
 
-__all__ = ["as_nobody", "can_have_own_network", "load_rules", "own_network"]
-
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 #: A user that is not the gateway's.

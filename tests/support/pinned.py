@@ -11,8 +11,6 @@ from types import FrameType, ModuleType
 
 from egressproxy.protocols.tunnel import socket_tunnel
 
-__all__ = ["pinned"]
-
 #: Frames hold what this function itself looks at. What a module holds stands in its dictionary, which is looked at;
 #: to ask the module itself would bring objects to life that CPython 3.12 has freed and keeps for later (`_asyncio`).
 _LEFT_OUT = (FrameType, ModuleType)

@@ -21,8 +21,6 @@ from tests.support import manifests
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
 
-__all__ = ["GatewayProcess"]
-
 
 class GatewayProcess:
     """`egressproxy run --config … --admin …`, its diagnostics and its access log in files below `folder`.

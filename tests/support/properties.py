@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["examples"]
-
 
 def examples(many: int) -> int:
     """The examples of one property: so many in the pipeline (`CI`), a quarter of them where somebody waits.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["Value", "WireError", "field", "fields", "number", "text"]
-
 #: A varint, or the octets of everything that has a length. Fixed-size values come as their octets.
 Value = int | bytes
 

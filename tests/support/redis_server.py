@@ -17,8 +17,6 @@ import pytest
 from tests.support.net import free_port
 from tests.support.waiting import wait_until
 
-__all__ = ["PASSWORD", "RedisServer", "redis_server"]
-
 PASSWORD = "the-password-of-the-redis"
 
 

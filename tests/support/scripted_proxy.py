@@ -8,8 +8,6 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Final, Self
 
-__all__ = ["BasicProxy", "SocksProxy"]
-
 WAIT_S: Final = 30.0
 CHALLENGE: Final = b'Proxy-Authenticate: Negotiate\r\nProxy-Authenticate: Basic realm="corp"\r\n'
 REFUSED: Final = b"\x05\x05\x00\x01\x00\x00\x00\x00\x00\x00"

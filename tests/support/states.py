@@ -12,8 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ILLEGAL", "Table", "check", "tables"]
-
 Table = dict[tuple[str, str], str]
 
 #: Steps that were taken and are in no table; the hook in tests/conftest.py takes them out.

@@ -14,8 +14,6 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tests.support import manifests as m
 from tests.support.manifests import Manifest
 
-__all__ = ["AUDIENCE", "ISSUER", "TokenIssuer", "b64"]
-
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 AUDIENCE = "egress"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["trailing_filter"]
-
 _TEXT = """
 from egressproxy.filters import Filter, Rejected
 

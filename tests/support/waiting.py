@@ -11,8 +11,6 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["WAIT_S", "until", "wait_until"]
-
 #: For one event. A machine that is slower still says so: EGRESSPROXY_TEST_PATIENCE=3 makes it three times as long.
 WAIT_S = 60.0 * float(os.environ.get("EGRESSPROXY_TEST_PATIENCE", "1"))
 _LOOK_AGAIN_S = 0.01

@@ -9,8 +9,6 @@ from typing import Any
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
 
-__all__ = ["JSON", "Client"]
-
 JSON = "application/json"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from egressproxy.translation.apis import Api
+from egressproxy.ai_apis.apis import Api
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,

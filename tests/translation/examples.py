@@ -8,7 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from egressproxy.translation.apis import DEFAULT_PATHS, Api
+from egressproxy.ai_apis.apis import Api
+from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
 
 CHAT, RESPONSES, ANTHROPIC = Api.OPENAI_CHAT, Api.OPENAI_RESPONSES, Api.ANTHROPIC

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressproxy.translation.apis import DEFAULT_PATHS, Api
+from egressproxy.ai_apis.apis import Api
+from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES
 from egressproxy.translation.translator import ResponseTranslator
 from tests.translation.examples import (

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of, belongs_to_one_api, describes_the_body
+from egressproxy.ai_apis.apis import Api
+from egressproxy.translation.apis import DEFAULT_PATHS, api_of, belongs_to_one_api, describes_the_body
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_body
-from egressproxy.translation.apis import DEFAULT_PATHS, Api
+from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.errors import Untranslatable, error_in
 from tests.translation.examples import ANTHROPIC, CHAT, RESPONSES
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
-from egressproxy.translation.apis import DEFAULT_PATHS, Api
+from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.conversation import (
     Conversation,
     Effort,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
-from egressproxy.translation.apis import Api
 from egressproxy.translation.conversation import (
     Delta,
     Finished,

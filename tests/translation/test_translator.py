@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.json_size import MAX_PARTS
-from egressproxy.translation.apis import Api
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES
 from egressproxy.translation.translator import ResponseTranslator, translate_request

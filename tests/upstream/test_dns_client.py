@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_client import MAX_FORGED, DnsAnswer, DnsClient, DnsFailure
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
+from egressproxy.upstream.dns_client import MAX_FORGED, DnsClient, DnsFailure
+from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import Server, parse_server
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S

@@ -15,9 +15,9 @@ from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.policy import DnsIR
 from egressproxy.upstream import dns_https
-from egressproxy.upstream.dns_client import DnsAnswer, DnsClient, DnsFailure
+from egressproxy.upstream.dns_client import DnsClient, DnsFailure
 from egressproxy.upstream.dns_https import DnsHttps, HttpsFailure
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
+from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import parse_server
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule

@@ -14,8 +14,8 @@ import pytest_asyncio
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream import dns_stream
-from egressproxy.upstream.dns_client import DnsAnswer, DnsClient, DnsFailure
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
+from egressproxy.upstream.dns_client import DnsClient, DnsFailure
+from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import parse_server
 from egressproxy.upstream.dns_stream import DnsStream
 from tests.support.dns import DnsServer, Rule

@@ -15,8 +15,8 @@ from h2.settings import SettingCodes
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream import dns_https
-from egressproxy.upstream.dns_client import DnsAnswer, DnsClient, DnsFailure
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES
+from egressproxy.upstream.dns_client import DnsClient, DnsFailure
+from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import parse_server
 from tests.support.dns import DnsServer, Rule
 from tests.support.dns_https import OK, HttpsNameServer

@@ -10,7 +10,8 @@ import pytest
 from egressproxy.errors import Reason
 from egressproxy.ir.policy import DnsIR
 from egressproxy.upstream import reverse_names, turns
-from egressproxy.upstream.dns_client import DnsAnswer, DnsFailure
+from egressproxy.upstream.dns_client import DnsFailure
+from egressproxy.upstream.dns_reply import DnsAnswer
 from egressproxy.upstream.reverse_names import AddressNames, ReverseNames, agrees
 
 ADDRESS = ip_address("192.0.2.7")

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 
-__all__ = [
-    "CertificateProblem",
-    "Span",
-    "ca_problem",
-    "common_ca",
-    "covers",
-    "outside_constraints",
-    "read_ca_bundle",
-    "read_crls",
-    "read_key_pair",
-]
-
 #: SHA-224, 112 bits.
 _MIN_DIGEST_BYTES: Final = 28
 #: From when until when something is valid, since the epoch.

@@ -29,16 +29,7 @@ from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import OUT_OF_TIME, ListenerPlan
 from egressproxy.config.compile.generations import first_seen, generations_of
-from egressproxy.config.compile.interface import (
-    CATALOG,
-    Compiled,
-    Defaults,
-    FilterCatalog,
-    Key,
-    Materials,
-    Status,
-    age_of,
-)
+from egressproxy.config.compile.interface import CATALOG, Compiled, Defaults, FilterCatalog, Materials, Status, age_of
 from egressproxy.config.compile.object_problems import problem_at, unserved
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
@@ -64,8 +55,7 @@ from egressproxy.ir.gateway import ConfigIR, KeyUrlIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.certificate import CertificateUse
-
-__all__ = ["compile_config"]
+from egressproxy.model.published_object import Key
 
 #: A backend of a route stands for a place that policy denies.
 _DENIED = "egressproxy.io/Denied"

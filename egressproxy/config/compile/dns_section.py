@@ -7,8 +7,6 @@ from ipaddress import ip_address
 
 from egressproxy.config.resources.policy import Dns
 
-__all__ = ["dns_blockers", "dns_notes", "plain_servers"]
-
 _HTTPS = "https://"
 
 

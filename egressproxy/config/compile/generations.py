@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from egressproxy.config.compile.interface import Compiled, Key
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.reading.load import ResourceSet
-
-__all__ = ["first_seen", "generations_of"]
+from egressproxy.model.published_object import Key
 
 
 def first_seen(resources: ResourceSet, previous: Compiled | None) -> dict[Key, str]:

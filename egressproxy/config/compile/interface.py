@@ -11,31 +11,13 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from egressproxy.config.reading.problems import Problem
-from egressproxy.config.resources.meta import OUR_GROUP, Key, Resource
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.errors import Denied
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import ExtensionIR, PolicyIR
 from egressproxy.model.certificate import Validity
-
-__all__ = [
-    "CATALOG",
-    "CONTROLLER",
-    "BackendReference",
-    "Compiled",
-    "Defaults",
-    "FilterCatalog",
-    "FilterTypeInfo",
-    "Key",
-    "Materials",
-    "Reference",
-    "RefusesBackends",
-    "SecretReference",
-    "Status",
-    "age_of",
-    "kind_of",
-    "scope_of",
-]
+from egressproxy.model.published_object import Key
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"

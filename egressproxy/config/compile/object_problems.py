@@ -5,8 +5,6 @@ from __future__ import annotations
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
-__all__ = ["problem_at", "unserved"]
-
 
 def problem_at(
     resource: Resource,

@@ -23,7 +23,7 @@ from egressproxy.config.compile.certificates import (
     read_crls,
     read_key_pair,
 )
-from egressproxy.config.compile.interface import Key, Materials, Reference, SecretReference
+from egressproxy.config.compile.interface import Materials, Reference, SecretReference
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ClusterTrustBundle, ConfigMap, Namespace, Pod, Secret
@@ -32,9 +32,8 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes as SecretValue
-
-__all__ = ["References", "UnresolvedCollector", "UnresolvedRef", "resolve_each"]
 
 R = TypeVar("R")
 T = TypeVar("T")

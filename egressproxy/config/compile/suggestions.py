@@ -10,8 +10,6 @@ from heapq import nsmallest
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import Namespace, Secret
 
-__all__ = ["NameSuggestions"]
-
 #: Names that are compared in one compilation to find what was meant: some 30 us each.
 MAX_COMPARISONS = 50_000
 

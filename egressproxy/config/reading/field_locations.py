@@ -9,8 +9,6 @@ from egressproxy.config.explanations import path_text
 from egressproxy.config.reading.yaml import Document
 from egressproxy.config.resources.meta import Spot
 
-__all__ = ["field_locations"]
-
 Path = tuple[str | int, ...]
 
 #: Fields whose places are kept, with those of all fields below: what they say is judged after the documents are gone.

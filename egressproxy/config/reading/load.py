@@ -30,13 +30,12 @@ from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLoca
 from egressproxy.config.resources.core import ClusterTrustBundle, Secret
 from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import kind_class
-from egressproxy.config.resources.meta import OUR_GROUP, Key, Origin, Resource, without_nulls
+from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, without_nulls
 from egressproxy.config.resources.others import is_for_gateways, why_left_out
 from egressproxy.model import state_folder
+from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
-
-__all__ = ["ResourceSet", "load", "load_text"]
 
 #: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
 _TIMES = (315_532_800, 4_102_444_800)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SUFFIXES", "manifest_files"]
-
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 

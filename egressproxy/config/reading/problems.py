@@ -10,8 +10,6 @@ from typing import Self
 
 from pydantic.alias_generators import to_camel
 
-__all__ = ["ConfigError", "Problem", "Severity"]
-
 
 class Severity(StrEnum):
     """What follows from a problem. The values are those of machine-readable output."""

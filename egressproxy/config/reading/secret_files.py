@@ -17,8 +17,6 @@ from typing import Final
 from egressproxy.config.reading.problems import Problem
 from egressproxy.model.secret_source import SecretSource
 
-__all__ = ["MAX_BYTES", "SecretData", "read_secrets", "secret_folders"]
-
 #: Of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).
 MAX_BYTES: Final = 1024 * 1024
 #: In one folder.

@@ -15,8 +15,6 @@ from typing import Final
 from egressproxy.config.reading.problems import Problem
 from egressproxy.model.secret_source import SecretSource
 
-__all__ = ["read_trust_bundles"]
-
 #: Of one file, and of a whole bundle; the CAs of an operating system have 250 KB.
 MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_FILES: Final = 4096

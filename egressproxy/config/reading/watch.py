@@ -23,8 +23,6 @@ from egressproxy.config.reading.manifests import SUFFIXES, manifest_files
 from egressproxy.config.reading.secret_files import secret_folders
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
-__all__ = ["changes"]
-
 #: A change has settled when nothing more comes for this long …
 _QUIET_MS = 50
 #: … but a folder that is written to without end is reported after this.

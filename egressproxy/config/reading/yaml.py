@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-__all__ = ["MAX_FILE_BYTES", "Document", "Fault", "SourceLocation", "read_documents"]
-
 MAX_FILE_BYTES = 16 * 1024 * 1024
 #: A node takes about half a kilobyte while it is read.
 MAX_NODES = 1_000_000

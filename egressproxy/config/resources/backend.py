@@ -20,19 +20,6 @@ from egressproxy.config.resources.policy import Dns
 from egressproxy.config.resources.values import Name, RefusedValue, check_unique
 from egressproxy.config.resources.x_backend import BackendTlsValidation, XBackend, XBackendSpec
 
-__all__ = [
-    "Backend",
-    "BackendTlsPolicy",
-    "DestinationSpec",
-    "GatewayBackend",
-    "GatewayXBackendDestination",
-    "PrototypeBackend",
-    "WorkingGroupBackend",
-    "WorkingGroupBackendSpec",
-    "WorkingGroupExtension",
-    "XBackendDestination",
-]
-
 
 class WorkingGroupExtension(Extension):
     """The proposals call the configuration `rawConfig` in places, and give no name in others.

@@ -23,17 +23,6 @@ from egressproxy.config.resources.values import (
 )
 from egressproxy.model.secret import SecretBytes
 
-__all__ = [
-    "ClusterTrustBundle",
-    "ConfigMap",
-    "EndpointSlice",
-    "Namespace",
-    "Pod",
-    "Service",
-    "ServiceAccount",
-    "ServicePort",
-]
-
 REDACTED = "cmVkYWN0ZWQ="  # base64 of "redacted": clients of an API decode it
 
 

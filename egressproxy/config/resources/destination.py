@@ -36,18 +36,6 @@ from egressproxy.config.resources.values import (
 )
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
 
-__all__ = [
-    "PUBLISHED",
-    "AiOptions",
-    "BackendDestination",
-    "BackendPort",
-    "BackendTls",
-    "Failover",
-    "FailoverEndpoint",
-    "FqdnTls",
-    "McpOptions",
-]
-
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
 

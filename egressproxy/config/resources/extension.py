@@ -19,8 +19,6 @@ from egressproxy.config.resources.values import (
     require_one_of,
 )
 
-__all__ = ["Extension", "PayloadProcessingPipeline"]
-
 PhaseName = Literal[
     "request-headers",
     "request-body",

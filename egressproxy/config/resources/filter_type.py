@@ -11,8 +11,6 @@ from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.values import DeclaredType, Label, Name, require_one_of
 
-__all__ = ["ConfigMapKeyReference", "ConfigSchema", "FilterTypeDefinition", "ProcessorSource", "PythonSource"]
-
 
 class ConfigMapKeyReference(Model):
     """One entry of a ConfigMap."""

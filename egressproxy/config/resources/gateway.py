@@ -21,8 +21,6 @@ from egressproxy.config.resources.values import Label, Name, Port, RefusedValue,
 from egressproxy.ir.gateway import TlsMode
 from egressproxy.model.unix_socket import UNIX_SOCKET, UnixSocket, parse_unix_socket
 
-__all__ = ["FrontendValidation", "Gateway", "GatewayClass", "Listener", "ListenerSet"]
-
 
 class ParametersReference(LocalObjectReference):
     namespace: Label | None = None

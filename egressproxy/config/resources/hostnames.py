@@ -14,8 +14,6 @@ from pydantic import AfterValidator
 from egressproxy.config.resources.values import MAX_HOSTNAME, SUBDOMAIN, RefusedValue
 from egressproxy.model.authority import AuthorityError, parse_host
 
-__all__ = ["DestinationHostname", "ExternalHostname", "Hostname", "PreciseHostname", "SingleHostname"]
-
 _MORE_THAN_A_HOST = re.compile(r"([a-z][a-z0-9+.-]*://)?((?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?)(:[0-9]+)?(/.*)?", re.ASCII)
 _LIKE_AN_ADDRESS = re.compile(r"[0-9a-fA-F:.%\[\]]+")
 

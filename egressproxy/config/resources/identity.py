@@ -22,8 +22,6 @@ from egressproxy.config.resources.values import (
 from egressproxy.identity.certificates import read_subject
 from egressproxy.identity.key_uris import read_key_uri
 
-__all__ = ["CertificateClient", "CertificateIdentity", "Identity", "TokenIdentity", "TokenIssuer"]
-
 
 def _subject(text: str) -> str:
     try:

@@ -30,8 +30,6 @@ from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 
-__all__ = ["BY_API_VERSION", "KINDS", "kind_class"]
-
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass,
     Gateway,

@@ -10,9 +10,6 @@ from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
 from egressproxy.config.resources.values import Count, Duration, HeaderName, Positive, RefusedValue, check_unique
 
-__all__ = ["AmountRate", "Concurrency", "LimitStore", "Limits", "Rate"]
-
-
 LimitKey = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
 LimitUnit = Literal["Second", "Minute", "Hour", "Day", "Month"]
 

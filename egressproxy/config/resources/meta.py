@@ -16,19 +16,6 @@ from pydantic.alias_generators import to_camel
 from egressproxy.config.resources.values import NULL_IS_EMPTY_MAP, Int, Label, Subdomain, Timestamp
 from egressproxy.model.published_object import Key
 
-__all__ = [
-    "GATEWAY_GROUP",
-    "OUR_GROUP",
-    "Key",
-    "LabelSelector",
-    "Model",
-    "ObjectMeta",
-    "OpenModel",
-    "Origin",
-    "Resource",
-    "without_nulls",
-]
-
 GATEWAY_GROUP = "gateway.networking.k8s.io"
 OUR_GROUP = "egressproxy.io"
 

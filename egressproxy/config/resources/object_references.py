@@ -9,18 +9,6 @@ from pydantic import Field, field_validator
 from egressproxy.config.resources.meta import GATEWAY_GROUP, Model
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue
 
-__all__ = [
-    "BackendObjectReference",
-    "Group",
-    "Kind",
-    "LocalObjectReference",
-    "ObjectReference",
-    "ParentGatewayReference",
-    "ParentReference",
-    "PolicyTargetReference",
-    "SecretObjectReference",
-]
-
 Group = Annotated[str, Field(max_length=253)]
 Kind = Annotated[str, Field(pattern=r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$", max_length=63)]
 

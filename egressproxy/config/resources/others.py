@@ -7,8 +7,6 @@ misspelt one of ours, and stays an error; so does everything in the groups of ou
 
 from __future__ import annotations
 
-__all__ = ["is_for_gateways", "why_left_out"]
-
 #: Group -> kinds, of whatever version.
 _KUBERNETES: dict[str, frozenset[str]] = {
     "": frozenset({

@@ -12,8 +12,6 @@ from egressproxy.config.resources.meta import OUR_GROUP, Model
 from egressproxy.config.resources.object_references import Group, Kind, SecretObjectReference
 from egressproxy.config.resources.values import Bool, Cidr, Label, Port, RefusedValue
 
-__all__ = ["BackendParent", "NoProxyEntry", "ParentProxyRef"]
-
 
 class NoProxyEntry(Model):
     """Destinations that no parent is asked for, by name, or by address where a client names an address."""

@@ -30,8 +30,6 @@ from egressproxy.config.resources.values import (
 )
 from egressproxy.ir.policy import Dnssec, Family, Mode, ReverseCheck, SniCheck
 
-__all__ = ["AddressEntry", "Addresses", "DestinationEntry", "Dns", "EgressPolicy", "EgressPolicySpec"]
-
 # --- destinations and addresses --------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,6 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import Group, Kind
 from egressproxy.config.resources.values import Label, Name
 
-__all__ = ["ReferenceGrant"]
-
 
 class ReferenceGrantFrom(Model):
     group: Group

@@ -20,8 +20,6 @@ from egressproxy.config.resources.values import (
     require_own_block,
 )
 
-__all__ = ["CircuitBreaker", "HealthCheck", "LoadBalancer", "require_time"]
-
 Status = Annotated[int, Field(strict=True, ge=100, le=599)]
 
 

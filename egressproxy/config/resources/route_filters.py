@@ -23,21 +23,6 @@ from egressproxy.config.resources.values import (
     require_own_block,
 )
 
-__all__ = [
-    "ExternalAuthFilter",
-    "GrpcFilter",
-    "GrpcFilters",
-    "HeaderModifier",
-    "HeaderText",
-    "HttpFilter",
-    "HttpFilters",
-    "PathModifier",
-    "RequestMirror",
-    "RequestRedirect",
-    "UrlRewrite",
-]
-
-
 HeaderText = Annotated[str, Field(min_length=1, max_length=4096)]
 
 

@@ -12,8 +12,6 @@ from egressproxy.config.resources.route_filters import HeaderText
 from egressproxy.config.resources.values import HeaderName, RefusedValue, check_unique
 from egressproxy.ir.route import MatchType, PathMatchType
 
-__all__ = ["GrpcMatch", "GrpcMatches", "HeaderMatch", "HttpMatch", "HttpMatches", "QueryParamMatch"]
-
 Method = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
 
 

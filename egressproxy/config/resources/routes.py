@@ -17,21 +17,6 @@ from egressproxy.config.resources.route_matches import GrpcMatch, GrpcMatches, H
 from egressproxy.config.resources.values import Duration, RefusedValue, Subdomain, check_unique
 from egressproxy.ir.route import PathMatchType
 
-__all__ = [
-    "AnyRoute",
-    "BackendRef",
-    "GrpcRoute",
-    "GrpcRule",
-    "HttpBackendRef",
-    "HttpRoute",
-    "HttpRule",
-    "Retry",
-    "SessionPersistence",
-    "StreamRule",
-    "TcpRoute",
-    "TlsRoute",
-]
-
 
 class BackendRef(BackendObjectReference):
     """A backend and its share of the rule's traffic; weight 0 gets none."""

@@ -16,8 +16,6 @@ from egressproxy.config.resources.values import RefusedValue
 from egressproxy.ir.backend import Protocol
 from egressproxy.model.near_names import did_you_mean
 
-__all__ = ["ModeName", "ProtocolName", "TypeName"]
-
 _TYPES = {
     **{name.lower(): name for name in ("Fqdn", "Ip", "Service", "Dynamic", "Failover")},
     "ipaddress": "Ip",

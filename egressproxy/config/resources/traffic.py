@@ -11,8 +11,6 @@ from egressproxy.config.resources.resilience import CircuitBreaker, HealthCheck,
 from egressproxy.config.resources.values import Count, Duration, Percent
 from egressproxy.ir.policy import Priority
 
-__all__ = ["Hedging", "Retries", "Traffic", "TrafficTimeouts"]
-
 
 class TrafficTimeouts(Model):
     """0s disables."""

@@ -33,34 +33,6 @@ from egressproxy.model.fields import TOKEN
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.spiffe import TRUST_DOMAIN
 
-__all__ = [
-    "NULL_IS_EMPTY_LIST",
-    "NULL_IS_EMPTY_MAP",
-    "Address",
-    "Bool",
-    "Cidr",
-    "Count",
-    "DeclaredType",
-    "Duration",
-    "ExtensionType",
-    "HeaderName",
-    "Int",
-    "Label",
-    "Name",
-    "Percent",
-    "Pin",
-    "Port",
-    "Positive",
-    "RefusedValue",
-    "SecretValue",
-    "ServerAddress",
-    "Subdomain",
-    "Timestamp",
-    "check_unique",
-    "require_one_of",
-    "require_own_block",
-]
-
 
 def check_unique(values: Iterable[object], what: str, where: str) -> None:
     """Raises RefusedValue if a value stands more than once: "`what` x stands more than once in `where`"."""

@@ -14,8 +14,6 @@ from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.resources.object_references import LocalObjectReference, SecretObjectReference
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue
 
-__all__ = ["BackendTlsValidation", "XBackend", "XBackendPort", "XBackendSpec", "XBackendValidation"]
-
 
 class SubjectAltName(Model):
     type: Literal["Hostname", "URI"]

@@ -21,8 +21,6 @@ from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["MODEL_POLICY", "ModelAlias", "ModelPolicy", "ModelPolicyConfig", "ModelRoute"]
-
 _Name = Annotated[str, Within(min_length=1, max_length=253)]
 #: Methods that ask no model for anything where they have no body.
 _READING: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))

@@ -13,8 +13,6 @@ from typing import Annotated, Final
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import FilterConfig, Within
 
-__all__ = ["REGION_LOCK", "RegionLock", "RegionLockConfig"]
-
 #: The kinds whose `extensions` the compiler looks through for it.
 _KINDS: Final = ("EgressPolicy", "Backend")
 

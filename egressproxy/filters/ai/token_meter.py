@@ -25,8 +25,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.telemetry.label_sets import OVERFLOW
 
-__all__ = ["TOKEN_METER", "TokenMeter", "TokenMeterConfig"]
-
 #: The boundaries that the conventions name.
 TOKEN_BUCKETS: Final = tuple(4.0**power for power in range(14))
 FIRST_TOKEN_BUCKETS: Final = (

@@ -22,9 +22,8 @@ from egressproxy.filters.ai.tool_streams import ToolStream
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
-from egressproxy.model.exchange import Exchange, LocalResponse
-
-__all__ = ["TOOL_POLICY", "ToolPolicy", "ToolPolicyConfig"]
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
 INVALID_PARAMS: Final = -32602

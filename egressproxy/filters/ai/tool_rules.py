@@ -14,8 +14,6 @@ from typing import Annotated, Any, Final
 from egressproxy.filters.content.own_patterns import Expression, compiled
 from egressproxy.filters.settings import FilterConfig, Within, matching
 
-__all__ = ["Condition", "NameEntry", "NameRules", "Names", "ToolEntry", "ToolRules", "Tools"]
-
 #: Longer names are no names: they are denied.
 MAX_NAME: Final = 1024
 #: Values of one argument that are looked at, and characters of each.

@@ -16,8 +16,6 @@ from egressproxy.ai_apis.strict_json import Unreadable, loads, looks_like_json
 from egressproxy.ai_apis.texts import TextKind, inner_json
 from egressproxy.errors import GatewayError
 
-__all__ = ["MAX_HELD", "ToolStream"]
-
 #: Bytes that are held while a call is not whole.
 MAX_HELD: Final = 4 * 1024 * 1024
 #: Calls of one answer.

@@ -20,8 +20,6 @@ from egressproxy.filters.content.redactor import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 
-__all__ = ["AUDIT", "Audit", "AuditUnavailable"]
-
 #: Longer values of fields are cut, in bytes.
 _MAX_VALUE: Final = 1024
 _MAX_PATH: Final = 4096

@@ -19,8 +19,6 @@ from egressproxy.filters.content.redactor import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 
-__all__ = ["LateText", "SeenBody"]
-
 #: Of a body that is read as a whole, in bytes: longer ones tell no models and tools.
 MAX_JSON: Final = 4 * 1024 * 1024
 #: Names that a record tells of each kind.

@@ -16,8 +16,6 @@ from typing import Final
 from egressproxy.filters.audit.record_chain import BadLine, Link, made_line, read_line
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["chains_in", "file_name", "for_its_owner", "head_path", "read_head", "write_head"]
-
 _FILE: Final = re.compile(r"audit-([0-9]{1,4})-([0-9]{6,})\.jsonl")
 
 

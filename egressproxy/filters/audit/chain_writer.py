@@ -27,8 +27,6 @@ from egressproxy.filters.audit.chain_files import chains_in, file_name, for_its_
 from egressproxy.filters.audit.record_chain import HMAC_SHA256, SHA256, BadLine, Link, made_line, read_line
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["ChainSettings", "ChainWriter", "Sync", "stamp", "writer_of"]
-
 log = logging.getLogger(__name__)
 
 #: Chains of one folder: more than a machine has workers.

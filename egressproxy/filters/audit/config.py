@@ -11,8 +11,6 @@ from egressproxy.filters.settings import FieldName, FilterConfig, SecretRef, Wit
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["AuditConfig", "folder_problem", "secret_refs"]
-
 #: Fields whose values are credentials, or may be: they are in no record.
 _NEVER = frozenset((
     "authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "x-goog-api-key",

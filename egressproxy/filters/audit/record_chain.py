@@ -18,8 +18,6 @@ from typing import Any, Final
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["FIRST", "HMAC_SHA256", "SHA256", "BadLine", "Link", "made_line", "read_line"]
-
 #: What the first record of a chain has for the hash before it.
 FIRST: Final = "0" * 64
 SHA256: Final = "sha256"

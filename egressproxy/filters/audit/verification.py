@@ -16,8 +16,6 @@ from egressproxy.filters.audit.chain_files import chains_in, head_path, read_hea
 from egressproxy.filters.audit.record_chain import FIRST, HMAC_SHA256, BadLine, Link, read_line
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["Anchor", "ChainReport", "Finding", "records_in", "verified"]
-
 
 class Anchor(NamedTuple):
     """A record that was seen before: its chain, number and hash. One kept elsewhere shows that a chain was replaced."""

@@ -48,12 +48,11 @@ from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields, every_spelling, media_type
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.shares import client_of
-
-__all__ = ["CACHE", "Cache", "CacheConfig", "states"]
 
 #: Fields of requests that change answers of the APIs that are known, whether Vary says so or not.
 _TELLING: Final = (

@@ -13,8 +13,6 @@ from egressproxy.ai_apis.streams import StreamReader, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 
-__all__ = ["whole_answer"]
-
 #: What the last events of streams are called: OpenAI's responses, Anthropic's messages.
 _LAST: Final = frozenset(("response.completed", "message_stop"))
 #: OpenAI chat and completions end with this, which is no JSON (an event has a line for it).

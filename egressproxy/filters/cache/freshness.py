@@ -10,8 +10,6 @@ from email.utils import parsedate_to_datetime
 
 from egressproxy.model.fields import Fields
 
-__all__ = ["cache_control", "lifetime_s", "may_store"]
-
 #: RFC 9111 section 3.5: with one of these a shared cache may keep the answer to a request with Authorization.
 _PERMITS_AUTHORIZED = ("public", "must-revalidate", "s-maxage")
 

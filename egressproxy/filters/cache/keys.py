@@ -13,18 +13,6 @@ from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = [
-    "CREDENTIALS",
-    "canonical",
-    "credentials_of",
-    "digest",
-    "in_order",
-    "is_known",
-    "is_named",
-    "telling",
-    "told_by",
-]
-
 #: What says who the client is, to a backend: in every spelling.
 CREDENTIALS: Final = every_spelling((
     "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "x-amz-security-token",

@@ -23,8 +23,6 @@ from egressproxy.filters.calls import CallFailed, FilterCall
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, Within
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["Embedder", "MeaningIndex", "SemanticConfig", "Vector", "question_of"]
-
 #: Numbers of a vector. Longer than those of any model today.
 MAX_DIMENSIONS = 8192
 #: Characters of a question: models take some thousand tokens.

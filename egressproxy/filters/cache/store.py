@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from egressproxy.ai_apis.usage import TokenUsage
 
-__all__ = ["AnswerStore", "StoredAnswer"]
-
 #: What an entry costs beside its bytes.
 _OVERHEAD = 1024
 

@@ -9,8 +9,6 @@ from typing import Final
 from egressproxy.filters.content.numbers import stands_alone
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["IPAddresses"]
-
 #: `ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255`
 _MAX_LENGTH: Final = 45
 #: A fifth number makes it a version or the like.

@@ -13,9 +13,6 @@ from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.stream_events import Channel
 from egressproxy.ai_apis.strict_json import dumps
 
-__all__ = ["AnswerEnd", "BegunResponse", "end_of", "mark_as_cut", "written_end"]
-
-
 #: Characters of texts that are kept for the last event.
 MAX_SENT: Final = 1024 * 1024
 #: The texts of a message: the type of each part, and the member that has its text.

@@ -17,20 +17,6 @@ from egressproxy.ai_apis.texts import Found, TextKind, TextRole, where
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, finder
 
-__all__ = [
-    "BodyKind",
-    "BodyText",
-    "BodyTexts",
-    "FormDocument",
-    "JsonDocument",
-    "document_of",
-    "is_binary",
-    "kind_of",
-    "may_be_binary",
-    "media_type_of",
-    "type_and_kind_of",
-]
-
 
 class BodyKind(Enum):
     """How texts stand in a body."""

@@ -8,21 +8,6 @@ import re
 from functools import cache
 from typing import Final
 
-__all__ = [
-    "IBAN_LENGTHS",
-    "is_aadhaar",
-    "is_card",
-    "is_codice_fiscale",
-    "is_cpf",
-    "is_dni",
-    "is_iban",
-    "is_luhn",
-    "is_nir",
-    "is_pesel",
-    "is_resident_id_of_china",
-    "is_steuer_id",
-]
-
 #: The length of an IBAN by country, from SWIFT's IBAN registry.
 IBAN_LENGTHS: Final = {
     "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22, "BI": 27, "BR": 29,

@@ -9,8 +9,6 @@ from typing import Final
 
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["Emails"]
-
 #: RFC 5321 section 4.5.3.1: octets there, characters here.
 _MAX_LOCAL: Final = 64
 _MAX_DOMAIN: Final = 253

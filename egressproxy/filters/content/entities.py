@@ -15,8 +15,6 @@ from egressproxy.filters.content.secret_keys import SecretKeys
 from egressproxy.filters.content.spans import Detector, Scanner
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["ENTITIES", "KEYS", "check_countries", "scanner_of"]
-
 KEYS: Final = frozenset(("API_KEY", "JWT", "PRIVATE_KEY"))
 #: Name -> what it is.
 ENTITIES: Final[Mapping[str, str]] = {

@@ -12,8 +12,6 @@ import re
 from functools import cache
 from unicodedata import decimal, normalize
 
-__all__ = ["MAX_UNSEEN", "Folder"]
-
 #: A longer run of characters that nobody sees parts what stands around it: what is held back of a stream has a bound.
 MAX_UNSEEN = 8
 _UNSEEN = (

@@ -12,8 +12,6 @@ from typing import Any, Final
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.own_patterns import searched_in
 
-__all__ = ["PHRASES", "InjectionPhrases"]
-
 _FILLERS: Final = r"(?:[a-z]+ ){0,5}"
 _ORDERS: Final = (
     "(?:instructions?|prompts?|rules?|guidelines?|directions?|directives?|commands?|constraints?|restrictions?"

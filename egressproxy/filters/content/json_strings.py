@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-__all__ = ["strings_of"]
-
 #: A whole number that is not written as one: `str` of its value is not there to be found. For RE2: `re` takes ten times
 #: as long for it.
 _ROUND_NUMBER: Final = rb"[:,\[]\s*-?[0-9]+(?:\.[0-9]+)?[eE]|[0-9]{8}\.[0-9]"

@@ -10,8 +10,6 @@ from egressproxy.filters.content.check_digits import IBAN_LENGTHS, is_iban
 from egressproxy.filters.content.numbers import NumberKind, stands_alone
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["IBAN_SHAPES", "Lettered", "iban_at"]
-
 #: Letters to "a", digits to "0"; blanks and hyphens stay, and every other character is "x".
 _SHAPE_OF: Final = bytes(
     97 if chr(byte).isalpha() and byte < 128 else 48 if 48 <= byte <= 57 else byte if byte in b" -" else 120

@@ -15,8 +15,6 @@ from typing import Final, NamedTuple
 from egressproxy.filters.content import check_digits
 from egressproxy.filters.content.numbers import NumberKind, stands_alone
 
-__all__ = ["COUNTRIES", "lettered_of", "numbers_of"]
-
 _SEPARATORS: Final = dict.fromkeys(map(ord, " .+-"))
 _END: Final = r"(?![0-9A-Za-z])"
 

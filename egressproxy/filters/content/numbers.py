@@ -14,8 +14,6 @@ from typing import Final
 from egressproxy.filters.content.check_digits import is_card
 from egressproxy.filters.content.spans import Detector, Span
 
-__all__ = ["CARD_FORM", "NumberKind", "Numbers", "card_at", "digits_of", "stands_alone"]
-
 #: Characters, with separators.
 MAX_LENGTH: Final = 64
 

@@ -14,8 +14,6 @@ from egressproxy.filters.content.spans import Detector, Span
 from egressproxy.filters.settings import Checked, Within
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["Expression", "Glance", "OwnPatterns", "RuleName", "check_names", "compiled", "searched_in"]
-
 #: The name of a rule of the operator's, which stands in metrics and messages as it is written.
 RuleName = Annotated[str, Within(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 

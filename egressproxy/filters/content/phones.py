@@ -14,8 +14,6 @@ from typing import Annotated, Any, Final
 from egressproxy.filters.content.numbers import digits_of
 from egressproxy.filters.settings import Checked, Within
 
-__all__ = ["Phones", "Region", "known_regions"]
-
 _CANDIDATE = re.compile(r"\+? ?\(?[0-9]{1,17}(?:[ ./()-]{1,2}[0-9]{1,15}){0,6}(?![0-9])")
 #: Digits of a number with its country code: ITU-T E.164 section 6.1.
 _MAX_DIGITS: Final = 15

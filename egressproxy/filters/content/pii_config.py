@@ -12,8 +12,6 @@ from egressproxy.filters.content.phones import Region
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["Action", "Entity", "OwnEntity", "PIIDetectorConfig", "PresidioEngine"]
-
 Action = Literal["Block", "Redact", "Placeholder", "Report"]
 _NAME = r"^[A-Z][A-Z0-9_]{0,31}$"
 

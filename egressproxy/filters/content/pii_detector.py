@@ -34,8 +34,6 @@ from egressproxy.filters.content.text_editor import Chained, TextEditor
 from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["PII_DETECTOR", "PIIDetector"]
-
 #: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
 _STEP: Final = 8 * 1024
 _SLICE: Final = 4 * 1024

@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["Placeholders", "Restorer"]
-
 #: Characters of a name: an entity of at most 32, and a number.
 _MAX_NAME: Final = 48
 _NAME: Final = rf"[A-Z][A-Z0-9_]{{0,{_MAX_NAME}}}"

@@ -14,8 +14,6 @@ from egressproxy.filters.content.pii_config import PresidioEngine
 from egressproxy.filters.content.spans import Span
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["Presidio", "PresidioFailed"]
-
 _FIELDS = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
 
 

@@ -31,8 +31,6 @@ from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
 
-__all__ = ["PROMPT_GUARD", "PromptGuard", "PromptGuardConfig"]
-
 #: Characters that are looked at in one go; the overlap of two, so that no match of that length is cut.
 _STEP: Final = 64 * 1024
 _OVERLAP: Final = 1024

@@ -9,8 +9,6 @@ from typing import Final
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.spans import Scanner
 
-__all__ = ["Redactor"]
-
 #: The value of a member of JSON, or of a form, whose name says that it is a secret.
 _NAMED: Final = re.compile(
     r"""((?:password|passwd|secret|api[-_]?key|apikey|authorization|credential|access[-_]?token|auth[-_]?token|"""

@@ -37,8 +37,6 @@ from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["RESPONSE_POLICY", "ResponsePolicy", "ResponsePolicyConfig"]
-
 _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
 _OWN_RULES: Final = (*ENTITIES, "max-length", "max-bytes", "content-type", "tool-call")
 #: Bytes of an answer, and characters of a text, that are looked at in one go.

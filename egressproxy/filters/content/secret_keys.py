@@ -11,8 +11,6 @@ from typing import Final
 
 from egressproxy.filters.content.spans import TAIL, Detector, Span
 
-__all__ = ["SecretKeys"]
-
 #: Characters. The longest token with a form here; a JWT; a private key block (RSA of 16384 bits has 12.5 KiB).
 _MAX_TOKEN: Final = TAIL - 2
 _MAX_JWT: Final = 8192

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 
 from egressproxy.filters.content.folding import Folder
 
-__all__ = ["Detector", "Replace", "Scanner", "Span", "SpanStream", "TextStream", "apart", "replaced"]
-
 #: Folded characters before a place that detectors may look at.
 _CONTEXT: Final = 4
 _start: Final = itemgetter(0)

@@ -7,8 +7,6 @@ from codecs import getincrementaldecoder
 from egressproxy.ai_apis.streams import TextFunction
 from egressproxy.ai_apis.strict_json import Unreadable
 
-__all__ = ["Chained", "TextEditor"]
-
 _DECODER = getincrementaldecoder("utf-8")
 
 

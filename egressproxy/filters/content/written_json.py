@@ -12,8 +12,6 @@ from typing import Final
 from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary, may_be_binary
 from egressproxy.filters.content.spans import Replace, Scanner, Span, replaced
 
-__all__ = ["WrittenJson"]
-
 #: Escapes of which each stands for one character, none of which is in anything that is looked for. That of the
 #: backslash is the first: what follows it is no escape.
 _PARTING: Final = ("\\\\", '\\"', "\\n", "\\r", "\\t", "\\b", "\\f")

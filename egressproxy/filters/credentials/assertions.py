@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["ASSERTION_S", "AssertionKey"]
-
 #: How long an assertion is valid, in seconds (RFC 7523 section 3: the server may refuse one that is valid for long).
 ASSERTION_S: Final = 300
 

@@ -12,8 +12,6 @@ from typing import Final
 
 from egressproxy.filters.credentials.aws_signature import EMPTY_SHA256, SigV4
 
-__all__ = ["MAX_CHUNK_BYTES", "ChunkError", "ChunkSigner"]
-
 #: The largest chunk that is held: a chunk's signature goes before it.
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 _MAX_LINE: Final = 8192

@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 from egressproxy.filters.credentials.token_config import MachinePath, TargetPath, TokenEndpoint
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef, Within
 
-__all__ = ["Aws", "AwsAccessKey", "AwsContainer", "AwsInstanceMetadata", "AwsWebIdentity"]
-
 Word = Annotated[str, Within(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 

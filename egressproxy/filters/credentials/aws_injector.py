@@ -23,10 +23,9 @@ from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4,
 from egressproxy.filters.credentials.bound_credential import BoundCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
-
-__all__ = ["AwsInjector"]
+from egressproxy.model.local_response import LocalResponse
 
 _UNSIGNED: Final = b"UNSIGNED-PAYLOAD"
 #: What stands for a body that is signed elsewhere, or not at all, and may stay.

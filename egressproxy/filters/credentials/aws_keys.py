@@ -23,8 +23,6 @@ from egressproxy.filters.credentials.token_endpoint import TIMEOUT_S, ask_json, 
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["from_aws", "static_keys"]
-
 #: STS answers in XML: the elements of Credentials, each once.
 _ELEMENT: Final = r"<{0}>([^<>&]{{1,8192}})</{0}>"
 _CODE: Final = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")

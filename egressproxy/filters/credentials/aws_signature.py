@@ -15,8 +15,6 @@ from urllib.parse import quote, unquote_to_bytes
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["EMPTY_SHA256", "AwsKeys", "Scope", "SigV4", "SigV4A", "canonical_request", "derive_v4a_key"]
-
 EMPTY_SHA256: Final = hashlib.sha256().hexdigest().encode()
 V4: Final = b"AWS4-HMAC-SHA256"
 V4A: Final = b"AWS4-ECDSA-P256-SHA256"

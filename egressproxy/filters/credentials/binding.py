@@ -7,8 +7,6 @@ from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.path import has_dot_segment
 
-__all__ = ["BackendBinding"]
-
 
 class BackendBinding:
     """`looks_at_heads`: path or Host of each request have to be looked at, too. `name` and `source` are those of the

@@ -12,9 +12,8 @@ from egressproxy.filters.base import Filter, FilterContext
 from egressproxy.filters.credentials.binding import BackendBinding
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
-from egressproxy.model.exchange import BackendOrigin, Exchange, LocalResponse
-
-__all__ = ["BoundCredential"]
+from egressproxy.model.exchange import BackendOrigin, Exchange
+from egressproxy.model.local_response import LocalResponse
 
 #: No backend has been approved yet.
 _NOBODY: Final = BackendOrigin("", 0, is_secure=False)

@@ -22,8 +22,6 @@ from egressproxy.filters.settings import (
 )
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["Basic", "Binding", "Command", "CredentialInjectorConfig", "backend_refs", "machine_field", "secret_refs"]
-
 
 def _template(text: str) -> str:
     if text.count("{}") != 1:

@@ -25,11 +25,10 @@ from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS, Placeme
 from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import SecretRef
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
-
-__all__ = ["CredentialInjector"]
 
 #: Requests with these get bodies that cannot be searched (RFC 9110 sections 12.5.3, 14.2; RFC 3229; gRPC over HTTP2).
 #: Request-Range is what Apache takes for Range.

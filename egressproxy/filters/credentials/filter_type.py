@@ -7,8 +7,6 @@ from egressproxy.filters.credentials.bound_credential import BoundCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
 from egressproxy.filters.credentials.credential_injector import CredentialInjector
 
-__all__ = ["CREDENTIAL_INJECTOR"]
-
 
 def _build(context: FilterContext) -> BoundCredential:
     if context.config.aws is not None:

@@ -15,8 +15,6 @@ from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.filters.credentials.token_config import Gcp, GoogleMetadata, GoogleWorkloadIdentity
 from egressproxy.filters.credentials.token_endpoint import ask_json, checked_call, token_of
 
-__all__ = ["from_gcp"]
-
 _EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ACCESS_TOKEN: Final = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
 _JWT: Final = "urn:ietf:params:oauth:token-type:jwt"

@@ -16,8 +16,6 @@ from egressproxy.filters.credentials.config import Command
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 from egressproxy.model import state_folder
 
-__all__ = ["MAX_FILE_BYTES", "from_command", "from_file", "locate", "read_file"]
-
 MAX_FILE_BYTES: Final = 65536
 #: A file is read again after this time, in seconds.
 FILE_S: Final = 5.0

@@ -23,8 +23,6 @@ from egressproxy.filters.credentials.token_endpoint import ask_json, checked_cal
 from egressproxy.filters.settings import SecretRef
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["JWT_BEARER", "from_google_service_account", "from_oauth2", "secret_of", "token_file"]
-
 JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _CLIENT_ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _SPACE: Final = b" \t\r\n"

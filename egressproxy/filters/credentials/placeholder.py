@@ -17,8 +17,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import every_spelling
 from egressproxy.model.message import RequestHead
 
-__all__ = ["PlaceholderInjector"]
-
 
 class PlaceholderInjector(CredentialInjector):
     """Injects only where the placeholder stands in the place that the config declares.

@@ -10,12 +10,10 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import Filter, Phase
-from egressproxy.filters.chain import PlacedFilter
+from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.notices import Notices
-
-__all__ = ["BodyWatch", "PlaceholderWatch", "PlaceholderWatches", "forms_of", "misplaced", "pattern_of"]
 
 _HELD: Final = "placeholder watch"
 #: Before whatever else runs for a backend.

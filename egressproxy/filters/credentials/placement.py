@@ -9,8 +9,6 @@ from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["CREDENTIAL_FIELDS", "Placement", "with_parameter"]
-
 #: The fields in which clients of common APIs send their keys.
 CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 

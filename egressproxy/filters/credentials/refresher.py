@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["FetchError", "Fetched", "Refresher"]
-
 #: The longest that one fetch may take, in seconds.
 MAX_FETCH_S: Final = 60.0
 #: Between failed fetches, in seconds: from the first to the second, and at most.

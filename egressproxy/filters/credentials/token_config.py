@@ -7,9 +7,6 @@ from typing import Annotated, Literal
 
 from egressproxy.filters.settings import CalledBackendRef, DocumentRef, FilterConfig, SecretRef, Within
 
-__all__ = ["Gcp", "GoogleMetadata", "GoogleServiceAccount", "GoogleWorkloadIdentity", "Impersonation", "OAuth2",
-           "TokenEndpoint"]  # fmt: skip
-
 Text = Annotated[str, Within(min_length=1, max_length=2048, pattern=r"^[^\x00-\x1f\x7f]*$")]
 OptionalText = Annotated[str, Within(max_length=2048, pattern=r"^[^\x00-\x1f\x7f]*$")]
 #: A path of this machine, where a platform keeps a token fresh.

@@ -12,8 +12,6 @@ from urllib.parse import urlencode
 from egressproxy.filters.calls import CallFailed, FilterCall
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 
-__all__ = ["ASSUMED_LIFE_S", "TIMEOUT_S", "ask_json", "checked_call", "form_body", "life_of", "token_of"]
-
 #: For one answer of a token endpoint, in seconds.
 TIMEOUT_S: Final = 15.0
 #: When to ask again where an answer does not say how long its token is valid, in seconds.

@@ -10,8 +10,6 @@ from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["BODY_LIMIT", "BodyLimit", "BodyLimitConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitConfig(FilterConfig):

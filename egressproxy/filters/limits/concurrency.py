@@ -13,8 +13,6 @@ from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["CONCURRENCY_LIMIT", "ConcurrencyLimit", "ConcurrencyLimitConfig"]
-
 _NO_LOCK: Final = nullcontext()
 
 

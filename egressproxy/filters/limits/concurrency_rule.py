@@ -10,8 +10,6 @@ from egressproxy.filters.limits.keys import KeyText
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.keyed_counters import KeyedCounters
 
-__all__ = ["ConcurrencyRule"]
-
 
 @dataclass(slots=True, eq=False)
 class ConcurrencyRule:

@@ -8,8 +8,6 @@ from typing import Final, Literal
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import identity_of
 
-__all__ = ["NEEDS_BACKEND", "NEEDS_BODY", "OF_CLIENT", "KeyText", "Per", "key_text"]
-
 Per = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
 #: What is known only when a backend was chosen, and what only the body (or the path) of a request to a provider says.
 NEEDS_BACKEND: Final = "Backend"

@@ -8,8 +8,6 @@ from typing import Protocol
 
 from egressproxy.filters.limits.rules import Take
 
-__all__ = ["MemoryStore", "QuotaStore"]
-
 
 class QuotaStore(Protocol):
     """Where limits are counted."""

@@ -18,8 +18,6 @@ from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.filters.limits.windows import TokenBucket
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["OneBucket", "RequestBucket", "one_bucket"]
-
 _NUMBERS: Final = itertools.count(1)
 
 

@@ -10,8 +10,6 @@ from typing import Annotated
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.settings import FilterConfig, Within
 
-__all__ = ["TokenPrice", "dearest", "price_of"]
-
 _PRICE = Within(ge=0, allow_inf_nan=False)
 _MILLION = 1_000_000
 

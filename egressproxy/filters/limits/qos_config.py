@@ -11,8 +11,6 @@ from egressproxy.filters.limits.windows import CALENDAR, SECONDS
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["MAX_KEYS", "LimitEntry", "LimitType", "QoSControllerConfig", "StoreConfig"]
-
 LimitType = Literal["Requests", "Bytes", "Tokens", "Cost", "Concurrency"]
 #: How many keys one limit has by default.
 MAX_KEYS: Final = 16_384

@@ -13,9 +13,6 @@ from egressproxy.filters.limits.request_rate import RequestRateLimitConfig, requ
 from egressproxy.filters.limits.windows import SECONDS
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 
-__all__ = ["QOS_CONTROLLER", "quota"]
-
-
 _USUAL: Final = ("Enforce", "Denied")
 
 

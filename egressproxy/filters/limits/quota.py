@@ -29,8 +29,6 @@ from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, Keyed
 if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
     from egressproxy.filters.limits.token_use import TokenUse
 
-__all__ = ["LEAST", "Held", "Quota", "SettledQuota"]
-
 _BACKEND_PHASES: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
 #: The least amount: a limit that is used up refuses what is known only in the end, too.
 LEAST: Final = 1.0

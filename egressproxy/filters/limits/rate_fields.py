@@ -14,8 +14,6 @@ from typing import Final
 
 from egressproxy.filters.limits.rules import QuotaRule, Take
 
-__all__ = ["provider_fields", "rate_limit_fields", "whole_seconds"]
-
 _PROVIDER_UNITS: Final = {("Requests", "Total"): "requests", ("Tokens", "Total"): "tokens"}
 _ANTHROPIC_UNITS: Final = {
     **_PROVIDER_UNITS,

@@ -7,8 +7,6 @@ from typing import Final
 
 from egressproxy.net.keyed_counters import KeyedCounters
 
-__all__ = ["FLEET_KEYS", "SHARING_S", "RedisFleet"]
-
 #: Seconds for which a machine keeps to its share when the Redis is back: until the others have counted there what they
 #: took without it. A link that was lost is made again within ten.
 SHARING_S: Final = 15.0

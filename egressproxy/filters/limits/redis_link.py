@@ -16,8 +16,6 @@ from typing import Final, Protocol
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.limits.redis_protocol import Reply, ReplyError, ReplyReader, command
 
-__all__ = ["ConnectionSource", "RedisAway", "RedisLink"]
-
 #: Seconds between attempts to connect: at first, and at most; each is doubled, and varies by a half.
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["Reply", "ReplyError", "ReplyReader", "command"]
-
 #: Bytes of one reply, and entries of one array: ours are far below.
 MAX_REPLY: Final = 1024 * 1024
 MAX_ENTRIES: Final = 4096

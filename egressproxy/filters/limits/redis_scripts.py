@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from hashlib import sha1
 from typing import Final
 
-__all__ = ["ALIVE_S", "LIVING", "MACHINES", "PREFIX", "SETTLING", "TAKING", "Script"]
-
 #: Seconds for which a sign of life of a machine counts.
 ALIVE_S: Final = 15
 #: All keys have one hash tag, so that a script may use any of them in one node of a Redis Cluster.

@@ -30,8 +30,6 @@ from egressproxy.filters.limits.rules import Later, Take
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 
-__all__ = ["RedisStore"]
-
 #: Seconds between the signs of life of a machine: at first, when others are starting, too, and at most.
 _FIRST_HEARTBEAT_S: Final = 0.5
 _HEARTBEAT_S: Final = 5.0

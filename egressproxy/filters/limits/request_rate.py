@@ -21,8 +21,6 @@ from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["REQUEST_RATE_LIMIT", "RequestRateLimit", "RequestRateLimitConfig", "request_rate_limit", "requests_text"]
-
 
 @dataclass(frozen=True, slots=True)
 class RequestRateLimitConfig(FilterConfig):

@@ -12,8 +12,6 @@ from egressproxy.filters.limits.keys import KeyText
 from egressproxy.filters.limits.windows import Window
 from egressproxy.net.keyed_counters import KeyedCounters
 
-__all__ = ["NEVER", "REASONS", "GrowingNumber", "Later", "QuotaRule", "Take"]
-
 R = TypeVar("R")
 
 #: By the type of a limit: why an exchange is refused.

@@ -28,8 +28,6 @@ from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 
-__all__ = ["TokenQuota"]
-
 _REQUEST_BODY, _BUFFER = Phase.REQUEST_BODY, BodyMode.BUFFER  # a member looked up on its class costs 60 ns more
 #: Bytes of a request that is read: as many as the gateway changes or translates.
 _MAX_REQUEST: Final = 8 * 1024 * 1024

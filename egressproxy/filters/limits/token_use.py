@@ -25,8 +25,6 @@ from egressproxy.ai_apis.usage import TokenUsage, usage_of
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["TokenUse", "told_in_head"]
-
 _EMBEDDINGS: Final = Api.OPENAI_EMBEDDINGS
 _AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
 _AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"

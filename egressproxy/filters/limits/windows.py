@@ -15,8 +15,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-__all__ = ["CALENDAR", "SECONDS", "CalendarWindow", "TokenBucket", "Window", "span_text", "window_of"]
-
 #: The units of a limit that are token buckets, in seconds, and those of the calendar, in nominal seconds.
 SECONDS: Final = {"Second": 1.0, "Minute": 60.0, "Hour": 3600.0}
 CALENDAR: Final = {"Day": 86400.0, "Month": 30 * 86400.0}

@@ -15,8 +15,6 @@ from egressproxy.protocols.upstream import Upstream
 if TYPE_CHECKING:
     from egressproxy.translation.translator import ResponseTranslator
 
-__all__ = ["MAX_ANSWER", "MAX_ERROR", "Answer", "TranslatedAnswer", "TranslatedStream", "gathered"]
-
 #: Bytes of a whole answer that is translated, and of an error of which no more is read.
 MAX_ANSWER: Final = 16 * 1024 * 1024
 MAX_ERROR: Final = 64 * 1024

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.shared import operation
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.content_coding import note_change
@@ -35,13 +36,11 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.translation.apis import DEFAULT_PATHS, Api, api_of
+from egressproxy.translation.apis import DEFAULT_PATHS, api_of
 from egressproxy.translation.errors import Untranslatable
 
 if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: the build of a rule imports it
     from egressproxy.translation.translator import TranslatedRequest
-
-__all__ = ["MAX_REQUEST", "AiCall", "AiClient"]
 
 #: Bytes of a request body that is changed or translated.
 MAX_REQUEST: Final = 8 * 1024 * 1024

@@ -11,8 +11,6 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.translations import Translations
 
-__all__ = ["MARK", "REQUESTS", "AiRequests", "import_translation"]
-
 #: Before all others: the API is told by the path as the client has sent it.
 REQUESTS: Final = ExtensionIR(
     "ai", "egressproxy.io/Ai:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0

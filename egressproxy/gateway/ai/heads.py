@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.translation.apis import REQUIRED_FIELDS, Api, belongs_to_one_api, describes_the_body
+from egressproxy.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
 
 if TYPE_CHECKING:
     from egressproxy.translation.translator import TranslatedRequest
-
-__all__ = ["EVENT_STREAM", "JSON", "set_request_head", "set_response_head"]
 
 EVENT_STREAM: Final = b"text/event-stream"
 JSON: Final = b"application/json"

@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 from egressproxy.ai_apis.json_size import MAX_COMMAS, MAX_PARTS, has_too_many_parts
 from egressproxy.translation.errors import Untranslatable
 
-__all__ = ["NamedModel", "check_size", "named_model", "with_model"]
-
 #: Objects and arrays of a body that is read for its model, and its commas: to translate one costs ten times more.
 MAX_READ: Final = 200_000
 MAX_COMMAS_READ: Final = 500_000

@@ -18,8 +18,6 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 
-__all__ = ["ProviderCall", "provider_call", "told_in_shape"]
-
 #: What the error object has of its own.
 _OWN: Final = frozenset(("status", "message"))
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.translation.apis import DEFAULT_PATHS, Api
-
-__all__ = ["AiEndpoint"]
+from egressproxy.translation.apis import DEFAULT_PATHS
 
 #: What DEFAULT_PATHS begin with.
 _PREFIX: Final = b"/v1"

@@ -19,16 +19,15 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.questions import answered_in_its_place, passed
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.driver import Driver, driven
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.grpc.framing import STREAM_FIELDS, check_end, check_head, framed
 from egressproxy.protocols.grpc.messages import GrpcMessageReader
 from egressproxy.protocols.upstream import Upstream
-
-__all__ = ["BidirectionalCall"]
 
 #: So many bytes of what was sent are kept until the answer begins; a call that has sent more is not made again.
 MAX_KEPT_BYTES: Final = 4 * 1024 * 1024

@@ -19,14 +19,13 @@ from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.questions import answered_in_its_place, passed, passed_body, question
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, driven
 from egressproxy.net.pieces import Pieces
 from egressproxy.telemetry.call_counts import CallCounts
-
-__all__ = ["Answer", "BackendCall", "converse", "unusable"]
 
 #: The longest answer that is read: a page that tells people where to log in.
 MAX_ANSWER_BYTES: Final = 1024 * 1024

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.chain import Steps
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, SharedConnections, Target, Targets
 from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
@@ -30,12 +30,10 @@ from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
 from egressproxy.net.tls_contexts import HTTP_1_1
-from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Claim, Pool
-
-__all__ = ["DEFAULT_TLS", "UPSTREAM_LIMITS", "Connector"]
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS: Final = HeadLimits(max_fields=256)

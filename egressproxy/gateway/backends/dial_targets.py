@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
-from egressproxy.filters.chain import Steps
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
 from egressproxy.gateway.backends.tenant_sessions import TenantSessions
 from egressproxy.ir.backend import BackendTlsIR
@@ -22,8 +22,6 @@ from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 from egressproxy.upstream.tenant_pool import TenantPool
-
-__all__ = ["DialTarget", "SharedConnections", "Target", "TargetWatch", "Targets", "WatchesTargets", "backend_origin"]
 
 #: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
 #: that one client has named first, those of them.

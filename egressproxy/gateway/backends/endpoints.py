@@ -28,8 +28,6 @@ from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState
 from egressproxy.upstream.outlier_detection import OutlierDetection
 from egressproxy.upstream.pool import Claim
 
-__all__ = ["Endpoints", "endpoints_of"]
-
 #: Addresses of one name whose health is kept; of further ones nothing is known.
 MAX_ADDRESSES = 64
 #: What says something about the endpoint. What a client can bring about (a body that does not come) does not.

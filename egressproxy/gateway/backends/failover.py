@@ -34,8 +34,6 @@ from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status
 
-__all__ = ["Course", "FailoverGroup", "aside_s", "may_serve", "status_of_answer", "with_failovers"]
-
 #: Attempts for one request, whatever the endpoints.
 MAX_ATTEMPTS: Final = 16
 #: Connections that had died or were ended by a GOAWAY, and are replaced before the backend counts as failed.

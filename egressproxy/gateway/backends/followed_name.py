@@ -21,8 +21,6 @@ from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.pool import Pool
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["GRACE_S", "UNFOLLOWED", "Followed", "FollowedName", "retire"]
-
 #: How long an answer that has ended is used while it is asked for again. With the wheel's tick this is within a second.
 GRACE_S: Final = 0.8
 #: An answer with a shorter life (TTL 0, a stale one) is asked for again no sooner.

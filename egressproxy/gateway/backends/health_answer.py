@@ -8,8 +8,6 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
 
-__all__ = ["HealthAnswer"]
-
 #: The longest answer that is read.
 MAX_BYTES: Final = 64 * 1024
 

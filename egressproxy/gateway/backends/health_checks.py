@@ -30,11 +30,9 @@ from egressproxy.net.flow_control import address_text
 from egressproxy.net.timers import TICK_S, Deadline
 from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 from egressproxy.protocols.grpc.health import CHECK, check_message, is_serving
-from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.upstream.endpoint_health import EndpointHealth
-
-__all__ = ["HealthChecks"]
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.upstream import Http2Upstream
 
-__all__ = ["ask_over_http2"]
-
 ALPN = ("h2",)
 
 

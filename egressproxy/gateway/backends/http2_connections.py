@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.filters.chain import Steps
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
@@ -24,8 +24,6 @@ from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from egressproxy.upstream.pool import Claim
 from egressproxy.upstream.shared_pool import SharedPool
-
-__all__ = ["Http2Connections"]
 
 
 class Http2Connections:

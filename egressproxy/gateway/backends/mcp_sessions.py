@@ -23,8 +23,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.mcp import PROTOCOL_VERSION, SESSION_ID, STATELESS_REVISIONS
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["McpSession", "McpSessions", "session_not_found"]
-
 #: Bytes of the digest of the whole.
 _DIGEST: Final = 16
 #: What is behind the last dot: the endpoint's digest and that of the whole, in base64 without padding.

@@ -9,15 +9,14 @@ import random
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
-from egressproxy.filters.chain import Chain, Steps
+from egressproxy.filters.chain import Chain
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.model.shares import Shares, most_of
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.series import Series
-
-__all__ = ["MAX_HELD", "Mirror"]
 
 #: Copies of one filter at once; further ones are dropped. One client has three quarters of each of these bounds, and of
 #: those for the process (`Network`).

@@ -21,7 +21,8 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.gateway.enforcement import enforce
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, BodyLength, RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import Driver
@@ -29,8 +30,6 @@ from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
 from egressproxy.protocols.upstream import Upstream
-
-__all__ = ["Copies", "Copy", "copies_of"]
 
 log = logging.getLogger(__name__)
 

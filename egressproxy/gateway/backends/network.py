@@ -21,8 +21,6 @@ from egressproxy.upstream.name_budget import KeyedTables
 from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.resolver import Resolver
 
-__all__ = ["Network", "NetworkReports"]
-
 _ENCRYPTED = ("tls://", "https://")
 #: Copies for mirrors at once in one process, and bytes of their bodies that wait.
 MAX_COPIES = 1024

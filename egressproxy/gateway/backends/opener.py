@@ -13,7 +13,8 @@ from ipaddress import ip_address
 from typing import Final, NamedTuple, Protocol
 
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.chain import Steps, run_to_end
+from egressproxy.filters.chain import run_to_end
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.parent_connect import (
@@ -40,8 +41,6 @@ from egressproxy.protocols.http1.writer import via_line
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
 from egressproxy.upstream.resolved import Resolved
-
-__all__ = ["OPERATOR", "ConnectionOpener", "Parent", "TlsFailure", "is_http2", "named_address"]
 
 #: Their protocol is not ours to name, or has no name.
 NOT_HTTP: Final = (BackendProtocol.TCP, BackendProtocol.SOCKS5)

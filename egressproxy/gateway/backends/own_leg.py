@@ -16,8 +16,6 @@ from egressproxy.gateway.backends.passing_trailers import passing_trailers
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["body_of_leg", "flowing_leg", "unfiltered_body"]
-
 #: Notes of the exchange: the chain for a body that flows, and a whole body as it was before the chain.
 _FLOWING: Final = "leg of the backend"
 _UNFILTERED: Final = "body before the leg"

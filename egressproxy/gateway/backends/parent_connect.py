@@ -17,19 +17,8 @@ from egressproxy.model.message import ResponseHead
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.shares import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
-
-__all__ = [
-    "ConnectHandshake",
-    "ParentHandshake",
-    "ParentUnreachable",
-    "absolute_form",
-    "fault_at_parent",
-    "identity_line",
-    "is_socks",
-    "proxy_authorization",
-    "refused_credentials",
-]
+from egressproxy.protocols.http1.codec import ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 
 _LIMITS: Final = HeadLimits()
 

@@ -21,8 +21,6 @@ from egressproxy.protocols.socks5.client import (
 )
 from egressproxy.protocols.socks5.messages import ReplyCode
 
-__all__ = ["SocksHandshake"]
-
 #: What a reply says of the destination, with the status as if we had dialled it. The others are the parent's refusal.
 _OF_DESTINATION: Final = {
     ReplyCode.NETWORK_UNREACHABLE: (Reason.CONNECT_FAILED, 503),

@@ -11,8 +11,6 @@ from egressproxy.ir.backend import BackendIR, ConnectionIR, Destination
 from egressproxy.ir.policy import AddressAllowance
 from egressproxy.ir.resilience import NO_RESILIENCE
 
-__all__ = ["direct_spec", "parent_spec", "specs_of_ways"]
-
 
 def specs_of_ways(spec: ConnectionIR) -> Iterator[tuple[BackendIR, ConnectionIR]]:
     """The backend through each of its parents alone, in their order, each with that parent. None without a parent."""

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any, Final, Generic, TypeVar
 
 from egressproxy.errors import Reason
-from egressproxy.filters.chain import Steps
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, Parent
@@ -21,8 +21,6 @@ from egressproxy.gateway.backends.parent_connect import ParentUnreachable
 from egressproxy.ir.backend import BackendIR, ConnectionIR, NoProxyRule
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.tls_contexts import HTTP_1_1
-
-__all__ = ["FIRST_PAUSE_S", "MAX_PAUSE_S", "NoProxy", "OpenerOfWays", "ParentWays"]
 
 #: How long a parent that cannot be connected to is put aside: the first time, and at most.
 FIRST_PAUSE_S: Final = 1.0

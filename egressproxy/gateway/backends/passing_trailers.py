@@ -6,8 +6,6 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-__all__ = ["passing_trailers"]
-
 
 def passing_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
     """What goes on of the trailers that came, and of which the filters of the body have left this."""

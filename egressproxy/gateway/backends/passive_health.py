@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FAILURES", "MAX_ASIDE_S", "MAX_HOLD_OFF_S", "MIN_HOLD_OFF_S", "PassiveHealth"]
-
 #: The first hold-off, and the longest that failures alone lead to.
 MIN_HOLD_OFF_S: Final = 1.0
 MAX_HOLD_OFF_S: Final = 60.0

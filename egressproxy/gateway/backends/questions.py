@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.body_plan import BodyPlan
-from egressproxy.filters.chain import Steps, run_to_end
+from egressproxy.filters.chain import run_to_end
+from egressproxy.filters.filter_step import Steps
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead
-
-__all__ = ["answered_in_its_place", "asked_host", "passed", "passed_body", "question"]
 
 
 def question(x: Exchange, head: RequestHead, backend: str) -> Exchange:

@@ -18,8 +18,6 @@ from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 
-__all__ = ["REPLAY_LIMIT", "HeldFor", "ReplayableBody", "end_if_no_memory"]
-
 #: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT: Final = 64 * 1024
 

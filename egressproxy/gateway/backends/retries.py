@@ -30,8 +30,6 @@ from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 
-__all__ = ["NO_RETRIES", "Budget", "RetryPolicy", "may_go_again", "untried"]
-
 NO_RETRIES = RetryIR(0)
 #: Hedging without `retries.budget`: when everything is slow, it must not double the load. The defaults of that field.
 HEDGING_BUDGET = RetryBudgetIR(20, 10.0, 10)

@@ -15,8 +15,6 @@ from typing import Final
 
 from egressproxy.model.fields import Fields
 
-__all__ = ["asked_pause_s"]
-
 #: What may be limited, as fields of OpenAI and of Anthropic name it.
 _OF_OPENAI: Final = (b"requests", b"tokens")
 _OF_ANTHROPIC: Final = (b"requests", b"tokens", b"input-tokens", b"output-tokens")

@@ -21,8 +21,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.upstream.resolver import Resolver
 from egressproxy.upstream.reverse_names import MAX_CHECKED, AddressNames, agrees
 
-__all__ = ["ReverseFinding", "check_addresses", "find_names", "raise_unless_one_agrees"]
-
 
 class ReverseFinding(NamedTuple):
     """What the names of one address say."""

@@ -17,8 +17,6 @@ from egressproxy.net.timers import TICK_S
 from egressproxy.routing.destinations import Denial
 from egressproxy.telemetry.series import Series
 
-__all__ = ["EXACT_BELOW_S", "RouteBackend", "on_the_wheel"]
-
 #: Times for requests and attempts that are shorter are kept to the millisecond (`exchange.attempts`).
 EXACT_BELOW_S: Final = 1.0
 

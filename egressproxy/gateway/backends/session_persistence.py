@@ -24,8 +24,6 @@ from egressproxy.ir.route import SessionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["PLACE", "PersistentSessions", "Session", "SessionPlaces"]
-
 #: Bytes of the digest of an endpoint.
 PLACE = 12
 

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.chain import Steps
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.http2_connections import Http2Connections
 from egressproxy.model.exchange import Exchange, tenant_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.upstream import Upstream
-
-__all__ = ["MAX_TENANTS", "TenantConnections"]
 
 #: Tenants with connections to one target.
 MAX_TENANTS: Final = 1024

@@ -8,8 +8,6 @@ from typing import Final
 
 from egressproxy.net.tls_resumption import TlsResumption
 
-__all__ = ["MAX_SESSIONS", "TenantSessions"]
-
 #: Of all tenants and targets of a connector, some kilobytes each: beyond them what was used the longest ago is
 #: forgotten, and costs a whole handshake.
 MAX_SESSIONS: Final = 4096

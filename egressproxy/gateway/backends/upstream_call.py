@@ -15,25 +15,14 @@ from egressproxy.gateway.backends.own_leg import body_of_leg
 from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import SENT_BODY, Exchange, LocalResponse
+from egressproxy.model.exchange import SENT_BODY, Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.protocols.grpc.statuses import failure_status
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Claim
-
-__all__ = [
-    "IDEMPOTENT",
-    "MAX_ATTEMPTS",
-    "CountedWay",
-    "HeldConnection",
-    "Repeat",
-    "UpstreamCaller",
-    "call_upstream",
-    "filtered_answer",
-    "may_repeat",
-]
 
 #: RFC 9110 section 9.2.2, without the methods that are never forwarded.
 IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))

@@ -7,7 +7,8 @@ from collections import deque
 from time import monotonic, time
 
 from egressproxy.errors import GatewayError, Reason
-from egressproxy.filters.chain import PlacedFilter, finish
+from egressproxy.filters.chain import finish
+from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
@@ -18,8 +19,6 @@ from egressproxy.model.forwarded_identity import SeenValues
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
-
-__all__ = ["Accounting"]
 
 
 class Accounting:

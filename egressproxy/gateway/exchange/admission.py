@@ -31,30 +31,6 @@ from egressproxy.model.own_host import OWN_HOST
 from egressproxy.protocols.tls.client_hello import ClientHello
 from egressproxy.routing.hosts import patterns_of
 
-__all__ = [
-    "HTTP_PORT",
-    "admit_again",
-    "admit_http",
-    "believe_gateway",
-    "connect_not_served",
-    "decide_names",
-    "default_route",
-    "identify",
-    "identify_stream",
-    "is_served_for_others",
-    "judge",
-    "name_request",
-    "name_stream",
-    "of_client",
-    "opened_stream",
-    "read_authority",
-    "refuse_loops",
-    "route_of_stream",
-    "route_request",
-    "route_tunnel",
-    "ways_to_http_port",
-]
-
 #: Clients of other gateways that are remembered: each request of theirs says anew who they are.
 MAX_FORWARDED: Final = 1024
 _identity = lru_cache(MAX_FORWARDED)(CallerIdentity)

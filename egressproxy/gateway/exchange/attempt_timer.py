@@ -10,8 +10,6 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.client import Client
 
-__all__ = ["AttemptTimer"]
-
 
 class AttemptTimer:
     """Ends an attempt that is late: after a `backendRequest` below a second (the wheel of timers may be late by all of

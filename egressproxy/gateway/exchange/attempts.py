@@ -32,13 +32,12 @@ from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
 from egressproxy.gateway.exchange.kept_body import kept_body
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status, retry_pushback_s
 from egressproxy.protocols.upstream import Upstream
-
-__all__ = ["reach_with_retries"]
 
 #: A server of gRPC that wants a call again later than this has its answer passed on.
 MAX_PUSHBACK_S = 300.0

@@ -16,8 +16,6 @@ from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 
-__all__ = ["SHORT_BODY", "BodyFilter", "Collector", "ShortBody", "finished"]
-
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
 

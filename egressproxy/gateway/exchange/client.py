@@ -26,15 +26,14 @@ from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.model.exchange import CallerIdentity, Exchange, LocalResponse
+from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.upstream import Upstream
-
-__all__ = ["Client"]
 
 
 class Client(ExchangeClock, Protocol):

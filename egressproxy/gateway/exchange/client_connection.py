@@ -14,8 +14,6 @@ from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 
-__all__ = ["ClientConnection", "has_no_memory", "is_connection", "is_pressed"]
-
 
 def is_pressed(handler: RequestHandler) -> bool:
     """Whether this handler, the conductor, ends connections for another reason than a drain."""

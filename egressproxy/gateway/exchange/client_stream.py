@@ -20,8 +20,9 @@ from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
+from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
@@ -32,8 +33,6 @@ from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.metrics import Metrics
-
-__all__ = ["ClientHttp2", "ClientStream", "OpenedHttp2"]
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.model.fields import media_type
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 
-__all__ = ["ANSWER_S", "SLOTS_OF_PROTOCOL", "ExchangeClock"]
-
 #: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
 ANSWER_S: Final = 600.0
 #: Of the bases of a protocol's class, which has the slots for their attributes.

@@ -48,15 +48,14 @@ from egressproxy.gateway.self_service.answers import (
     refuse_flood,
 )
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
-from egressproxy.model.exchange import BACKEND_CHOICE, WAITED, Exchange, LocalResponse
+from egressproxy.model.exchange import BACKEND_CHOICE, WAITED, Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.model.shares import Tries
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
-
-__all__ = ["Conductor"]
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
-from egressproxy.filters.chain import Steps, run, run_to_end
+from egressproxy.filters.chain import run, run_to_end
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -42,7 +43,8 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import SniCheck
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import WAITED, Exchange, LocalResponse
+from egressproxy.model.exchange import WAITED, Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import PAUSE
@@ -50,10 +52,6 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
-
-__all__ = [
-    "dial", "refuse_answer", "serve_connect", "switch_protocols",
-]  # fmt: skip
 
 _MATCH: Final[SniCheck] = SniCheck.MATCH
 

@@ -17,12 +17,11 @@ from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.heads import EVENT_STREAM
 from egressproxy.gateway.ai.provider_errors import ProviderCall
 from egressproxy.gateway.mcp.call import McpCall
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED
 from egressproxy.protocols.http1.writer import safe_phrase
-
-__all__ = ["ALLOW", "answer_for", "error_event", "is_denial", "is_told"]
 
 #: The end of a server-sent event, in each way that lines end.
 _EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\n\r")

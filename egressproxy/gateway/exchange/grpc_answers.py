@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.gateway.exchange.error_responses import answer_for
-from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import Fields
 from egressproxy.model.grpc_status import GrpcStatus
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc, status_of
-
-__all__ = ["answer_of_call", "error_of_call", "last_fields"]
 
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 

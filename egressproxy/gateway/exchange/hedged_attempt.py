@@ -28,14 +28,13 @@ from egressproxy.gateway.backends.upstream_call import (
 )
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
-
-__all__ = ["CANCELLED", "HedgedAttempt"]
 
 log = logging.getLogger(__name__)
 

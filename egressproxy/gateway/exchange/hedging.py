@@ -30,12 +30,11 @@ from egressproxy.gateway.exchange.hedged_attempt import CANCELLED, HedgedAttempt
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination
 from egressproxy.model.attempt_trail import AttemptTrail
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.upstream import Upstream
-
-__all__ = ["HedgedCall", "finish_attempts"]
 
 #: The outcome in the trail of a first attempt that another one has overtaken; of others it is CANCELLED.
 HEDGED: Final = "hedged"

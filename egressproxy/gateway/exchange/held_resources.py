@@ -14,8 +14,6 @@ from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 
-__all__ = ["HeldResources"]
-
 
 class HeldResources(HeldConnection):
     """One per client connection, used for one exchange after the other.

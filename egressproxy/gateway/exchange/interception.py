@@ -34,8 +34,6 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import has_said_hello, server_name
 
-__all__ = ["OpenedTls", "intercept", "is_tunnel"]
-
 #: What OpenSSL calls the alerts of clients that do not believe a certificate (RFC 8446 section 6.2): who does not know
 #: the CA, and who pins another key, say one of these, as their library has it.
 _DISTRUST: Final = frozenset(

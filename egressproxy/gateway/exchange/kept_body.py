@@ -11,8 +11,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.flow_control import BodySink, Reads
 
-__all__ = ["kept_body"]
-
 
 def kept_body(
     x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int

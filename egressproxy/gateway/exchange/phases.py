@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from egressproxy.filters.chain import Outcome, Steps, run_to_end
+from egressproxy.filters.chain import Outcome, run_to_end
+from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.exchange.held_resources import HeldResources
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
-
-__all__ = ["answer_of", "dressed"]
 
 
 async def answer_of(outcome: Outcome, steps: Steps, x: Exchange, resources: HeldResources) -> LocalResponse | None:

@@ -12,10 +12,9 @@ from egressproxy.gateway.exchange.admission import of_client, route_request
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
-
-__all__ = ["answer_to_browser"]
 
 
 def answer_to_browser(

@@ -12,8 +12,6 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity
 
-__all__ = ["KEPT", "MAX_PATH", "RecentDecision", "Remembered", "Subjects", "decisions", "subjects_of"]
-
 #: Decisions that are kept in each process.
 KEPT: Final = 1024
 #: Of a path: the rest could fill memory.

@@ -24,8 +24,6 @@ from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.socket_tunnel import SocketTunnel
 from egressproxy.protocols.tunnel.transport_tunnel import TransportTunnel
 
-__all__ = ["PlainClient", "TunnelClient", "hand_over", "relay"]
-
 log = logging.getLogger(__name__)
 
 

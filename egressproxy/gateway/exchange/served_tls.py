@@ -18,8 +18,6 @@ from egressproxy.net.tls_contexts import server_name
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["ServedTls"]
-
 #: Makes the connection of a client that has agreed on HTTP/2.
 Http2 = Callable[[RequestHandler, TimerWheel, OpenConnections, Metrics], ClientHttp2]
 

@@ -14,8 +14,6 @@ from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of
 
-__all__ = ["take_tunnel_slot"]
-
 
 def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResources, listener: ActiveListener) -> None:
     """`limits.tunnels` of this listener, and what of it one client may have. Raises LimitExceeded (503)."""

@@ -29,8 +29,6 @@ from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.tls.client_hello import ClientHello
 
-__all__ = ["Decision", "decide"]
-
 
 @dataclass(slots=True)
 class Decision:

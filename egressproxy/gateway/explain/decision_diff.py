@@ -23,8 +23,6 @@ from egressproxy.ir.policy import SniCheck
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.steps import Cooperative
 
-__all__ = ["DENIED", "DecisionChange", "Outcome", "flips", "outcome", "recorded"]
-
 #: How a request ends that policy or a limit refuses.
 DENIED = frozenset(reason.value for reason in DENIALS)
 #: How a request ends that is refused for its names and addresses: what is decided here again.

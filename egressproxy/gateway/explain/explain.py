@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
-from egressproxy.filters.chain import Steps, approvals
+from egressproxy.filters.chain import approvals
+from egressproxy.filters.filter_step import Steps
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
@@ -51,8 +52,6 @@ from egressproxy.routing.permission import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.telemetry.series import decided_by
 from egressproxy.translation.apis import api_of
-
-__all__ = ["explain"]
 
 #: Backends of one rule that are looked at: each may ask a name server.
 MAX_BACKENDS = 16

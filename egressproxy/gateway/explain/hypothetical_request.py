@@ -17,8 +17,6 @@ from egressproxy.model.fields import TOKEN, VALUE
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import RequestReader
 
-__all__ = ["HypotheticalRequest", "HypotheticalRequestError"]
-
 _URL = re.compile(r"(https?)://([^/?#]+)(/?[^#]*)", re.IGNORECASE)
 _KNOWN = ("method", "url", "as", "group", "claim", "gateway", "listener", "header", "dns")
 _DEFAULT_PORTS = {"http": 80, "https": 443}

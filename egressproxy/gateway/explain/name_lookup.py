@@ -22,8 +22,6 @@ from egressproxy.model.authority import Authority, AuthorityError, parse_authori
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.upstream.resolver import Resolver, ServerAnswer
 
-__all__ = ["NameQuestion", "look_up"]
-
 _KNOWN = ("name", "port", "gateway", "policy", "backend")
 #: What is said of the client, in the words of /explain.
 _OF_CLIENT = ("as", "group", "claim")

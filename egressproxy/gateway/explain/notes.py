@@ -14,8 +14,6 @@ from egressproxy.ir.policy import Priority, SniCheck
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS
 
-__all__ = ["may_answer", "notes"]
-
 
 def notes(decided: Decision) -> list[str]:
     """Sentences about this decision; each stands by itself."""

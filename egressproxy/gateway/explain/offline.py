@@ -15,8 +15,6 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.own_sockets import OwnSockets
 
-__all__ = ["offline"]
-
 
 def offline(config: ConfigIR) -> Snapshot:
     """A snapshot built as for a process that serves; its listeners count as ours. Call it on an event loop.

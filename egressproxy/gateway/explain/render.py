@@ -21,21 +21,6 @@ from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match
 
-__all__ = [
-    "backend_values",
-    "entry_values",
-    "error_values",
-    "filter_values",
-    "kept_values",
-    "limit_values",
-    "listener_values",
-    "match_values",
-    "secret_values",
-    "steps_of",
-    "timeout_values",
-    "tls_values",
-]
-
 REQUEST_PHASES = ("request_headers", "request_body")
 #: Those that a tunnel meets: before a backend is chosen, and before it is dialled.
 TUNNEL_PHASES = ("request_headers", "connect")

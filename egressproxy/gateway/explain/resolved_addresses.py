@@ -10,8 +10,6 @@ from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.upstream.resolved import Resolved
 
-__all__ = ["address_values", "describe_resolved"]
-
 
 def address_values(address: IPAddress, port: int, verdict: str, why: str) -> dict[str, Any]:
     """One address as plain values; `verdict` is "dial" or "refuse"."""

@@ -14,8 +14,6 @@ from egressproxy.model.message import RequestHead
 from egressproxy.net.flow_control import BodySink
 from egressproxy.net.pieces import Pieces
 
-__all__ = ["HELD", "BufferedRequest", "invite_body"]
-
 #: The note of the exchange under which the conductor leaves it, for rules with external authorization.
 HELD: Final = "held request"
 

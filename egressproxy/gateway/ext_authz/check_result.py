@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egressproxy.filters.header_policy import is_protected
-from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.field_change import FieldChange
 from egressproxy.model.fields import Fields
-
-__all__ = ["CheckResult", "denial", "is_for_clients", "is_ours"]
+from egressproxy.model.local_response import LocalResponse
 
 
 @dataclass(frozen=True, slots=True)

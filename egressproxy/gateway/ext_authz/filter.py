@@ -17,13 +17,12 @@ from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.ext_authz.check_result import CheckResult
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import apply
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.routing.destinations import Denial
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
-
-__all__ = ["AuthzClient", "ExternalAuth"]
 
 #: How long a server may think where no policy says it (`backendRequest`).
 AUTH_TIMEOUT_S = 5.0

@@ -28,8 +28,6 @@ from egressproxy.protocols.grpc.ext_authz import (
 )
 from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 
-__all__ = ["GrpcAuthzClient"]
-
 
 class GrpcAuthzClient:
     """Implements AuthzClient. `chain` has the filters of the server as a backend; they may add metadata to the call."""

@@ -20,8 +20,6 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.path import has_dot_segment
 from egressproxy.net.driver import driven
 
-__all__ = ["HttpAuthzClient"]
-
 #: What an answer says of itself and of its sender; never copied into a request by an empty list.
 OF_THE_ANSWER = frozenset(
     b"accept-ranges age allow cache-control date etag expires last-modified location proxy-status retry-after server "

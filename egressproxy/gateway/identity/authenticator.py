@@ -24,8 +24,6 @@ from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import every_spelling, finder
 from egressproxy.model.message import NOTHING_SAID, RequestHead
 
-__all__ = ["AuthenticatedClient", "Authenticator", "Identified", "copy_identity"]
-
 #: In front of what the field of tokens shows, so that it counts as another credential than the same bytes in
 #: Authorization. No value of a field has this byte.
 _OF_FIELD: Final = b"\0"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # for annotations: what verifies is imported where it is need
     from egressproxy.identity.passwords import PasswordVerifier
     from egressproxy.identity.tokens import TokenVerifier
 
-__all__ = ["Authenticators"]
-
 
 class Authenticators:
     """By their rules. `known` are those in service."""

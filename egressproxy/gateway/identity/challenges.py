@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from egressproxy.errors import GatewayError, Reason
 
-__all__ = ["Challenges", "Unauthenticated"]
-
 _REALM = b'realm="egressproxy"'
 
 

@@ -21,8 +21,6 @@ from egressproxy.identity.credentials import Believed, Credential, CredentialRef
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.shares import client_of
 
-__all__ = ["PASSWORD_S", "WRONG_S", "CheckedCredentials", "Epoch", "Verdict", "Verify"]
-
 T = TypeVar("T")
 
 #: Credentials of which is remembered whose they are; and wrong passwords, which cost as much as right ones.

@@ -16,8 +16,6 @@ from typing import Any, Final, TypeVar
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.shares import FairQueue, Tries
 
-__all__ = ["GUESSES_S", "MAX_GUESSES", "MAX_OF_CLIENT", "MAX_WAITING", "THREADS", "Checks"]
-
 T = TypeVar("T")
 
 #: At once; and how many different ones wait, in all and of one client.

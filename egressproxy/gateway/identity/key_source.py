@@ -20,8 +20,6 @@ from egressproxy.filters.calls import CallFailed, FilterCall
 if TYPE_CHECKING:  # for annotations: it brings what verifies tokens, which few workers need
     from egressproxy.identity.key_sets import KeySet
 
-__all__ = ["REFRESH_S", "KeySource"]
-
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 300.0

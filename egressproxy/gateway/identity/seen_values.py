@@ -10,8 +10,6 @@ from egressproxy.model.forwarded_identity import MAX_AGE_S, MAX_SKEW_S, NotVerif
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 from egressproxy.upstream.name_budget import KeyedTables
 
-__all__ = ["SharedSeenValues"]
-
 #: Values that have room at one time: 36 s of 7,280 a second, in 16 MiB that are taken with the first value. What finds
 #: no room is remembered by the worker that has believed it.
 MAX_SHARED: Final = 1 << 18

@@ -21,8 +21,6 @@ from egressproxy.net.tls_contexts import leaf_context
 from egressproxy.protocols.tls.leaf import Leaf
 from egressproxy.telemetry.interceptions import Interceptions
 
-__all__ = ["LeafCache", "LeafKey"]
-
 #: What tells CAs apart: chain, key, and the policy that is named where something is wrong with them.
 LeafKey = tuple[str, SecretBytes, str]
 

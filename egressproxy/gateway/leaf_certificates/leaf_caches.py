@@ -6,8 +6,6 @@ from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafKey
 from egressproxy.gateway.leaf_certificates.minter import Minter
 from egressproxy.telemetry.interceptions import Interceptions
 
-__all__ = ["LeafCaches"]
-
 
 class LeafCaches:
     """`known` are those in service."""

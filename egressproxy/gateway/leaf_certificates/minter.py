@@ -20,8 +20,6 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.child import child_command, ending
 from egressproxy.protocols.tls.leaf import Leaf
 
-__all__ = ["CannotMint", "Minter", "MintingProcess"]
-
 T = TypeVar("T")
 
 #: Without a name for so long, thread and process end.

@@ -14,8 +14,6 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.closed_memory import close_memory
 from egressproxy.protocols.tls.minting import SigningCa
 
-__all__ = ["answer", "main"]
-
 
 @lru_cache(maxsize=8)
 def _ca(chain_pem: str, key_pem: SecretBytes) -> SigningCa:

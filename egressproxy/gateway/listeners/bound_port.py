@@ -26,14 +26,11 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import Port
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.net.listener_watch import ListenerWatch
-from egressproxy.net.listening import BACKLOG
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
-from egressproxy.net.unix_listening import accepting_unix
+from egressproxy.net.unix_listening import BACKLOG, accepting_unix
 from egressproxy.net.watched_socket import Socket
 from egressproxy.telemetry.metrics import Metrics
-
-__all__ = ["BoundPort"]
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,8 @@ from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.refused_client import RefusedClient
 from egressproxy.gateway.open_connections import OF_PROCESS, TOO_MANY, OpenConnections
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.telemetry.metrics import Metrics
-
-__all__ = ["CountedClient"]
 
 #: How a client of HTTP/2 that knows us begins; no request of HTTP/1 can.
 PREFACE_LINE: Final = b"PRI * HTTP/2.0\r\n"

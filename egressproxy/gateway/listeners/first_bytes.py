@@ -10,8 +10,6 @@ from enum import Enum
 
 from egressproxy.protocols.tls.client_hello import may_start_tls
 
-__all__ = ["Spoken", "spoken"]
-
 #: The longest line that is waited for; of one that is longer the reader of HTTP says what is wrong with it.
 MAX_LINE = 8192
 _METHOD = re.compile(rb"[A-Z][A-Z-]{0,31}(?: |\Z)")

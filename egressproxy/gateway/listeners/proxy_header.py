@@ -20,8 +20,6 @@ from egressproxy.protocols.proxy_protocol import BadProxyHeader, ProxyHeaderRead
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 
-__all__ = ["ProxyHeaderFront"]
-
 log = logging.getLogger(__name__)
 
 #: For the whole header: it is the first thing that a sender says.

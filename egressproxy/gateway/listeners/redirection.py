@@ -12,8 +12,6 @@ from egressproxy.model.authority import Authority
 from egressproxy.net.local_addresses import is_local
 from egressproxy.net.original_destination import NotRedirected, original_destination, owner_of
 
-__all__ = ["destination_of"]
-
 
 def destination_of(transport: asyncio.Transport) -> Authority:
     """Where the client of this connection was going. Raises NotRedirected, Denied for a connection of our own user.

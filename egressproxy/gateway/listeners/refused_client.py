@@ -12,11 +12,9 @@ import struct
 from h2.errors import ErrorCodes
 
 from egressproxy.gateway.open_connections import AllConnections
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.writer import answer_bytes
-
-__all__ = ["RefusedClient"]
 
 #: For the first bytes of the client, and then for its end; in seconds.
 WAIT_S = 0.5

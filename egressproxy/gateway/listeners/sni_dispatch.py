@@ -16,8 +16,6 @@ from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHelloReader, NotTls
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["SniDispatch"]
-
 
 class SniDispatch(asyncio.Protocol):
     """Holds what a client says until its ClientHello is whole, then lets one of two protocols have all of it.

@@ -16,8 +16,9 @@ from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.listeners.counted_client import CountedClient
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import Hop, RequestHead, TargetForm
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import (
@@ -28,8 +29,6 @@ from egressproxy.protocols.socks5.server import (
     reply,
 )
 from egressproxy.telemetry.metrics import Metrics
-
-__all__ = ["SocksConnection", "reply_code"]
 
 #: What a client is told of these; of other errors whether policy has refused or something has failed.
 _CODES: Final = {

@@ -49,8 +49,6 @@ from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, 
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["StreamConnection"]
-
 _TLS_1_3: Final = 0x0304
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,6 @@ from egressproxy.net.tls_contexts import is_about_certificate, verified_until
 from egressproxy.net.tls_failures import client_refusal_text
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["TlsFront"]
-
 log = logging.getLogger(__name__)
 
 #: Clients can fail as fast as they like.

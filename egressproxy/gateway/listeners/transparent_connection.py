@@ -22,15 +22,14 @@ from egressproxy.gateway.listeners.redirection import destination_of
 from egressproxy.gateway.listeners.stream_connection import alert_for
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import Hop, RequestHead, TargetForm
 from egressproxy.net.original_destination import NotRedirected
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.telemetry.metrics import Metrics
-
-__all__ = ["TransparentConnection"]
 
 #: After this time, in seconds, a client that has said nothing is taken for one that waits for its server.
 SILENCE_S: Final = 1.0

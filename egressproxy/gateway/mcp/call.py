@@ -8,8 +8,6 @@ from egressproxy.errors import FaultSource, GatewayError, Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.json_rpc import UNNAMED, RpcBody
 
-__all__ = ["McpCall"]
-
 #: The note of an exchange with it.
 _CALL: Final = "mcp call"
 _EVENTS: Final = b"text/event-stream"

@@ -20,8 +20,6 @@ from egressproxy.model.mcp import PROTOCOL_VERSION
 from egressproxy.protocols.json_rpc import read_rpc
 from egressproxy.telemetry.mcp_calls import McpCalls
 
-__all__ = ["LOOK", "MARK", "McpPath", "McpRequests"]
-
 #: Bytes of a body that are looked at: most messages are shorter.
 LOOK: Final = 16 * 1024
 #: The note that asks for `complete`.

@@ -15,8 +15,6 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR, PathMatchType, WeightedBackend
 from egressproxy.telemetry.mcp_calls import McpCalls
 
-__all__ = ["PATH", "REQUESTS", "path_filter", "requests_filter", "speaks_mcp"]
-
 #: Before all others, so that what they refuse is told in JSON-RPC. It waits for the client, who has a clock of its own.
 REQUESTS: Final = ExtensionIR(
     "mcp", "egressproxy.io/Mcp:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0

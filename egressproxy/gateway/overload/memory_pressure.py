@@ -13,8 +13,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["MemoryPressure", "OverloadState"]
-
 
 class OverloadState(IntEnum):
     """What is done. Each state does what those before it do."""

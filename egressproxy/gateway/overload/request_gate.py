@@ -25,8 +25,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.shares import origin_of
 
-__all__ = ["RequestGate", "Tenant"]
-
 #: A request is admitted while what is free, times FREE, is more than what its tenant has, times the last of these, and
 #: what each it is a part of has, times its own, from the listener down.
 FREE: Final = 64

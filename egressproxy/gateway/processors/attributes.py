@@ -11,8 +11,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.ext_proc.messages import ProcessingResponse
 
-__all__ = ["REQUEST_ATTRIBUTES", "RESPONSE_ATTRIBUTES", "attributes", "keep_metadata", "known_metadata"]
-
 #: The note with the dynamic metadata of the exchange, by namespace: all processors of it share it.
 METADATA: Final = "dynamic metadata"
 

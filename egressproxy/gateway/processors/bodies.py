@@ -11,17 +11,6 @@ from egressproxy.gateway.processors.session import ProcessorSession, StreamBroke
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.ext_proc.messages import BodySendMode, MessagePart, ProcessingRequest
 
-__all__ = [
-    "body_mode",
-    "duplex_piece",
-    "is_event_stream",
-    "partial",
-    "pieces_of",
-    "streamed",
-    "tell_body",
-    "unanswered",
-]
-
 #: A body goes to the processor in messages of at most this size, whatever size it comes in.
 PIECE: Final = 64 * 1024
 #: How long a streamed piece waits for an answer, where nothing can go on between two pieces (`serve-filters`). A

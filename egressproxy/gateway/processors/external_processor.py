@@ -22,11 +22,10 @@ from egressproxy.gateway.processors.processor_answers import ProcessorAnswers
 from egressproxy.gateway.processors.session import ProcessorSession, SessionSettings, StreamBroke
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
 from egressproxy.gateway.processors.trailers import trailer_message
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
-
-__all__ = ["EXTERNAL_PROCESSOR", "ExternalProcessor"]
 
 #: The name under which Envoy's filter says attributes.
 _NAMESPACE: Final = "envoy.filters.http.ext_proc"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.ext_proc.messages import ImmediateResponse
 from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc
-
-__all__ = ["local_response", "request_lines", "response_lines", "shown"]
 
 Lines = tuple[tuple[bytes, bytes], ...]
 

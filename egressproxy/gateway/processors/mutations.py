@@ -18,8 +18,6 @@ from egressproxy.model.path import has_dot_segment
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.telemetry.filter_meter import FilterCounter, FilterMeter
 
-__all__ = ["HeaderNotAllowed", "InvalidMutation", "MutationChecker", "forwarded", "rejected_mutations"]
-
 #: As Envoy's defaults: lines of one mutation and of the head behind it, and bytes of that head.
 MAX_LINES: Final = 100
 MAX_HEAD_BYTES: Final = 60 * 1024

@@ -19,8 +19,6 @@ from egressproxy.gateway.processors.trailers import before_trailers, last_duplex
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.ext_proc.messages import BodySendMode, MessagePart, ProcessingRequest
 
-__all__ = ["ProcessedBodies"]
-
 _STREAMED, _PARTIAL, _DUPLEX = (
     BodySendMode.STREAMED,
     BodySendMode.BUFFERED_PARTIAL,

@@ -17,11 +17,10 @@ from egressproxy.gateway.processors.heads import local_response
 from egressproxy.gateway.processors.mutations import MutationChecker
 from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingResponse
-
-__all__ = ["ProcessorAnswers"]
 
 _MAX_DETAILS: Final = 200
 

@@ -29,15 +29,6 @@ from egressproxy.protocols.ext_proc.messages import (
     StreamedBody,
 )
 
-__all__ = [
-    "InvalidMessage",
-    "MessageTimeout",
-    "ProcessorSession",
-    "SessionSettings",
-    "StreamBroke",
-    "UnexpectedMessage",
-]
-
 #: Bytes of streamed answers that wait to be taken, before no more are read.
 _MOST_WAITING: Final = 256 * 1024
 #: What a piece takes in memory besides its bytes: one may be empty.
@@ -310,7 +301,8 @@ class ProcessorSession:
     # --- what comes --------------------------------------------------------------------------------------------------
     def message_came(self, message: bytes) -> None:
         """As of StreamReceiver."""
-        from egressproxy.protocols.ext_proc.wire import WireError, read_response
+        from egressproxy.model.protobuf import WireError
+        from egressproxy.protocols.ext_proc.wire import read_response
 
         if self.is_over or self._failure is not None or self._settings.observes:
             return

@@ -24,17 +24,6 @@ from egressproxy.gateway.processors.attributes import REQUEST_ATTRIBUTES, RESPON
 from egressproxy.ir.policy import FieldFault
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, ProcessingMode
 
-__all__ = [
-    "SHOWS_ALL",
-    "USUAL_RULES",
-    "DurationText",
-    "ExternalProcessorConfig",
-    "ForwardRules",
-    "MetadataOptions",
-    "ModeConfig",
-    "MutationRules",
-]
-
 
 def _expression(text: str) -> str:
     try:

@@ -16,8 +16,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.ext_proc.messages import HeaderSendMode, MessagePart, ProcessingRequest, ProcessingResponse
 
-__all__ = ["before_trailers", "last_duplex_piece", "trailer_message", "trailers_behind"]
-
 
 def trailer_message(
     part: MessagePart, fields: Fields, shown: re.Pattern[bytes] | None, *, is_observed: bool = False

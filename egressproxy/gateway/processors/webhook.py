@@ -41,8 +41,6 @@ from egressproxy.gateway.processors.webhook_messages import InvalidAnswer, Webho
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 
-__all__ = ["WEBHOOK", "SecretMissing", "StatusOfWebhook", "Webhook", "WebhookConfig", "signature_fields"]
-
 _JSON: Final = (b"content-type", b"application/json")
 #: How secrets of Standard Webhooks begin; the rest is base64.
 _PREFIX: Final = b"whsec_"

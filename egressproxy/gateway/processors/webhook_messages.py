@@ -15,8 +15,6 @@ from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 
-__all__ = ["InvalidAnswer", "WebhookAnswer", "read_answer", "webhook_message"]
-
 _MAX_MESSAGE: Final = 500
 _ACTIONS: Final = {"set": FieldAction.SET, "add": FieldAction.APPEND}
 

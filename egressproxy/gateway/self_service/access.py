@@ -20,8 +20,6 @@ from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 
-__all__ = ["access_of"]
-
 #: Entries of one list that are told; and rules whose limits are looked at.
 MAX_ENTRIES: Final = 1000
 MAX_RULES: Final = 100

@@ -21,13 +21,12 @@ from egressproxy.gateway.self_service.mcp_server import ACCESS, answer_message
 from egressproxy.gateway.self_service.page import POLICY, page
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import ANONYMOUS, Exchange, LocalResponse
+from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import TOKEN, Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.shares import Tries, client_of, identity_of
-
-__all__ = ["ASKED_S", "MAX_ASKED", "Decide", "Waiting", "answer_caller", "nothing_waits", "refuse_flood"]
 
 #: The route of a request or tunnel, first of what is decided; raises GatewayError where this listener, as it is for the
 #: caller, does not let it pass.

@@ -10,8 +10,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["ACCESS", "answer_message"]
-
 #: Those of the Model Context Protocol that are spoken here; the latest last.
 REVISIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18")
 PARSE_ERROR: Final = -32700

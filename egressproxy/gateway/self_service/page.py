@@ -8,8 +8,6 @@ from hashlib import sha256
 from html import escape
 from typing import Any, Final
 
-__all__ = ["POLICY", "page"]
-
 _STYLE: Final = (
     ":root{color-scheme:light dark;--text:#1c2024;--dim:#60646c;--line:#d9d9e0;--card:#fff;--back:#f6f6f8;"
     "--accent:#0b68cb;--good:#116329;--bad:#b42318;--wait:#8a5300}"

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
 
-__all__ = ["Column", "columns"]
-
 #: Values of a list that are shown in one cell.
 MOST: Final = 3
 

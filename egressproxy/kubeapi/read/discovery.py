@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import CONFIGURED, KINDS, ServedKind, group_versions
 
-__all__ = ["AGGREGATED", "aggregated", "aggregated_type", "group_list", "legacy_versions", "one_group", "resource_list"]
-
 #: Content types of aggregated discovery; what they hold is the same in both.
 AGGREGATED: Final = tuple(
     f"application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList" for version in ("v2", "v2beta1")

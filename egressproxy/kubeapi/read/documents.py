@@ -19,8 +19,6 @@ from egressproxy.kubeapi.read.publishing import metadata_only, published
 from egressproxy.kubeapi.read.tables import in_form, row, table
 from egressproxy.model.encoding import encoded, line
 
-__all__ = ["check_has_been", "everything", "get", "listing", "matches"]
-
 
 def get(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
     """One object as JSON. Raises ApiError(404) where there is none."""

@@ -23,8 +23,6 @@ from egressproxy.model.published_object import PublishedObject
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 
-__all__ = ["CONTROLLER", "PublishedEvents"]
-
 #: reportingController: that of the GatewayClasses that are ours.
 CONTROLLER: Final = "egressproxy.io/gateway-controller"
 

@@ -20,8 +20,6 @@ from egressproxy.kubeapi.state import ObjectSource
 from egressproxy.model.encoding import line
 from egressproxy.model.published_object import Key, PublishedObject
 
-__all__ = ["MAX_CHANGES", "ChangeType", "Gone", "ObjectChange", "Objects", "View"]
-
 #: What a watcher can be behind, at most: changes, and bytes of what changed.
 MAX_CHANGES: Final = 4096
 MAX_BYTES: Final = 8 * 1024 * 1024

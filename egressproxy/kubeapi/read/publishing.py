@@ -10,8 +10,6 @@ from uuid import UUID, uuid5
 
 from egressproxy.model.published_object import Key, PublishedObject
 
-__all__ = ["LAST_APPLIED", "REDACTED", "metadata_only", "published", "uid_of"]
-
 #: base64 of "redacted": clients of the API decode a Secret's values.
 REDACTED: Final = "cmVkYWN0ZWQ="
 

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from egressproxy.admin.status import bad_request
 
-__all__ = ["Predicate", "field_selector", "label_selector"]
-
 Predicate = Callable[[Mapping[str, Any]], bool]
 
 _KEY: Final = r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?"

@@ -13,8 +13,6 @@ from egressproxy.kubeapi.list_options import Form
 from egressproxy.kubeapi.read.columns import Column, columns
 from egressproxy.kubeapi.read.publishing import metadata_only
 
-__all__ = ["age", "in_form", "row", "table"]
-
 
 def in_form(
     form: Form, kind: ServedKind, manifest: dict[str, Any], include_object: str, has_columns: bool = True

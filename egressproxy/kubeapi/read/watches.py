@@ -22,8 +22,6 @@ from egressproxy.kubeapi.read.tables import in_form, table
 from egressproxy.model.encoding import line
 from egressproxy.model.published_object import PublishedObject
 
-__all__ = ["BOOKMARK_S", "MAX_WATCHES", "PAUSE_S", "TIMEOUT_S", "Watches"]
-
 #: Of the connections of the admin server; the rest stays for those who ask.
 MAX_WATCHES: Final = 40
 TIMEOUT_S: Final = 30 * 60.0

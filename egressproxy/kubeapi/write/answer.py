@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.kubeapi.write.apply import AppliedWrite, changed
@@ -28,8 +28,6 @@ from egressproxy.model.pickling import dumps
 from egressproxy.net.listening import why_unusable
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import compiled
-
-__all__ = ["answer"]
 
 #: What is not begun by then waits for the next time: `processes.loader.request.LIMIT_S` is for everything.
 BUDGET_S: Final = 10.0

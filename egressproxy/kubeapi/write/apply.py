@@ -30,8 +30,6 @@ from egressproxy.kubeapi.write.secret_values import with_values, without_values
 from egressproxy.kubeapi.write.staging import FIRST_LINE, file_of, usage
 from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write, WriteRefused
 
-__all__ = ["MAX_WARNINGS", "AppliedWrite", "changed"]
-
 Manifest = dict[str, Any]
 
 _CONSONANTS: Final = "bcdfghjklmnpqrstvwxz2456789"  # those of Kubernetes' generated names: no words

@@ -14,8 +14,6 @@ from typing import Any, Final
 from egressproxy.config.reading.yaml import Fault, read_documents
 from egressproxy.kubeapi.write.checks import MAX_LEVELS, too_large
 
-__all__ = ["read_body", "read_document"]
-
 #: Of an integer, as in manifests: no field takes more.
 MAX_DIGITS: Final = 19
 #: One sentence, however deep this Python's own reader of JSON goes before it gives up.

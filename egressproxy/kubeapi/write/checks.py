@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from egressproxy.config.reading.yaml import MAX_DEPTH
 
-__all__ = ["MAX_ITEMS", "MAX_LEVELS", "MAX_VALUES", "depth_of", "faults", "too_large"]
-
 #: Levels of an object; below what the reader of files takes, since its file is read again.
 MAX_LEVELS: Final = MAX_DEPTH - 10
 #: Values in one object; an EgressPolicy with ten thousand entries has half as many.

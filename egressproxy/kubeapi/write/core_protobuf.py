@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from egressproxy.admin.status import ApiError, bad_request
 
-__all__ = ["CONTENT_TYPE", "as_json"]
-
 CONTENT_TYPE: Final = "application/vnd.kubernetes.protobuf"
 #: Of one message.
 MAX_FIELDS: Final = 50_000

@@ -17,8 +17,6 @@ from egressproxy.kubeapi.list_options import ApiResource, truth
 from egressproxy.kubeapi.write import core_protobuf
 from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write
 
-__all__ = ["METHODS", "asked_write", "read_body"]
-
 METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 #: As the API server of Kubernetes; a Secret or ConfigMap is below 1 MiB.
 MAX_BODY: Final = 3 * 1024 * 1024

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
 
-__all__ = ["Shape", "item_key", "shape_of"]
-
 #: Fields from the object down to the list -> fields that tell its items apart.
 Shape = Mapping[tuple[str, ...], tuple[str, ...]]
 

@@ -16,8 +16,6 @@ from egressproxy.kubeapi.write.checks import MAX_ITEMS
 from egressproxy.kubeapi.write.list_map_keys import Shape, item_key
 from egressproxy.kubeapi.write.write import WriteRefused
 
-__all__ = ["apply", "updated"]
-
 #: `f:name` for a field, `k:{"name":"x"}` for an item of a list with keys; an item itself ends with `.`.
 Path = tuple[str, ...]
 

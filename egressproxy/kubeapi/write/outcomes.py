@@ -10,8 +10,6 @@ from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.processes.loader.request import LoadRequest, read_request
 from egressproxy.processes.loader.result import LOADED, Loaded, read_values
 
-__all__ = ["Outcomes", "Result", "read_outcomes", "read_writes", "write_writes"]
-
 #: Of one write; None where it has to be worked out again, after the others.
 Result = Written | WriteRefused | None
 _WRITES: Final = classes((FieldValidation, Verb, Write))

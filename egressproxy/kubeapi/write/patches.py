@@ -17,8 +17,6 @@ from egressproxy.kubeapi.write.checks import MAX_ITEMS, MAX_LEVELS, depth_of
 from egressproxy.kubeapi.write.list_map_keys import Shape, item_key
 from egressproxy.kubeapi.write.write import WriteRefused
 
-__all__ = ["json_patch", "merge_patch", "strategic_merge_patch"]
-
 #: Operations in one JSON patch; as the API server of Kubernetes.
 MAX_OPERATIONS = 10_000
 #: What its copies may add up to: each could double the object.

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["pruned"]
-
 Fields = Mapping[str, Any]
 #: What a field may hold: anything (None), an object with these fields, or a list of those.
 _ANY: Final = None

@@ -12,8 +12,6 @@ from typing import Final
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.kubeapi.write.write import Write, WriteRefused
 
-__all__ = ["bad_request", "conflict", "invalid", "refusal_of", "title", "unreadable"]
-
 #: Of one refusal, and characters of each; and problems of other objects that it tells: `check` shows the rest.
 MAX_CAUSES: Final = 100
 MAX_CAUSE: Final = 1000

@@ -11,8 +11,6 @@ from egressproxy.config.resources.meta import LAST_APPLIED
 from egressproxy.kubeapi.write.refusals import invalid
 from egressproxy.kubeapi.write.write import Write
 
-__all__ = ["with_values", "without_values"]
-
 Manifest = dict[str, Any]
 
 

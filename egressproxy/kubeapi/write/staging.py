@@ -14,8 +14,6 @@ from typing import Final
 
 from egressproxy.model.state_folder import MARK
 
-__all__ = ["FIRST_LINE", "LOCK", "commit", "discard", "file_of", "lock", "stage", "usage"]
-
 LOCK: Final = ".lock"
 #: Of every file. It is YAML and can begin no Python: whatever an object says, its file is never a program.
 FIRST_LINE: Final = "--- # Written through the admin API of egressproxy. This is data: nothing runs it.\n"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.compile.status.status_warnings import warnings_of
 from egressproxy.config.reading.problems import Severity
 from egressproxy.kubeapi.write.apply import MAX_WARNINGS, AppliedWrite
-
-__all__ = ["with_warnings"]
 
 #: Characters of one warning: it is a field of the answer's head.
 MAX_TEXT: Final = 1000

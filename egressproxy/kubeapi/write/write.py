@@ -8,8 +8,6 @@ from enum import Enum
 
 from egressproxy.model.published_object import Key
 
-__all__ = ["FieldValidation", "Verb", "Write", "WriteRefused", "Written"]
-
 
 class Verb(Enum):
     CREATE = "create"

@@ -12,8 +12,6 @@ from egressproxy.kubeapi.state import ApiState
 from egressproxy.kubeapi.write.write import Write, Written
 from egressproxy.model.published_object import Key
 
-__all__ = ["WriteQueue"]
-
 #: Of the bodies that are asked for together.
 MAX_BYTES: Final = 16 * 1024 * 1024
 

@@ -18,8 +18,6 @@ from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import Loaded
 
-__all__ = ["Writer"]
-
 log = logging.getLogger(__name__)
 
 #: The function of the process that loads which works writes out.

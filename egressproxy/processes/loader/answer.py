@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from itertools import chain
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.compile.status.broken_references import broken_references
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
@@ -18,8 +18,6 @@ from egressproxy.processes.loader.catalog_object import CATALOG_KEY, catalog_man
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import Loaded, pack_shown, places, write_answer
-
-__all__ = ["answer", "handed_over", "previous_of"]
 
 
 def answer(request: bytes) -> bytes:

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from egressproxy.config.compile.interface import CATALOG, Key
+from egressproxy.config.compile.interface import CATALOG
 from egressproxy.filters.catalog import Catalog
-
-__all__ = ["CATALOG_KEY", "catalog_manifest"]
+from egressproxy.model.published_object import Key
 
 CATALOG_KEY: Key = ("", "ConfigMap", *CATALOG)
 

@@ -9,8 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
+from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN, builtin_type
@@ -22,8 +23,6 @@ from egressproxy.net.any_certificate import can_take_any_certificate
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
-
-__all__ = ["compiled", "loaded", "preparations"]
 
 #: What is imported where a config asks for it: expressions, and what CredentialInjector may be, since the catalog makes
 #: one to see whether its Secrets fit.

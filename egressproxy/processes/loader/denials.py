@@ -9,8 +9,6 @@ from egressproxy.ir.policy import PolicyIR
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.upstream.address_policy import AddressPolicy
 
-__all__ = ["denials"]
-
 
 def denials(policy: PolicyIR) -> RefusesBackends:
     """What refuses backends under this policy, by name or by address: it gives the error that a request would meet."""

@@ -18,8 +18,6 @@ from egressproxy.processes.loader.process import LoaderEnded, LoaderProcess, Loa
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import Loaded, read_answer
 
-__all__ = ["QUIET_S", "Loader"]
-
 log = logging.getLogger(__name__)
 
 #: For how long a process waits for the next request.

@@ -25,8 +25,6 @@ from pathlib import Path
 from egressproxy.net.closed_memory import close_memory
 from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
-__all__ = ["main"]
-
 #: Of the name of a function.
 MAX_NAME = 256
 

@@ -10,8 +10,6 @@ from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.result import ListenerAddress
 from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new_notice
 
-__all__ = ["accepted", "broken", "rejected"]
-
 
 def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:
     """A warning for every Gateway that is served at `places`: the new configuration is rejected, the old one stays.

@@ -22,8 +22,6 @@ from typing import IO, Final
 from egressproxy.net.child import child_command, ending
 from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
-__all__ = ["LoaderEnded", "LoaderProcess", "LoadingFailed"]
-
 log = logging.getLogger(__name__)
 
 #: Whether one process serves many requests, each by a copy of itself. Elsewhere the system's own libraries may not

@@ -13,8 +13,6 @@ from typing import Any, Final
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.result import shown
 
-__all__ = ["PublishedConfiguration", "digest"]
-
 #: metav1.Condition.message.
 MAX_MESSAGE: Final = 32768
 

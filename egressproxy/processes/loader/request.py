@@ -11,8 +11,6 @@ from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
-__all__ = ["LIMIT_S", "STATUS", "LoadRequest", "read_request", "write_request"]
-
 #: For the whole of a request. The one that asks ends the process after that, and so does the kernel.
 LIMIT_S: Final = 120
 #: How the copy ended that served a request: its exit status, or the number of the signal, negative.

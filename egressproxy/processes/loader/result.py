@@ -22,19 +22,6 @@ from egressproxy.model.encoding import line
 from egressproxy.model.pickling import Unpickler, classes, dumps, loads
 from egressproxy.model.published_object import Key, PublishedObject
 
-__all__ = [
-    "LOADED",
-    "ListenerAddress",
-    "Loaded",
-    "builtin",
-    "pack_shown",
-    "places",
-    "read_answer",
-    "read_values",
-    "shown",
-    "write_answer",
-]
-
 #: Objects in one piece.
 OBJECTS = 256
 

@@ -6,8 +6,6 @@ import json
 
 from egressproxy.config.schema import json_schema
 
-__all__ = ["schema"]
-
 
 def schema(_request: bytes) -> bytes:
     """JSON Schema of every kind, as JSON; the request is empty."""

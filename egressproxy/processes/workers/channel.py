@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-__all__ = ["FrameChannel"]
-
 _HEAD: Final = struct.Struct("!IB")
 _READ_BYTES: Final = 256 * 1024
 #: The kernel's bound is 253 in one call; we send one.

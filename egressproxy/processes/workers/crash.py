@@ -15,8 +15,6 @@ from typing import Final
 
 from egressproxy import build
 
-__all__ = ["crash", "watching"]
-
 #: The signals of which faulthandler tells.
 CRASHES: Final = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT))
 #: Calls that are shown, and bytes that are read of what faulthandler has written.

@@ -9,8 +9,6 @@ from egressproxy.processes.workers.worker import InProcess, Worker
 from egressproxy.run_options import FilterListener, RunOptions
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["FilterFleet"]
-
 
 class FilterFleet(InProcess):
     """See `fleet.Fleet`."""

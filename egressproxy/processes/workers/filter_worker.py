@@ -16,8 +16,6 @@ from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.worker import Worker
 from egressproxy.run_options import FilterListener
 
-__all__ = ["FilterWorker"]
-
 #: Problems that are told of one configuration.
 _MAX_TOLD = 20
 

@@ -19,8 +19,6 @@ from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["ConfigRefused", "Configuration", "Fleet", "Guarded", "collect_garbage", "process_limits", "settle_heap"]
-
 #: Of clients, from which on a reload does not look for garbage among all objects.
 MANY_CONNECTIONS: Final = 1000
 

@@ -25,8 +25,6 @@ from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.notices import Notice
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 
-__all__ = ["Handle", "WorkerEnded", "WorkerSilent"]
-
 log = logging.getLogger("egressproxy")
 
 #: How long the answers may take, on a busy machine. A worker beyond that serves nobody, and is replaced.

@@ -19,8 +19,6 @@ from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
 from egressproxy.processes.workers.killed_file import NAME, read_killed, write_killed
 from egressproxy.telemetry.metrics import Metrics
 
-__all__ = ["KillSwitch"]
-
 log = logging.getLogger("egressproxy")
 
 #: Identities that the log names at the start; of more their number is told.

@@ -15,8 +15,6 @@ from typing import Any, Final
 from egressproxy.ai_apis.strict_json import loads_strictly
 from egressproxy.model.kill_switch import MAX_KILLED, KilledIdentities, KilledIdentity
 
-__all__ = ["NAME", "read_killed", "write_killed"]
-
 #: In the folder of `--state-dir`. Objects of the API have names without a dot in front.
 NAME: Final = ".kill-switch.json"
 #: MAX_KILLED names and reasons, each character of them escaped.

@@ -21,35 +21,6 @@ from egressproxy.telemetry.counts import Counts, FilterMetric, Histogram, Metric
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 from egressproxy.telemetry.series import Series
 
-__all__ = [
-    "Answered",
-    "AnsweredByAll",
-    "Asked",
-    "AskedOfAll",
-    "Begin",
-    "Build",
-    "Caches",
-    "Collect",
-    "Counted",
-    "Decisions",
-    "Drain",
-    "Explain",
-    "Forget",
-    "Holds",
-    "Hurry",
-    "Kill",
-    "Listen",
-    "LookUp",
-    "Message",
-    "Noticed",
-    "ReopenAccessLog",
-    "Request",
-    "SetKilled",
-    "Swap",
-    "decode",
-    "encode",
-]
-
 # --- requests to a worker
 
 

@@ -37,8 +37,6 @@ from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import NOTICES_S
 
-__all__ = ["main"]
-
 log = logging.getLogger("egressproxy")
 
 #: The supervisor directs: what a terminal or a service manager sends to the whole group is not for a worker.

@@ -51,8 +51,6 @@ from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures
 
-__all__ = ["Supervisor"]
-
 log = logging.getLogger("egressproxy")
 
 #: How long a scrape waits for a worker; then what was last known of it is shown.

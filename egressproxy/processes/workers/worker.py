@@ -46,8 +46,6 @@ from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 
-__all__ = ["InProcess", "Worker"]
-
 CACHE = "egressproxy.io/Cache:v1"
 APPROVAL_HOLD = "egressproxy.io/ApprovalHold:v1"
 #: Requests that a guarded reload names.

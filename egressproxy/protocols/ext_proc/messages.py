@@ -13,20 +13,6 @@ from typing import Any, Final
 
 from egressproxy.model.field_change import FieldChange
 
-__all__ = [
-    "PROCESS",
-    "BodySendMode",
-    "HeaderSendMode",
-    "ImmediateResponse",
-    "MessagePart",
-    "ProcessingMode",
-    "ProcessingRequest",
-    "ProcessingResponse",
-    "ProtocolConfiguration",
-    "StreamedBody",
-    "Struct",
-]
-
 #: The path of the method.
 PROCESS: Final = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 

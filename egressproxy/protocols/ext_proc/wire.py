@@ -25,8 +25,6 @@ from egressproxy.protocols.ext_proc.messages import (
     Struct,
 )
 
-__all__ = ["WireError", "read_request", "read_response", "request_bytes", "response_bytes"]
-
 M = TypeVar("M", HeaderSendMode, BodySendMode)
 
 #: Enums and booleans are varints. The fields of a oneof stand alone here: that two of them are set is seen.

@@ -13,15 +13,6 @@ from typing import Any, Final
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.protobuf import WireError, message_types, parsed
 
-__all__ = [
-    "CHECK",
-    "CheckAnswer",
-    "HttpAttributes",
-    "WireError",
-    "check_answer",
-    "check_request",
-]
-
 #: The path of the method.
 CHECK = b"/envoy.service.auth.v3.Authorization/Check"
 

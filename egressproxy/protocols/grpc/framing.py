@@ -11,8 +11,6 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Reason, UpstreamFault
 
-__all__ = ["STREAM_FIELDS", "call_fields", "check_end", "check_head", "framed", "reply"]
-
 #: Flag (compressed or not) and length in front of a message.
 _PREFIX = 5
 #: The longest text of a service that is kept.

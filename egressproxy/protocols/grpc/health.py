@@ -6,8 +6,6 @@ Source: gRPC health checking protocol (grpc/health/v1/health.proto).
 
 from __future__ import annotations
 
-__all__ = ["CHECK", "NOT_SERVING", "SERVING", "check_message", "is_serving"]
-
 CHECK = b"/grpc.health.v1.Health/Check"
 #: HealthCheckResponse with `status` (field 1, a varint) SERVING (1) or NOT_SERVING (2).
 SERVING = b"\x08\x01"

@@ -5,8 +5,6 @@ Source: grpc.io, gRPC over HTTP2 (Length-Prefixed-Message).
 
 from __future__ import annotations
 
-__all__ = ["GrpcMessageReader", "MessageTooLong"]
-
 #: Flag (compressed or not) and length in front of a message.
 _PREFIX = 5
 

@@ -14,21 +14,6 @@ from egressproxy.errors import Reason
 from egressproxy.model.fields import finder
 from egressproxy.model.grpc_status import GrpcStatus
 
-__all__ = [
-    "MalformedTimeout",
-    "encoded_message",
-    "failure_status",
-    "grpc_trailers",
-    "is_grpc",
-    "parsed_status",
-    "parsed_timeout",
-    "retry_pushback_s",
-    "status_of",
-    "status_of_reset",
-    "timeout_value",
-]
-
-
 #: HTTP to gRPC Status Code Mapping; every other status is UNKNOWN.
 _OF_HTTP: Final[Mapping[int, GrpcStatus]] = {
     400: GrpcStatus.INTERNAL,

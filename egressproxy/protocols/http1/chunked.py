@@ -24,8 +24,6 @@ from egressproxy.protocols.http1.framing import (
     field_section_fault,
 )
 
-__all__ = ["MAX_CHUNK_LINE", "MAX_EXTENSIONS", "NO_TRAILERS", "ChunkedDecoder", "EndOfMessage", "late_fields"]
-
 #: Bytes of a chunk's size, extensions and line end.
 MAX_CHUNK_LINE: Final = 4096
 

@@ -39,8 +39,6 @@ from egressproxy.protocols.http1.framing import TCHAR, HeadLimits, Malformed
 from egressproxy.protocols.http1.head_grammar import FieldSection, HeadGrammar
 from egressproxy.protocols.http1.message_reader import CodecState, MessageReader
 
-__all__ = ["NO_TRAILERS", "EndOfMessage", "HeadLimits", "RequestReader", "ResponseReader"]
-
 #: Empty lines that are skipped before a request line (RFC 9112 section 2.2).
 MAX_EMPTY_LINES: Final = 4
 

@@ -15,13 +15,14 @@ import asyncio
 from typing import Any, Final, Protocol
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl, reset
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
-from egressproxy.protocols.http1.codec import HeadLimits, RequestReader
+from egressproxy.protocols.http1.codec import RequestReader
 from egressproxy.protocols.http1.downstream_states import DownstreamState
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.request_head import NOT_HTTP
 from egressproxy.protocols.http1.writer import (
     CONTINUE,
@@ -30,8 +31,6 @@ from egressproxy.protocols.http1.writer import (
     interim_bytes,
     response_bytes,
 )
-
-__all__ = ["DownstreamConnection", "RequestHandler"]
 
 #: How many seconds, and how many bytes, are still read from a client after our last word, so that it reads that word
 #: and no reset.

@@ -37,8 +37,6 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-__all__ = ["DownstreamState"]
-
 
 class DownstreamState(Enum):
     """See the table above."""

@@ -15,29 +15,6 @@ from egressproxy.errors import Reason
 from egressproxy.model.fields import TOKEN
 from egressproxy.model.message import CHUNKED
 
-__all__ = [
-    "BARE_CR_OR_LF",
-    "FIELD_LINE",
-    "FIELD_VALUE",
-    "IDENTITY_FIELDS",
-    "MAX_LENGTH",
-    "TCHAR",
-    "HeadLimits",
-    "HopFields",
-    "Malformed",
-    "any_case",
-    "any_section_pattern",
-    "connection_options",
-    "field_section_fault",
-    "head_fault",
-    "joined_by_name",
-    "plain_section_pattern",
-    "read_content_length",
-    "read_transfer_encoding",
-    "split_fields",
-    "without_fields",
-]
-
 #: Lengths above this cannot be told apart by peers that count in doubles; nobody sends 8 PiB.
 MAX_LENGTH: Final = 2**53
 

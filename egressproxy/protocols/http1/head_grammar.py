@@ -13,8 +13,6 @@ from typing import Final, Generic, TypeVar
 from egressproxy.model.fields import CutLines
 from egressproxy.protocols.http1.framing import HeadLimits, HopFields
 
-__all__ = ["MAX_REMEMBERED", "FieldSection", "Grammars", "HeadGrammar"]
-
 #: Bytes of a section, or of the fields of this hop, that are remembered; longer ones are read anew each time.
 MAX_REMEMBERED: Final = 1024
 

@@ -17,8 +17,6 @@ from egressproxy.protocols.http1.chunked import NO_TRAILERS, ChunkedDecoder, End
 from egressproxy.protocols.http1.framing import BARE_CR_OR_LF, HopFields, Malformed
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED, NOWHERE, FieldSection, HeadGrammar
 
-__all__ = ["CodecState", "MessageReader"]
-
 
 class CodecState(IntEnum):
     """What a reader reads next."""

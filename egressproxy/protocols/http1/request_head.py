@@ -37,20 +37,6 @@ from egressproxy.protocols.http1.framing import (
 )
 from egressproxy.protocols.http1.head_grammar import Grammars, HeadGrammar
 
-__all__ = [
-    "NOT_HTTP",
-    "REQUEST_LINE",
-    "new_request_grammar",
-    "plain_request_section",
-    "read_hop_fields",
-    "read_request_head",
-    "request_grammar",
-    "request_head_fault",
-    "request_line_fault",
-    "request_section",
-    "split_hop_fields",
-]
-
 #: Source text: method, target, minor version. A target is visible ASCII; a fragment is never part of it, and a
 #: backslash is a slash for some parsers and none for others.
 _LINE: Final = rb"(" + TCHAR + rb'{1,32}+) ([!"$-\[\]-~]++) HTTP/1\.([01])'

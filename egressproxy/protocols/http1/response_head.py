@@ -35,18 +35,6 @@ from egressproxy.protocols.http1.framing import (
 )
 from egressproxy.protocols.http1.head_grammar import Grammars, HeadGrammar
 
-__all__ = [
-    "ResponseHop",
-    "new_response_grammar",
-    "plain_response_section",
-    "read_hop_fields",
-    "read_response_head",
-    "response_grammar",
-    "response_head_fault",
-    "response_section",
-    "split_hop_fields",
-]
-
 #: Source text: minor version, status, phrase. The space behind the status may be missing (we send it, section 4).
 _LINE: Final = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
-from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
-
-__all__ = ["Misread", "check_codec"]
+from egressproxy.protocols.http1.chunked import EndOfMessage
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 
 
 class Misread(Exception):

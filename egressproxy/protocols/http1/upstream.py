@@ -19,10 +19,10 @@ from egressproxy.net.flow_control import COPY_LIMIT, HIGH_WATER, BodySink, FlowC
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
-from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, ResponseReader
+from egressproxy.protocols.http1.chunked import EndOfMessage
+from egressproxy.protocols.http1.codec import ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.writer import request_bytes
-
-__all__ = ["UpstreamConnection"]
 
 #: Methods whose content has a meaning. Of the others some servers read none, GET and DELETE included (RFC 9110 sections
 #: 9.3.1, 9.3.2, 9.3.5 and 9.3.7), or do not know them.

@@ -11,22 +11,9 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import VALUE, Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
-
-__all__ = [
-    "CONTINUE",
-    "TUNNEL_ESTABLISHED",
-    "WITH_CONTENT",
-    "answer_bytes",
-    "http_date",
-    "interim_bytes",
-    "request_bytes",
-    "response_bytes",
-    "safe_phrase",
-    "via_line",
-]
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 TUNNEL_ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"

@@ -18,8 +18,6 @@ from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldList
 
-__all__ = ["NO_DEADLINE", "DownstreamCarrier", "StreamCarrier", "UpstreamCarrier"]
-
 #: A Http2Stream: its module needs this one.
 _Stream: TypeAlias = Any
 

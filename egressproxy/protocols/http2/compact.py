@@ -7,8 +7,6 @@ from array import array
 from h2.settings import SettingCodes, Settings
 from h2.stream import StreamClosedBy
 
-__all__ = ["KNOWN_SETTINGS", "ClosedStreams", "CompactSettings"]
-
 #: Whatever else a peer sets means nothing to us (RFC 9113 section 6.5.2), and h2 would keep all 65,536 of them.
 KNOWN_SETTINGS = frozenset(int(code) for code in SettingCodes)
 

@@ -63,8 +63,6 @@ from egressproxy.protocols.http2.sending import SendingSide
 from egressproxy.protocols.http2.states import HARD_LIMIT
 from egressproxy.protocols.http2.stream import Http2Stream
 
-__all__ = ["Http2Connection"]
-
 log = logging.getLogger(__name__)
 
 #: Bytes that a client may send on all streams before somebody has read them.

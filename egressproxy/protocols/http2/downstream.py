@@ -24,8 +24,6 @@ from egressproxy.protocols.http2.heads import RequestFieldsReader
 from egressproxy.protocols.http2.states import MAX_STREAMS
 from egressproxy.protocols.http2.stream import Http2Stream
 
-__all__ = ["DownstreamHttp2"]
-
 log = logging.getLogger(__name__)
 
 #: How long streams that the client began before it heard of our GOAWAY are still served.

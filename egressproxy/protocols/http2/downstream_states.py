@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-__all__ = ["StreamState"]
-
 
 class StreamState(Enum):
     """See the table above."""

@@ -14,7 +14,7 @@ from typing import Final
 from h2.errors import ErrorCodes
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason, UpstreamFault
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
@@ -36,8 +36,6 @@ from egressproxy.protocols.http2.response_fields import (
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.websocket import Handshake
-
-__all__ = ["DownstreamStream"]
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
 #: would keep a hundred responses here for days.

@@ -18,18 +18,6 @@ from hpack.table import HeaderTable
 
 from egressproxy.protocols.http2 import huffman
 
-__all__ = [
-    "CompressionError",
-    "EncodedLines",
-    "FieldDecoder",
-    "FieldEncoder",
-    "FieldList",
-    "RememberedFields",
-    "block_code",
-    "encoded",
-    "encoded_once",
-]
-
 FieldList = list[tuple[bytes, bytes]]
 
 #: What the lists that a decoder remembers may be, together, as a table counts them.

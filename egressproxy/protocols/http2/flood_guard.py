@@ -6,8 +6,6 @@ sends more than its allowance, which grows with time and with what it lets us do
 
 from __future__ import annotations
 
-__all__ = ["Flood", "FloodGuard"]
-
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 
 #: Frames at once, and in a second on the average.

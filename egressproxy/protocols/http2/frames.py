@@ -10,33 +10,6 @@ from typing import Final
 
 from h2.errors import ErrorCodes
 
-__all__ = [
-    "CONTINUATION",
-    "DATA",
-    "END_HEADERS",
-    "END_STREAM",
-    "GOAWAY",
-    "HEADERS",
-    "HEADER_SIZE",
-    "MAX_FRAME",
-    "PADDED",
-    "PREFACE",
-    "PRIORITY",
-    "RST_STREAM",
-    "WINDOW_UPDATE",
-    "WITH_PRIORITY",
-    "Frame",
-    "FrameError",
-    "FrameSplitter",
-    "check_control_frame",
-    "depends_on",
-    "frame_header",
-    "goaway_last_stream",
-    "stream_fault",
-    "stream_of",
-    "without_priority",
-]
-
 DATA: Final = 0
 HEADERS: Final = 1
 PRIORITY: Final = 2

@@ -20,8 +20,6 @@ from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
 
-__all__ = ["RequestFieldsReader", "read_response_fields", "read_trailers"]
-
 #: Fields that HTTP/2 says in frames, or not at all (RFC 9113 section 8.2.2).
 CONNECTION_SPECIFIC = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
 _REQUEST_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))

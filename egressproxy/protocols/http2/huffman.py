@@ -8,8 +8,6 @@ from __future__ import annotations
 from hpack.exceptions import HPACKDecodingError
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 
-__all__ = ["decoded"]
-
 #: Of 65,536 that there are; what people write needs some thousand.
 MAX_STEPS = 8192
 

@@ -9,8 +9,6 @@ from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.protocols.http1.writer import WITH_CONTENT, via_line
 from egressproxy.protocols.http2.field_coding import EncodedLines, FieldList, encoded, encoded_once
 
-__all__ = ["block_fields", "request_code"]
-
 #: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
 _NEVER = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade host te content-length".split())
 _LINES = EncodedLines(_NEVER)

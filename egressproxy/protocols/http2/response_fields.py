@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.protocols.http1.writer import http_date, via_line
 from egressproxy.protocols.http2.field_coding import EncodedLines, FieldList, encoded
 from egressproxy.protocols.http2.request_fields import block_fields
-
-__all__ = ["CONTINUE", "TUNNEL_ESTABLISHED", "answer_fields", "interim_fields", "response_code"]
 
 CONTINUE: Final[FieldList] = [(b":status", b"100")]
 TUNNEL_ESTABLISHED: Final[FieldList] = [(b":status", b"200")]

@@ -21,8 +21,6 @@ from egressproxy.protocols.http2.frames import HEADER_SIZE
 from egressproxy.protocols.http2.states import ConnectionStates
 from egressproxy.protocols.http2.stream import Http2Stream
 
-__all__ = ["SendingSide"]
-
 #: A frame that is shorter and not the last of what there was has a tiny window to go through.
 LONG_PIECE: Final = 1024
 

@@ -22,8 +22,6 @@ from egressproxy.protocols.http2.compact import ClosedStreams, CompactSettings
 from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldEncoder
 from egressproxy.protocols.http2.usual_frames import UsualFrames
 
-__all__ = ["HARD_LIMIT", "MAX_STREAMS", "STREAM_WINDOW", "ConnectionStates"]
-
 _IDLE = StreamState.IDLE
 _SAID_ALL = (StreamClosedBy.SEND_END_STREAM, StreamClosedBy.RECV_END_STREAM)
 #: Streams that a peer may have open at a time.

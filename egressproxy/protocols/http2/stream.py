@@ -14,8 +14,6 @@ from egressproxy.protocols.http2.carriers import StreamCarrier
 from egressproxy.protocols.http2.field_coding import FieldList, block_code, encoded
 from egressproxy.protocols.http2.frames import FrameError
 
-__all__ = ["Http2Stream"]
-
 
 class Http2Stream:
     """One stream: what it has to send, what it has got and not handed on, and who feeds it."""

@@ -14,8 +14,6 @@ from h2.errors import ErrorCodes
 
 from egressproxy.net.flow_control import HIGH_WATER, Reads
 
-__all__ = ["StreamTransport"]
-
 
 class TunnelStream(Protocol):
     """What a transport needs of a stream."""

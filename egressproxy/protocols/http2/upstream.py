@@ -28,8 +28,6 @@ from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.upstream_stream import CLOSED, WEBSOCKET, UpstreamStream, unseen
 
-__all__ = ["Http2Upstream"]
-
 #: While a stream waits and nothing has come for so long, the backend is asked whether it is there; and again after the
 #: second time. Servers of gRPC take more than two pings in five minutes without data for a flood.
 SILENCE_S: Final = 60.0

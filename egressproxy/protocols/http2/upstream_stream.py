@@ -28,9 +28,6 @@ from egressproxy.protocols.http2.request_fields import request_code
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
-__all__ = ["CLOSED", "WEBSOCKET", "UpstreamStream", "unseen"]
-
-
 WEBSOCKET: Final = b"websocket"
 _WEBSOCKET_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 

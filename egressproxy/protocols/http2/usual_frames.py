@@ -29,8 +29,6 @@ from egressproxy.protocols.http2.frames import (
     stream_of,
 )
 
-__all__ = ["UsualFrames"]
-
 #: Flags of frames without padding or priority, beside END_STREAM.
 _USUAL = {HEADERS: END_HEADERS, DATA: 0}
 #: The flags of HEADERS that matter here: END_HEADERS, PADDED, PRIORITY.

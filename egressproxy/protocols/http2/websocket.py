@@ -12,8 +12,6 @@ from hashlib import sha1
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.message import RequestHead, ResponseHead
 
-__all__ = ["Handshake"]
-
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY = b"sec-websocket-key"
 _ACCEPT = b"sec-websocket-accept"

@@ -27,8 +27,6 @@ from egressproxy.protocols.socks5.messages import (
     ReplyCode,
 )
 
-__all__ = ["LoginRefused", "NoCommonMethod", "NotSocks", "Refused", "SocksClient", "SocksError"]
-
 
 class SocksError(Exception):
     """Base: the proxy does not connect us."""

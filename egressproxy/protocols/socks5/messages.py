@@ -15,24 +15,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = [
-    "BIND",
-    "CONNECT",
-    "DOMAIN",
-    "IPV4",
-    "IPV6",
-    "LOGIN_VERSION",
-    "MAX_VIA",
-    "NO_ACCEPTABLE_METHOD",
-    "NO_AUTHENTICATION",
-    "UDP_ASSOCIATE",
-    "USERNAME_PASSWORD",
-    "VERSION",
-    "VIA",
-    "VIA_VERSION",
-    "ReplyCode",
-]
-
 VERSION = 5
 LOGIN_VERSION = 1
 NO_AUTHENTICATION, USERNAME_PASSWORD, VIA, NO_ACCEPTABLE_METHOD = 0x00, 0x02, 0xE6, 0xFF

@@ -30,18 +30,6 @@ from egressproxy.protocols.socks5.messages import (
     ReplyCode,
 )
 
-__all__ = [
-    "CommandNotServed",
-    "LoginMalformed",
-    "NoAcceptableMethod",
-    "NotSocksClient",
-    "RequestRefused",
-    "SocksServer",
-    "SocksServerError",
-    "ViaMalformed",
-    "reply",
-]
-
 _VIA_VALUE = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
 _COMMANDS = {BIND: "BIND", UDP_ASSOCIATE: "UDP ASSOCIATE"}
 #: The address that we have connected from is told to nobody (RFC 1928 section 6, BND.ADDR): 0.0.0.0, port 0.

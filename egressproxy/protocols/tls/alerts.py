@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ACCESS_DENIED", "MISSING_EXTENSION", "UNRECOGNIZED_NAME"]
-
 
 def _fatal(description: int) -> bytes:
     """The record. Its version is that of TLS 1.2, as in every record of TLS 1.3 (RFC 8446 section 5.1)."""

@@ -13,16 +13,6 @@ from typing import Final
 
 from egressproxy.model.authority import AuthorityError, parse_host
 
-__all__ = [
-    "CONTENT_TYPES",
-    "RECORD_HEAD",
-    "BadClientHello",
-    "ClientHello",
-    "ClientHelloReader",
-    "NotTls",
-    "may_start_tls",
-]
-
 #: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
 MAX_BYTES: Final = 40_960
 #: Records that a hello may stand in: to go through tens of thousands of a byte each would take a tenth of a second.

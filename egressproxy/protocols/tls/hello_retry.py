@@ -19,8 +19,6 @@ from egressproxy.protocols.tls.client_hello import (
     ClientHelloReader,
 )
 
-__all__ = ["HelloRetry"]
-
 _HANDSHAKE, _SERVER_HELLO = 22, 2
 #: The random of a ServerHello that is a HelloRetryRequest (RFC 8446 section 4.1.3).
 _RETRY = bytes.fromhex("CF21AD74E59A6111BE1D8C021E65B891C2A211167ABB8C5E079E09E2C8A8339C")

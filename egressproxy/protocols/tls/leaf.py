@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["Leaf"]
-
 
 @dataclass(frozen=True, slots=True)
 class Leaf:

@@ -26,8 +26,6 @@ from egressproxy.model.certificate import why_not_a_ca
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.leaf import Leaf
 
-__all__ = ["BACKDATED_S", "LEAF_S", "MintingError", "SigningCa", "cross_signed", "new_ca"]
-
 #: How long a leaf is valid: clients that are told to distrust the CA keep none for long, and its key never lasts.
 LEAF_S: Final = 24 * 3600.0
 #: A leaf begins so long before it is minted, for clients whose clock is behind.

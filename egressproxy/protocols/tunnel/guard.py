@@ -15,8 +15,6 @@ from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls, may_start_tls
 from egressproxy.protocols.tls.hello_retry import HelloRetry
 
-__all__ = ["SniGuard"]
-
 
 class SniGuard:
     """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused.

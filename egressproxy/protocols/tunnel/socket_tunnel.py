@@ -26,8 +26,6 @@ from egressproxy.net.watched_socket import (
 )
 from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
 
-__all__ = ["SocketEnd", "SocketTunnel"]
-
 #: Bytes that one side may say in one event.
 BUFFER_SIZE: Final = 256 * 1024
 

@@ -16,8 +16,6 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
 
-__all__ = ["TransportEnd", "TransportTunnel"]
-
 _OPEN: Final[EndState] = EndState.OPEN
 _ENDED: Final[EndState] = EndState.ENDED
 _LOST: Final[EndState] = EndState.LOST

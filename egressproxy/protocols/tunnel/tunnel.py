@@ -42,8 +42,6 @@ from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
 from egressproxy.net.timers import Timer, TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 
-__all__ = ["REST_S", "EndState", "Tunnel", "TunnelEnd", "TunnelState"]
-
 #: How long an end that is left over may take nothing of what is still to be sent to it.
 REST_S: Final = 10.0
 

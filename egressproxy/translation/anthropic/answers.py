@@ -22,17 +22,6 @@ from egressproxy.translation.answer_fields import (
 from egressproxy.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
 from egressproxy.translation.errors import BadAnswer
 
-__all__ = [
-    "THOUGHTS",
-    "ending",
-    "explanation_of",
-    "read_answer",
-    "read_usage",
-    "stop_of",
-    "write_answer",
-    "written_usage",
-]
-
 #: Blocks that the other APIs do not show: how the model has thought.
 THOUGHTS: Final = ("thinking", "redacted_thinking")
 _NOTHING: Final = Usage()

@@ -26,8 +26,6 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.json_object import JsonObject, objects
 
-__all__ = ["IMAGE_TYPES", "read_request"]
-
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _NAMES: Final = {
     "turns": "messages",

@@ -26,8 +26,6 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import Untranslatable
 
-__all__ = ["write_request"]
-
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 _NOTHING_LIKE_IT: Final = "cannot be translated: Anthropic has nothing like it"
 

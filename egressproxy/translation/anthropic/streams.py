@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from typing import Any, Final
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
 from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
@@ -27,7 +28,6 @@ from egressproxy.translation.anthropic.answers import (
     stop_of,
     written_usage,
 )
-from egressproxy.translation.apis import Api
 from egressproxy.translation.conversation import (
     Delta,
     Failed,
@@ -43,8 +43,6 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import BadAnswer
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES, event
-
-__all__ = ["MessageStreamReader", "MessageStreamWriter"]
 
 _STATUSES: Final = {
     "invalid_request_error": 400,

@@ -20,8 +20,6 @@ from egressproxy.translation.answer_fields import (
 from egressproxy.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
 from egressproxy.translation.errors import BadAnswer
 
-__all__ = ["FINISH_REASONS", "read_answer", "read_usage", "stop_of", "write_answer", "written_usage"]
-
 FINISH_REASONS: Final = {
     Stop.END: "stop",
     Stop.STOP_SEQUENCE: "stop",

@@ -25,8 +25,6 @@ from egressproxy.translation.conversation import (
 from egressproxy.translation.json_object import JsonObject, objects
 from egressproxy.translation.openai_fields import EFFORTS, leave_out_cache_options, metadata_of, service_tier_of
 
-__all__ = ["read_request"]
-
 _NAMES: Final = {
     "turns": "messages",
     "max_tokens": "max_completion_tokens",

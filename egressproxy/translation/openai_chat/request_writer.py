@@ -24,8 +24,6 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import Untranslatable
 
-__all__ = ["write_request"]
-
 _MAX_STOP_SEQUENCES: Final = 4
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
 from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
@@ -19,7 +20,6 @@ from egressproxy.translation.answer_fields import (
     text,
     without_prefix,
 )
-from egressproxy.translation.apis import Api
 from egressproxy.translation.conversation import (
     Delta,
     Failed,
@@ -36,8 +36,6 @@ from egressproxy.translation.conversation import (
 from egressproxy.translation.errors import BadAnswer
 from egressproxy.translation.event_stream import event_of_data
 from egressproxy.translation.openai_chat.answers import FINISH_REASONS, read_usage, stop_of, written_usage
-
-__all__ = ["ChatStreamReader", "ChatStreamWriter"]
 
 _DONE: Final = b"[DONE]"
 _ENDED: Final = PartEnded()

@@ -22,22 +22,6 @@ from egressproxy.translation.answer_fields import (
 from egressproxy.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
 from egressproxy.translation.errors import BadAnswer
 
-__all__ = [
-    "DEFAULTS",
-    "INCOMPLETE",
-    "call_item",
-    "failure_of",
-    "message_item",
-    "read_answer",
-    "read_usage",
-    "refusal_part",
-    "response_object",
-    "stop_of",
-    "text_part",
-    "write_answer",
-    "written_usage",
-]
-
 #: What a response repeats of its request, and says where the request said nothing.
 DEFAULTS: Final[Mapping[str, Any]] = {
     "instructions": None,

@@ -27,8 +27,6 @@ from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject, objects
 from egressproxy.translation.openai_fields import EFFORTS, leave_out_cache_options, metadata_of, service_tier_of
 
-__all__ = ["read_request"]
-
 _NAMES: Final = {
     "turns": "input",
     "max_tokens": "max_output_tokens",

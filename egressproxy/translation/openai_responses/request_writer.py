@@ -23,8 +23,6 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import Untranslatable
 
-__all__ = ["write_request"]
-
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 

@@ -47,8 +47,6 @@ from egressproxy.translation.openai_responses.answers import (
     text_part,
 )
 
-__all__ = ["ResponseStreamReader", "ResponseStreamWriter"]
-
 _ENDED: Final = PartEnded()
 #: What a part that is kept takes beside its text.
 _PART_SIZE: Final = 1024

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.gateway import ListenerIR

@@ -5,7 +5,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from egressproxy.config.compile import Compiled, Defaults, FilterCatalog, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Compiled, Defaults, FilterCatalog
 from egressproxy.config.reading.load import ResourceSet, load, load_text
 from egressproxy.config.resources.routes import HttpRoute
 from egressproxy.filters.catalog import Catalog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from tests.config.compile.kit import PLAIN, ROUTE, compiled, of_object, said, status
 
 SET = """

@@ -9,7 +9,8 @@ from egressproxy.filters import CallAnswer, CallFailed, Fields
 from egressproxy.filters.base import FilterContext, Phase
 from egressproxy.filters.cache.cache import CACHE, CacheConfig
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import PlacedFilter, compile_chain
+from egressproxy.filters.chain import compile_chain
+from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.validation import validated
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from egressproxy.ai_apis.apis import Api
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.ai import call as ai_call
 from egressproxy.model.exchange import Exchange
 from egressproxy.translation import translator
-from egressproxy.translation.apis import Api
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import TranslatedRequest
 from tests.gateway.ai.test_aliases import CHAT, body_of, endpoint, post

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.errors import Reason
 from egressproxy.filters import Exchange, Filter, Rejected

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from egressproxy.filters.base import BodyMode, Filter, Phase, Rejected
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from tests.gateway.backends.test_failover import answer, asked, config
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_body_filter import dechunked

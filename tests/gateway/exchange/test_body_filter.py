@@ -14,7 +14,8 @@ from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import MORE, BodyMode, Filter, Phase, Rejected
 from egressproxy.filters.testing import exchange as an_exchange
 from egressproxy.gateway.exchange.body_filter import BodyFilter
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import GET, GET_SENT, OK, OK_PASSED, exchange, forward
 from tests.support.conversation import Conversation, scripted_filter

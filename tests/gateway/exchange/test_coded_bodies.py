@@ -13,7 +13,8 @@ import pytest
 import zstandard
 
 from egressproxy.filters.base import BodyMode, Filter, Phase, Rejected
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_body_filter import dechunked
 from tests.gateway.kit import OK, OK_PASSED, forward

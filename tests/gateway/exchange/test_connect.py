@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 from egressproxy.filters.base import Filter
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start

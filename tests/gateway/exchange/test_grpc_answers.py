@@ -11,8 +11,9 @@ from h2.errors import ErrorCodes
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.gateway.exchange.grpc_answers import answer_of_call
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GrpcStatus
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.grpc.statuses import parsed_timeout
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2

@@ -14,8 +14,9 @@ import pytest
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import BodyMode, Filter, Phase
-from egressproxy.filters.body import MAX_RESULT
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.filters.chosen_steps import MAX_RESULT
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from tests.gateway.conftest import Start
 from tests.gateway.kit import forward
 from tests.support.conversation import Conversation, scripted_filter

@@ -11,14 +11,14 @@ from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
 from egressproxy.upstream.pool import Pool
-from tests.e2e.world import tls_secret
+from tests.e2e.world import terminate, tls_secret
 from tests.gateway.backends.test_parent_identity import KEY
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello
 from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM, Trusting
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import ESTABLISHED, OK, OK_PASSED, SHARED, TlsClient, certificate, connect
-from tests.gateway.listeners.test_bound_port import demanding, terminate
+from tests.gateway.listeners.test_bound_port import demanding
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload
 from tests.support import manifests as m
 from tests.support.conversation import Conversation

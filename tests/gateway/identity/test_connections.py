@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from egressproxy.gateway.identity import authenticator, authenticators
+from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer, identity, is_refused, is_served, tokens
 from tests.gateway.kit import ESTABLISHED, GET, OK, SHARED, TlsClient, certificate, connect, forward, https
-from tests.gateway.listeners.test_bound_port import demanding, terminate
+from tests.gateway.listeners.test_bound_port import demanding
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload, served, who
 from tests.gateway.listeners.test_stream_connection import terminating
 from tests.support import manifests as m

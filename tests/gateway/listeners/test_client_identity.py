@@ -13,10 +13,11 @@ from egressproxy.config.reading.problems import ConfigError
 from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
 from tests.config.compile.kit import FORWARD, compiled, of_policy, policy
+from tests.e2e.world import terminate
 from tests.gateway.backends.test_parent_identity import KEY, signed
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, SHARED, TlsClient, certificate, connect
-from tests.gateway.listeners.test_bound_port import demanding, terminate
+from tests.gateway.listeners.test_bound_port import demanding
 from tests.gateway.listeners.test_stream_connection import terminating
 from tests.support import manifests as m
 from tests.support.conversation import Conversation

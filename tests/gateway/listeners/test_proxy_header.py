@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, bearer, is_served
 from tests.gateway.kit import GET, TlsClient, certificate, forward
-from tests.gateway.listeners.test_bound_port import terminate
 from tests.gateway.listeners.test_client_identity import PKI, ROBOT, Workload, proxy, served
 from tests.protocols.test_proxy_protocol import block
 from tests.support import manifests as m

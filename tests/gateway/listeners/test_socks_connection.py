@@ -10,7 +10,8 @@ import pytest
 from egressproxy.errors import Denied, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.listeners.socks_connection import reply_code
-from egressproxy.model.exchange import Exchange, LocalResponse
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply
 from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME

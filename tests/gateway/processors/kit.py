@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from egressproxy.errors import Reason
-from egressproxy.filters.base import Phase
 from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterHarness
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
-from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.ext_proc.messages import MessagePart, ProcessingRequest, ProcessingResponse
 from egressproxy.protocols.ext_proc.wire import read_request, response_bytes
@@ -158,9 +155,3 @@ def at(part: MessagePart, *said: Said) -> Script:
 
 def answer(part: MessagePart, **more: Any) -> ProcessingResponse:
     return ProcessingResponse(part, **more)
-
-
-__all__ = [
-    "TYPE", "Exchange", "FakeCall", "FakeStream", "Phase", "Processed", "Said", "Script", "agrees", "answer", "at",
-    "broke", "changes", "replace",
-]  # fmt: skip

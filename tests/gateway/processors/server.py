@@ -13,8 +13,6 @@ from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.http2 import Http2Server
 
-__all__ = ["Processor", "processed"]
-
 HEAD = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.filters.catalog import Catalog

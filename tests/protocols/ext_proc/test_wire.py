@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.model.field_change import FieldAction, FieldChange
+from egressproxy.model.protobuf import WireError
 from egressproxy.protocols.ext_proc.messages import (
     BodySendMode,
     HeaderSendMode,
@@ -23,13 +24,7 @@ from egressproxy.protocols.ext_proc.messages import (
     ProtocolConfiguration,
     StreamedBody,
 )
-from egressproxy.protocols.ext_proc.wire import (
-    WireError,
-    read_request,
-    read_response,
-    request_bytes,
-    response_bytes,
-)
+from egressproxy.protocols.ext_proc.wire import read_request, read_response, request_bytes, response_bytes
 from tests.support.protobuf_wire import field, fields, number
 
 HEADERS = (MessagePart.REQUEST_HEADERS, MessagePart.RESPONSE_HEADERS)

@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.protocols.grpc.ext_authz import (
-    CheckAnswer,
-    HttpAttributes,
-    WireError,
-    check_answer,
-    check_request,
-)
+from egressproxy.model.protobuf import WireError
+from egressproxy.protocols.grpc.ext_authz import CheckAnswer, HttpAttributes, check_answer, check_request
 from tests.support.protobuf_wire import field, fields, number, text
 
 

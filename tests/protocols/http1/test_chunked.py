@@ -7,8 +7,7 @@ import pytest
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason
 from egressproxy.protocols.http1 import chunked
-from egressproxy.protocols.http1.codec import HeadLimits
-from egressproxy.protocols.http1.framing import Malformed
+from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from tests.support.attributes import attributes
 from tests.support.http1_reading import Reading, read_requests
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.protocols.http1.codec import NO_TRAILERS, EndOfMessage, HeadLimits, RequestReader, ResponseReader
+from egressproxy.protocols.http1.chunked import NO_TRAILERS, EndOfMessage
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.http1_reading import read_requests, read_responses
 from tests.support.properties import examples
 

@@ -13,9 +13,9 @@ from egressproxy.errors import GatewayError
 from egressproxy.model.message import RequestHead
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1 import downstream_states
-from egressproxy.protocols.http1.codec import HeadLimits
 from egressproxy.protocols.http1.downstream import LINGER_SIZE, DownstreamConnection
 from egressproxy.protocols.http1.downstream_states import DownstreamState
+from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.properties import examples
 from tests.support.states import tables
 

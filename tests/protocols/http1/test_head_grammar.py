@@ -12,7 +12,9 @@ from egressproxy.errors import GatewayError
 from egressproxy.model.fields import CutLines, Fields, every_spelling
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1 import head_grammar, request_head, response_head
-from egressproxy.protocols.http1.codec import EndOfMessage, HeadLimits, RequestReader, ResponseReader
+from egressproxy.protocols.http1.chunked import EndOfMessage
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED, MAX_SHARED, PLACES, HeadGrammar
 
 LIMITS = HeadLimits(max_head_bytes=2048, max_fields=12, max_target_bytes=256)

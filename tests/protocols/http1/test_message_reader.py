@@ -8,7 +8,8 @@ import tracemalloc
 import pytest
 
 from egressproxy.errors import BadRequest, LimitExceeded, UpstreamFault
-from egressproxy.protocols.http1.codec import HeadLimits, RequestReader, ResponseReader
+from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.http1_reading import read_requests
 
 GET = b"GET /get HTTP/1.1\r\nHost: a.example\r\nX-A: 1\r\n\r\n"

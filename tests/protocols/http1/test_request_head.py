@@ -6,7 +6,7 @@ import pytest
 
 from egressproxy.errors import BadRequest, LimitExceeded, Reason
 from egressproxy.model.message import CHUNKED, TargetForm
-from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.http1_reading import read_requests
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -4,7 +4,8 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, ResponseHead
-from egressproxy.protocols.http1.codec import HeadLimits, ResponseReader
+from egressproxy.protocols.http1.codec import ResponseReader
+from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.http1_reading import read_responses
 
 

@@ -9,7 +9,7 @@ import pytest
 from egressproxy.errors import Reason
 from egressproxy.model import fields
 from egressproxy.protocols.http1 import chunked, framing, request_head, response_head, self_test
-from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from tests.support.builds import of_sources
 

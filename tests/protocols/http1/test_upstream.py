@@ -14,7 +14,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_failures import TlsTruncated
-from egressproxy.protocols.http1.codec import HeadLimits
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from tests.net.test_flow_control import Transport
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import text
 
-from egressproxy.model.exchange import LocalResponse
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import writer
 

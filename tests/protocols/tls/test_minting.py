@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from egressproxy.model.secret import SecretBytes
-from egressproxy.protocols.tls.minting import BACKDATED_S, LEAF_S, Leaf, MintingError, SigningCa, cross_signed, new_ca
+from egressproxy.protocols.tls.leaf import Leaf
+from egressproxy.protocols.tls.minting import BACKDATED_S, LEAF_S, MintingError, SigningCa, cross_signed, new_ca
 from tests.support.pki import Pki, chain
 
 LONG = f"{'a' * 60}.{'b' * 60}.example"

@@ -10,8 +10,6 @@ from typing import Any
 
 from aiohttp import web
 
-__all__ = ["routes"]
-
 OPENAI_MODEL, ANTHROPIC_MODEL = "gpt-test", "messages-test"
 
 

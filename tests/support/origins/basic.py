@@ -21,8 +21,6 @@ import hashlib
 
 from aiohttp import WSMsgType, web
 
-__all__ = ["GREETING", "pattern", "routes"]
-
 GREETING = "hello from the origin"
 
 

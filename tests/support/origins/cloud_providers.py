@@ -15,8 +15,6 @@ from aiohttp import web
 from egressproxy.ai_apis.aws_event_stream import aws_message
 from tests.support.origins.providers import INPUT, OUTPUT, Got, Turn, compressed, next_turn, wants_gzip
 
-__all__ = ["CloudProvider"]
-
 Value = dict[str, Any]
 
 

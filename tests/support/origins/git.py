@@ -11,8 +11,6 @@ from aiohttp import web
 
 from tests.support.waiting import WAIT_S
 
-__all__ = ["make_repository", "routes"]
-
 
 def make_repository(folder: Path) -> Path:
     """A bare repository `project.git` with one commit on `main`; pushes are welcome. Returns the folder it lies in."""

@@ -11,8 +11,6 @@ import zipfile
 
 from aiohttp import web
 
-__all__ = ["PACKAGE", "VERSION", "npm_routes", "pypi_routes"]
-
 PACKAGE, VERSION = "tiny-parcel", "1.0.0"
 
 

@@ -17,11 +17,6 @@ from typing import Any
 
 from aiohttp import web
 
-__all__ = [
-    "INPUT", "OUTPUT", "WANTS_GZIP", "Got", "Provider", "Trouble", "arguments", "compressed", "next_turn",
-    "wants_gzip",
-]  # fmt: skip
-
 #: A request with this field gets its answer in gzip, if it accepts that.
 WANTS_GZIP = "X-Wants-Gzip"
 

@@ -9,8 +9,6 @@ import hashlib
 
 from aiohttp import web
 
-__all__ = ["routes"]
-
 
 def routes() -> list[web.AbstractRouteDef]:
     """Buckets below /s3/."""

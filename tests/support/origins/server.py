@@ -17,8 +17,6 @@ from aiohttp import web
 from tests.support.net import can_bind_low_ports, loopback_address
 from tests.support.waiting import WAIT_S
 
-__all__ = ["OriginServer", "Seen"]
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

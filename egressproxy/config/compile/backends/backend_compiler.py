@@ -35,13 +35,8 @@ from egressproxy.config.compile.backends.resolved_backend import ResolvedBackend
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.backends.tls_settings import port_tls
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
-from egressproxy.config.compile.extensions.ranked_extension import (
-    BACKEND_LEVEL,
-    AttachmentPoint,
-    RankedExtension,
-    ordered,
-)
-from egressproxy.config.compile.interface import Key, Reference, kind_of, scope_of
+from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension, ordered
+from egressproxy.config.compile.interface import Reference, kind_of, scope_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
@@ -58,9 +53,8 @@ from egressproxy.ir.backend import (
     EndpointAddress,
     Protocol,
 )
-from egressproxy.ir.policy import ExtensionIR
-
-__all__ = ["BackendCompiler"]
+from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
+from egressproxy.model.published_object import Key
 
 
 class BackendCompiler:

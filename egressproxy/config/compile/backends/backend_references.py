@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from egressproxy.config.compile.backends.kinds import DestinationBackend
-from egressproxy.config.compile.interface import Key, Reference
+from egressproxy.config.compile.interface import Reference
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.destination import FailoverEndpoint
@@ -23,8 +23,7 @@ from egressproxy.config.resources.routes import (
     TcpRoute,
     TlsRoute,
 )
-
-__all__ = ["backend_refs", "endpoint_refs", "only_parents", "rule_filters", "rule_refs", "stream_carriers"]
+from egressproxy.model.published_object import Key
 
 AnyRule = HttpRule | GrpcRule | StreamRule
 #: Says which object a reference means.

@@ -17,14 +17,13 @@ from egressproxy.config.compile.backends.published_forms import (
 )
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.interface import Key, Status
+from egressproxy.config.compile.interface import Status
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.x_backend import XBackend
-
-__all__ = ["backend_statuses", "summary"]
+from egressproxy.model.published_object import Key
 
 #: Reasons that are about the Backend itself; the others are about what it refers to.
 _OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})

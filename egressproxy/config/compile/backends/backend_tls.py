@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from egressproxy.config.compile.interface import Key, Status, age_of
+from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
@@ -17,8 +17,7 @@ from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.core import Service, ServicePort
 from egressproxy.config.resources.object_references import ParentReference, PolicyTargetReference
 from egressproxy.ir.backend import BackendTlsIR
-
-__all__ = ["BackendTlsPolicies"]
+from egressproxy.model.published_object import Key
 
 #: PolicyStatus.ancestors holds at most 16 entries.
 MAX_ANCESTORS = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egressproxy.config.compile.interface import Key, Reference
+from egressproxy.config.compile.interface import Reference
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import (
     Backend,
@@ -13,8 +13,7 @@ from egressproxy.config.resources.backend import (
     XBackendDestination,
 )
 from egressproxy.config.resources.x_backend import XBackend
-
-__all__ = ["BACKEND_KINDS", "KNOWN_KINDS", "AnyBackend", "DestinationBackend", "object_key"]
+from egressproxy.model.published_object import Key
 
 #: Those with a `destination`, which are subclasses of these.
 DestinationBackend = Backend | WorkingGroupBackend | XBackendDestination

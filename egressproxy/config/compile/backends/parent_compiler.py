@@ -11,7 +11,7 @@ from egressproxy.config.compile.backends.parent_credentials import identity_key,
 from egressproxy.config.compile.backends.parent_no_proxy import is_direct
 from egressproxy.config.compile.backends.resolved_backend import ANY_DESTINATION, ResolvedBackend
 from egressproxy.config.compile.extensions.extension_faults import must_run
-from egressproxy.config.compile.interface import Key, Reference
+from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.reading.load import ResourceSet
@@ -20,8 +20,7 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.backend import Destination, NoProxyRule, OtherParent, Protocol
-
-__all__ = ["ParentCompiler"]
+from egressproxy.model.published_object import Key
 
 #: Upstream gateways in a row: each is another CONNECT and another handshake.
 MAX_PARENTS = 8

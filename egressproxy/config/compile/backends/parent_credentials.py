@@ -16,8 +16,6 @@ from egressproxy.ir.backend import BackendIR, ParentCredentials, Protocol
 from egressproxy.model.forwarded_identity import MIN_KEY_BYTES
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["checked_key", "identity_key", "parent_credentials"]
-
 #: RFC 7617 section 2: neither part may hold a control character.
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _MAX_COUNTED = 255

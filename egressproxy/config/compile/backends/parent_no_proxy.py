@@ -7,8 +7,6 @@ from itertools import chain
 
 from egressproxy.ir.backend import BackendIR, Destination, NoProxyRule
 
-__all__ = ["is_direct"]
-
 
 def is_direct(backend: BackendIR, rules: Iterable[NoProxyRule]) -> bool:
     """Whether this backend is reached past the parents: its name, or each of its addresses, is listed.

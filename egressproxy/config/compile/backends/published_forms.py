@@ -21,21 +21,6 @@ from egressproxy.config.resources.x_backend import XBackendSpec
 from egressproxy.ir.backend import AiIR, McpIR, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
 
-__all__ = [
-    "PortForm",
-    "TlsForm",
-    "ai_options",
-    "check_tls",
-    "destination_summary",
-    "mcp_options",
-    "notes",
-    "port_forms",
-    "port_option_errors",
-    "protocol_of",
-    "tls_field",
-    "x_backend_form",
-]
-
 #: The port of a destination that names none.
 DEFAULT_PORT: Final = 443
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.resources.policy import Dns
 from egressproxy.ir.backend import BackendIR, Destination
-
-__all__ = ["ANY_DESTINATION", "ResolvedBackend"]
+from egressproxy.model.published_object import Key
 
 
 @dataclass(frozen=True, slots=True)

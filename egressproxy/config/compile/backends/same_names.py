@@ -14,8 +14,6 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
 
-__all__ = ["same_name_notes"]
-
 
 def same_name_notes(source: Resource, backends: BackendCompiler) -> Iterator[tuple[str, str]]:
     """For each reference of a route, a Backend or a policy to such a name: its field, and what it means."""

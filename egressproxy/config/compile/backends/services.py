@@ -15,8 +15,6 @@ from egressproxy.config.resources.core import EndpointSlice, Service, ServicePor
 from egressproxy.ir.backend import BackendIR, Destination, EndpointAddress, Protocol
 from egressproxy.model.authority import IPAddress
 
-__all__ = ["Services"]
-
 #: In lower case: IANA's names are, and `HTTPS` is written in several ways.
 _APP_PROTOCOLS = {
     "": Protocol.HTTP,

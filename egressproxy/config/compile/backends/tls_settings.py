@@ -14,8 +14,6 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.certificate import CertificateUse
 
-__all__ = ["port_tls"]
-
 
 def port_tls(references: References, backend: Resource, form: TlsForm | None, field: str) -> BackendTlsIR | None:
     """TLS to a port of a backend as it is written at `field`; None for plain text. Raises UnresolvedRef."""

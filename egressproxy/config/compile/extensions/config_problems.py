@@ -14,8 +14,6 @@ from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.meta import Resource
 from egressproxy.ir.policy import FieldFault
 
-__all__ = ["config_problems", "first_error"]
-
 
 def config_problems(
     owner: Resource, found: FilterTypeInfo, error: ValidationError, path: str, field: str

@@ -15,8 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.model.near_names import did_you_mean
 
-__all__ = ["ConfigFault", "ConfigSchemaChecker", "SchemaError"]
-
 #: Applications of a keyword in one check. A config of a thousand values under a schema of usual size takes some ten
 #: thousand.
 MAX_STEPS: Final = 100_000

@@ -7,14 +7,13 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo, Key
+from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.meta import Resource
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import VALUE
+from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
-
-__all__ = ["INJECTOR", "misfit_of", "secrets_of"]
 
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
 INJECTOR: Final = "egressproxy.io/CredentialInjector:"

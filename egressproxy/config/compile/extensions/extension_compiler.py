@@ -25,7 +25,7 @@ from egressproxy.config.compile.extensions.extension_phase import ChosenPhase, I
 from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
 from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
 from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
-from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, Key, age_of
+from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, age_of
 from egressproxy.config.compile.object_problems import problem_at
 from egressproxy.config.compile.references import References
 from egressproxy.config.explanations import path_text
@@ -35,14 +35,8 @@ from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR, FilterSettings
+from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
-
-__all__ = [
-    "Caller",
-    "ExtensionCompiler",
-    "FilterNotSupported",
-    "as_backend_ref",
-]
 
 _DEFAULT_TIMEOUT_S = 5.0
 

@@ -15,8 +15,6 @@ from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.ir.policy import ExtensionIR
 
-__all__ = ["ExtensionFaults", "closing", "must_run", "nearest_types"]
-
 _GONE: Final = "until it is there, requests are refused"
 
 

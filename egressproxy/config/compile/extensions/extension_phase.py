@@ -9,8 +9,6 @@ from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
 from egressproxy.ir.policy import BACKEND_LEVEL
 
-__all__ = ["ChosenPhase", "ImpossiblePhase", "chosen_phase"]
-
 #: Phases that run for one backend, once per attempt; whatever is declared on a Backend runs in one of these.
 _OF_BACKENDS: Final = frozenset({"connect", "backend-request", "backend-response"})
 

@@ -17,14 +17,13 @@ from pydantic import ValidationError
 from egressproxy.config.compile.extensions.config_schema import ConfigFault, ConfigSchemaChecker, SchemaError
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
-from egressproxy.config.compile.interface import FilterCatalog, Key, Status, age_of
+from egressproxy.config.compile.interface import FilterCatalog, Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.filter_type import ConfigSchema, FilterTypeDefinition
-
-__all__ = ["DeclaredType", "FilterTypes"]
+from egressproxy.model.published_object import Key
 
 PYTHON: Final = "egressproxy.io/Python:v1"
 #: The built-in types that ask remote processors, by protocol.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from egressproxy.config.compile.extensions.extension_compiler import Caller, ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.extension_faults import closing
 from egressproxy.config.compile.extensions.ranked_extension import ROUTE_LEVEL, AttachmentPoint, RankedExtension
-from egressproxy.config.compile.interface import Key, Status, age_of
+from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
@@ -23,8 +23,7 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.route_filters import HttpFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.near_names import did_you_mean
-
-__all__ = ["ExtensionRefNotFound", "Pipelines"]
+from egressproxy.model.published_object import Key
 
 #: The type that asks a processor with `backendRefs`.
 REMOTE: Final = "egressproxy.io/ExternalProcessor:v1"

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
-
-__all__ = ["BACKEND_LEVEL", "ROUTE_LEVEL", "AttachmentPoint", "RankedExtension", "ordered"]
+from egressproxy.ir.policy import ExtensionIR
 
 ROUTE_LEVEL = 1
 

@@ -10,18 +10,11 @@ from typing import Any
 
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.pipelines import Pipelines
-from egressproxy.config.compile.extensions.ranked_extension import (
-    BACKEND_LEVEL,
-    ROUTE_LEVEL,
-    AttachmentPoint,
-    RankedExtension,
-)
+from egressproxy.config.compile.extensions.ranked_extension import ROUTE_LEVEL, AttachmentPoint, RankedExtension
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.route_filters import HttpFilter, RequestRedirect, UrlRewrite
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.ir.policy import ExtensionIR
-
-__all__ = ["external_auth_place", "route_filters"]
+from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 
 #: Priority of HTTPRoute filters: before extensions (100), after limits (0).
 ROUTE_FILTER_PRIORITY = 50

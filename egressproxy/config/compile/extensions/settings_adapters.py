@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-__all__ = ["ADAPTERS", "settings_adapter"]
-
 #: For the types of catalogues, which are part of the program: there are few.
 ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
 

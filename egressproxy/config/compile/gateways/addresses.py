@@ -16,8 +16,6 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 
-__all__ = ["AddressBook"]
-
 #: How many addresses of a network are tried for one Gateway.
 PROBES = 4096
 

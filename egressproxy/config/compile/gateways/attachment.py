@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan, have_hosts_in_common
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.references import References
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import ParentReference
-
-__all__ = ["Attachment", "Parents", "Rejection", "common_hostnames"]
+from egressproxy.model.published_object import Key
 
 
 @dataclass(frozen=True, slots=True, eq=False)

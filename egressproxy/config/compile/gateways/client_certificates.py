@@ -17,8 +17,6 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.gateway import ClientCertificatesIR, TlsMode
 from egressproxy.ir.identity import CertificateClientIR
 
-__all__ = ["add_certificate_rules"]
-
 _FIELD: Final = "identity.certificate.caCertificateRefs"
 _ANY_WILL_DO: Final = (
     f"{_FIELD} does nothing here: with mode AllowInsecureFallback of spec.tls.frontend no certificate says who a "

@@ -13,7 +13,7 @@ from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, SetPla
 from egressproxy.config.compile.gateways.gateway_tls import set_frontend_conditions
 from egressproxy.config.compile.gateways.listener_conflicts import find_conflicts
 from egressproxy.config.compile.gateways.listener_plan import plan_listener
-from egressproxy.config.compile.interface import CONTROLLER, Defaults, Key, Status, age_of
+from egressproxy.config.compile.interface import CONTROLLER, Defaults, Status, age_of
 from egressproxy.config.compile.object_problems import unserved
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status import supported_features
@@ -21,9 +21,8 @@ from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
+from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import UNIX_SOCKET
-
-__all__ = ["BUILTIN_CLASS", "class_statuses", "of_other_controllers", "plan_gateways"]
 
 #: The GatewayClass that exists where the configuration holds none.
 BUILTIN_CLASS = "egressproxy"

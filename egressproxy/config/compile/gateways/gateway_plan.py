@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
-from egressproxy.config.compile.interface import Key, Status
+from egressproxy.config.compile.interface import Status
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.gateway import Gateway, ListenerSet
+from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import UNIX_SOCKET, is_unix
-
-__all__ = ["GatewayPlan", "SetPlan"]
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,6 @@ from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse
 
-__all__ = ["ClientCertificates", "frontend_validation", "set_frontend_conditions"]
-
 
 def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | None:
     """How clients of this port are verified: by its own `perPort` entry, else by the default. None: not at all."""

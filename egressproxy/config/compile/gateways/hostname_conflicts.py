@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["HostnameClaims"]
-
 
 class HostnameClaims:
     """Hostname patterns, each with the route that claimed it first. Claim for the oldest route first."""

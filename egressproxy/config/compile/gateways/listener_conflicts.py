@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan, have_hosts_in_common
 from egressproxy.ir.gateway import ListenerProtocol
 
-__all__ = ["find_conflicts"]
-
 _PROXY_OVER_TLS = "forward-proxy over TLS"
 
 

@@ -23,8 +23,6 @@ from egressproxy.config.resources.object_references import SecretObjectReference
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.model.certificate import CertificateState, CertificateUse
 
-__all__ = ["OUT_OF_TIME", "ListenerPlan", "have_hosts_in_common", "plan_listener"]
-
 #: What attaches where by default.
 _KINDS = {
     ListenerProtocol.HTTP: ("HTTPRoute", "GRPCRoute"),

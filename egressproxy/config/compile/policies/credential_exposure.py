@@ -20,8 +20,6 @@ from egressproxy.config.compile.policies.tls_floor import BackendUnusable
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
 
-__all__ = ["CredentialDns", "exposed_sender", "refuse_exposure", "requires_tls"]
-
 #: The setting of an injector that lets it send without TLS.
 _PLAIN: Final = "allow_plaintext"
 

@@ -17,8 +17,6 @@ from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 
-__all__ = ["DeniedBackends"]
-
 #: As the filter says it to who asks.
 PLAINTEXT_REMEDY: Final = "add `tls` to the Backend, or `allowPlaintext: true` to the filter's config"
 

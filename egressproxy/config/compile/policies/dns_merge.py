@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.policies.layers import Layer
 from egressproxy.config.compile.policies.winners import PolicyCandidate, Winners, plain_value
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.ir.policy import DnsIR
-
-__all__ = ["DnsMerger"]
+from egressproxy.model.published_object import Key
 
 #: Those of the system, in plain text: transport, servers, and what else `merge` reads.
 _NO_SERVERS = ("udp", (), "", "", "")

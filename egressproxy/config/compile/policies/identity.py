@@ -19,8 +19,6 @@ from egressproxy.identity.passwords import hash_problem
 from egressproxy.ir.identity import AddressClientIR, IdentityIR, TokenIssuerIR
 from egressproxy.model.secret import SecretBytes
 
-__all__ = ["SECTIONS", "read_identity", "said_required", "said_section", "unusable_keys"]
-
 #: The parts of `identity` that are read here.
 SECTIONS = ("certificate", "token", "basic", "address", "proxy_protocol")
 #: The entry of a Secret that has a line for each user, as htpasswd writes it.

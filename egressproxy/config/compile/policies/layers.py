@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from egressproxy.config.compile.interface import Key, scope_of
+from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.resources.policy import Addresses, Dns, EgressPolicy, EgressPolicySpec
-
-__all__ = ["Layer", "Level", "denials_of", "restrictions_of"]
+from egressproxy.model.published_object import Key
 
 
 class Level(IntEnum):

@@ -22,7 +22,7 @@ from egressproxy.config.compile.backends.published_forms import port_forms
 from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.interface import Key, Status, age_of
+from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.policies.identity import unusable_keys
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
@@ -42,8 +42,7 @@ from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.config.resources.policy import Dns, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.policy import SniCheck
-
-__all__ = ["PolicyAttachments"]
+from egressproxy.model.published_object import Key
 
 #: The kinds that policies hold for.
 _TARGETS = (

@@ -20,8 +20,6 @@ from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits,
 from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec
 from egressproxy.ir.policy import ExtensionIR
 
-__all__ = ["LimitScopes", "PolicyFilters"]
-
 REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
 CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
 BODY = "egressproxy.io/BodyLimit:v1"

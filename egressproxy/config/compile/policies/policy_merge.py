@@ -28,7 +28,6 @@ from pydantic.alias_generators import to_camel
 from egressproxy.config.compile.backends.parent_credentials import checked_key
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.dns_section import dns_blockers
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.policies.dns_merge import DnsMerger
 from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, said_required, said_section
 from egressproxy.config.compile.policies.layers import Layer, Level
@@ -55,9 +54,8 @@ from egressproxy.ir.gateway import CertificateIR
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import ConnectionsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
 from egressproxy.ir.resilience import NO_RESILIENCE, ResilienceIR
+from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
-
-__all__ = ["ChosenParent", "Merged", "Merger"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from egressproxy.ir.resilience import (
     OutlierDetectionIR,
 )
 
-__all__ = ["circuit_breaker", "health_check", "load_balancer", "outlier_detection"]
-
 
 def load_balancer(written: LoadBalancer | None) -> LoadBalancerIR:
     """`traffic.loadBalancer`; None: round robin."""

@@ -24,17 +24,6 @@ from egressproxy.ir.policy import (
 )
 from egressproxy.model.shares import most_of
 
-__all__ = [
-    "CONNECTION_LIMITS",
-    "allowed_regions",
-    "intersect",
-    "is_region_lock",
-    "locked_regions",
-    "merge_addresses",
-    "merge_destinations",
-    "merge_limits",
-]
-
 #: The fields of `limits` that are for connections, and so for Gateways and listeners alone.
 CONNECTION_LIMITS: Final = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
 #: The names of the built-in type RegionLock, which is a restriction and runs nowhere.

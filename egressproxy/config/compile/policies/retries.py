@@ -13,8 +13,6 @@ from egressproxy.config.resources.traffic import Hedging, Retries
 from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 from egressproxy.model.grpc_status import GrpcStatus
 
-__all__ = ["policy_hedging", "policy_retry", "retry_problem", "rule_retry"]
-
 #: `retry` without `attempts`: so many after the first.
 DEFAULT_ATTEMPTS: Final = 2
 #: One request of a client is not to become any number of them: without a `backoff` they would not even take time.

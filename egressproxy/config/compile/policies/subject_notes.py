@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.policy import EgressPolicy, Subject
-
-__all__ = ["SubjectNotes"]
+from egressproxy.model.published_object import Key
 
 #: Sets of policies, and subjects of one policy, that a sentence names.
 MAX_SHOWN: Final = 3

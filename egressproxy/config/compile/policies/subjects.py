@@ -11,21 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.resources.policy import EgressPolicy, Subject
 from egressproxy.ir.gateway import ListenerIR, SubjectIR
 from egressproxy.model.exchange import namespace_in
-
-__all__ = [
-    "MAX_COMBINED",
-    "NOBODY",
-    "ClientSets",
-    "claims_of",
-    "client_sets",
-    "closed_to_clients",
-    "has_conditions",
-    "subject_ir",
-]
+from egressproxy.model.published_object import Key
 
 #: The most variants of one listener for what groups and claims combine to.
 MAX_COMBINED = 256

@@ -8,8 +8,6 @@ from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.policies.policy_merge import Merged
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 
-__all__ = ["BackendUnusable", "RegionDenied", "TlsFloor"]
-
 
 class BackendUnusable(Exception):
     """A backend that policies do not let a place use; clients may read the message."""

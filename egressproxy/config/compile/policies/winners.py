@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.policies.layers import Layer
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.values import Duration
-
-__all__ = ["Overridden", "PolicyCandidate", "Winners", "plain_value"]
+from egressproxy.model.published_object import Key
 
 
 @dataclass(slots=True)

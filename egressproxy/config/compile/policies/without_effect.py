@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from egressproxy.config.compile.backends.backend_references import endpoint_refs
 from egressproxy.config.compile.backends.kinds import DestinationBackend, object_key
-from egressproxy.config.compile.interface import Key, Reference
+from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import References
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
@@ -19,8 +19,7 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.traffic import Traffic
 from egressproxy.ir.gateway import ListenerProtocol
-
-__all__ = ["without_effect"]
+from egressproxy.model.published_object import Key
 
 _ROUTES: tuple[type[AnyRoute], ...] = (HttpRoute, GrpcRoute, TlsRoute, TcpRoute)
 

@@ -19,7 +19,7 @@ from egressproxy.config.compile.extensions.extension_compiler import Caller, Fil
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
-from egressproxy.config.compile.interface import Key, scope_of
+from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns, refuse_exposure
 from egressproxy.config.compile.policies.layers import Layer, Level, denials_of, restrictions_of
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
@@ -36,8 +36,7 @@ from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, OtherPa
 from egressproxy.ir.identity import TokenIssuerIR
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
-
-__all__ = ["BackendRefCompiler", "RuleBackends", "default_scopes"]
+from egressproxy.model.published_object import Key
 
 #: What no policy sends through a parent: places that an operator has written as addresses, mostly inside.
 _OF_THE_OPERATOR = (Destination.IP, Destination.SERVICE)

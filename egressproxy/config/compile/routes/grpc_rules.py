@@ -8,8 +8,6 @@ from __future__ import annotations
 from egressproxy.config.resources.route_filters import GrpcFilter, HttpFilter
 from egressproxy.config.resources.routes import GrpcRule, HttpBackendRef, HttpRule
 
-__all__ = ["as_http_rule"]
-
 
 def as_http_rule(rule: HttpRule | GrpcRule) -> HttpRule:
     """The same rule, where it is a GRPCRoute's but for its matches: it has one that everything matches."""

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from egressproxy.config.resources.route_matches import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
 from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
 
-__all__ = ["MAX_PATTERNS", "grpc_match", "grpc_patterns", "http_match", "http_patterns"]
-
 #: Different regular expressions of one route: each may take 64 KiB.
 MAX_PATTERNS = 256
 

@@ -17,8 +17,6 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.route_filters import HttpFilter, RequestMirror
 from egressproxy.ir.route import MirrorIR
 
-__all__ = ["mirrors"]
-
 
 def mirrors(
     backend_refs: BackendRefCompiler,

@@ -59,8 +59,6 @@ from egressproxy.ir.route import (
     WeightedBackend,
 )
 
-__all__ = ["RouteCompiler", "is_dynamic"]
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class RouteCompiler:

@@ -32,8 +32,6 @@ from egressproxy.ir.backend import Protocol
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.ir.route import WeightedBackend
 
-__all__ = ["RouteValidation", "RouteValidator", "filter_protocols", "set_route_conditions"]
-
 
 @dataclass(slots=True)
 class RouteValidation:

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaims
-from egressproxy.config.compile.interface import Key
 from egressproxy.config.compile.policies.layers import Layer
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler
 from egressproxy.config.compile.routes.route_validation import RouteValidation
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.ir.route import HttpRouteIR, StreamRouteIR, WeightedBackend
-
-__all__ = ["AddedRoute", "ServedRoutes"]
+from egressproxy.model.published_object import Key
 
 #: An HTTPRoute and a GRPCRoute cannot have the same host on one listener.
 _EXCLUDES = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}

@@ -12,8 +12,6 @@ from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import HttpRule, SessionPersistence
 from egressproxy.ir.route import PathMatchType, SessionIR
 
-__all__ = ["session_ir", "session_problem"]
-
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110 section 5.6.2; a cookie's name too (RFC 6265)
 #: Fields that mean something else: framing, the hop, the content (RFC 9110). Nor `proxy-…`.
 _TAKEN = frozenset((

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from egressproxy.config.compile.interface import Compiled, Key
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.compile.status.conditions import SECTIONS
-
-__all__ = ["broken_references"]
+from egressproxy.model.published_object import Key
 
 #: What else there is, at the end of a clause: it changes with other objects.
 _HINT: Final = re.compile(r" \([^()]*\)$")

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from egressproxy.config.compile.interface import CONTROLLER, Key, Status
+from egressproxy.config.compile.interface import CONTROLLER, Status
 from egressproxy.config.resources.meta import Model
-
-__all__ = ["KEPT", "SECTIONS", "Conditions", "ReferenceConditions", "keep_times", "state_kept"]
+from egressproxy.model.published_object import Key
 
 #: What files with certificates held before is in force, since they cannot be used now.
 KEPT: Final = "egressproxy.io/LastGoodInForce"

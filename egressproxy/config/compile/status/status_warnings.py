@@ -18,8 +18,6 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
-__all__ = ["all_warnings", "status_warnings", "warnings_of"]
-
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
 _GOOD: Final = frozenset(
     {"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready", "egressproxy.io/FilterCatalog"}

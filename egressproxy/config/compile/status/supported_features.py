@@ -11,8 +11,6 @@ from typing import Final
 
 from egressproxy.ir.backend import Protocol
 
-__all__ = ["GRPC_PROTOCOLS", "PARENT_PROTOCOLS", "ROUTE_FEATURES", "UNSERVED", "UPSTREAM_PROTOCOLS"]
-
 #: Backend `protocol`: what a route, or an authorization server that is asked in HTTP, may speak.
 UPSTREAM_PROTOCOLS: Final[frozenset[Protocol]] = frozenset(Protocol) - {Protocol.SOCKS5}
 

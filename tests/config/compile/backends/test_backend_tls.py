@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.backend import BackendTlsIR, Protocol
 from tests.config.compile.backends.test_services import ROUTE, SERVICE, service_of

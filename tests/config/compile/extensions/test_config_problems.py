@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.filters.catalog import Catalog

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.filters.catalog import Catalog
@@ -75,7 +76,8 @@ def test_what_serves_is_given_the_config_validated():
 
 
 def test_the_folder_of_the_file_goes_with_the_extension(tmp_path):
-    from egressproxy.config.compile import Defaults, compile_config
+    from egressproxy.config.compile.compiler import compile_config
+    from egressproxy.config.compile.interface import Defaults
     from egressproxy.config.reading.load import load
     from egressproxy.filters.catalog import Catalog
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet, load, load_text
 from egressproxy.config.reading.problems import ConfigError

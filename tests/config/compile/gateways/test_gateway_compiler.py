@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.reading.problems import Severity
 from tests.config.compile.kit import (
     FORWARD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.gateway import ClientCertificatesIR
 from tests.config.compile.backends.test_backend_tls import POLICY, ca

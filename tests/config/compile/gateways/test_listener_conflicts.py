@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from egressproxy.config.compile import Compiled
+from egressproxy.config.compile.interface import Compiled
 from tests.config.compile.kit import REVERSE, compiled, of_object, said, status
 from tests.support.pki import Pki, chain
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile import Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.filters.catalog import Catalog
 from egressproxy.ir.backend import Destination, Protocol

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile import Compiled, Defaults, compile_config
+from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.compile.status.status_warnings import all_warnings, status_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.reading.problems import Problem, Severity

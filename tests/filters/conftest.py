@@ -1,0 +1,4 @@
+"""Filters that are tried inside a gateway have conversations with it."""
+
+from tests.gateway.conftest import converse as converse
+from tests.gateway.conftest import converse_on as converse_on
