@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
 import re
 from collections import defaultdict
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "egressproxy"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def sources(*folders: str) -> list[Path]:
@@ -33,13 +35,13 @@ def tree(path: Path) -> ast.Module:
 # ---- names
 
 
-def test_a_class_name_stands_for_one_thing():
+def test_a_class_name_stands_for_one_thing_in_its_package():
     places = defaultdict(list)
     for path in sources("egressproxy"):
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ClassDef):
-                places[node.name].append(module_name(path))
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+                places[path.parent, node.name].append(module_name(path))
+    assert {name: found for (_, name), found in places.items() if len(found) > 1} == {}
 
 
 def test_what_repr_shows_begins_with_the_name_of_the_class():
@@ -278,19 +280,60 @@ def test_a_reference_is_followed_to_the_name(reference: str, is_there: bool):
 # ---- docstrings
 
 
+@cache
+def bases() -> dict[str, set[str]]:
+    """The names of the classes that stand above each class name of the house, and of its methods."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in sources("egressproxy"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                above = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+                found[node.name] |= {
+                    base.attr if isinstance(base, ast.Attribute) else ast.unparse(base) for base in above
+                }
+    return found
+
+
+@cache
+def methods() -> dict[str, set[str]]:
+    """The names of the functions in each class name of the house."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in sources("egressproxy"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                found[node.name] |= {each.name for each in node.body if isinstance(each, FUNCTIONS)}
+    return found
+
+
+def overrides(above: set[str], method: str) -> bool:
+    """Whether a class above has this method: its docstring says what the method does."""
+    seen: set[str] = set()
+    left = [*above]
+    while left:
+        name = left.pop()
+        outside = name not in methods() and hasattr(getattr(asyncio, name, None), method)
+        if outside or method in methods().get(name, ()):
+            return True
+        if name not in seen:
+            seen.add(name)
+            left.extend(bases().get(name, ()))
+    return False
+
+
 def without_docstring(path: Path) -> Iterator[str]:
-    """The public functions and methods of a file that do more than one thing, and do not say what."""
+    """The public functions and methods of a file that do more than one thing, override nothing, and do not say what."""
     left: list[tuple[str, ast.AST]] = [("", tree(path))]
     while left:
         prefix, node = left.pop()
+        above = bases()[node.name] if isinstance(node, ast.ClassDef) else set()
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.If | ast.Try):
                 left.append((prefix, child))
             elif isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
                 left.append((f"{prefix}{child.name}.", child))
-            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not child.name.startswith("_"):
+            elif isinstance(child, FUNCTIONS) and not child.name.startswith("_"):
                 statements = sum(isinstance(each, ast.stmt) for each in ast.walk(child)) - 1
-                if statements > 1 and ast.get_docstring(child) is None:
+                if statements > 1 and ast.get_docstring(child) is None and not overrides(above, child.name):
                     yield f"{path.relative_to(ROOT)}: {prefix}{child.name}"
 
 

@@ -311,7 +311,6 @@ class LenientEditor(StreamEditor):
         self._is_broken = False
 
     def feed(self, data: bytes) -> bytes:
-        """As of StreamEditor."""
         if self._is_broken:
             return data
         try:
@@ -323,7 +322,6 @@ class LenientEditor(StreamEditor):
             return b"".join(made) + broken.rest
 
     def end(self) -> bytes:
-        """As of StreamEditor."""
         return b"" if self._is_broken else super().end()
 
     def _edited(self, frame: Frame) -> bytes:

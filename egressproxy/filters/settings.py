@@ -131,7 +131,6 @@ class DocumentRef(SecretRef):
 
     @property
     def is_document(self) -> bool:
-        """As of SecretRef."""
         return True
 
 

@@ -51,7 +51,6 @@ class TenantPool(Pool[C]):
         self._tenants[connection] = claim.tenant
 
     def lost(self, gone: C | Claim[C]) -> None:
-        """As of Pool."""
         super().lost(gone)
         tenant = self._tenants.pop(gone, None)
         if tenant is not None and self._idle_of.get(tenant) == {}:  # it may have no other connection
@@ -74,7 +73,6 @@ class TenantPool(Pool[C]):
         return None
 
     def withdraw(self, connection: object) -> bool:
-        """As of Pool."""
         tenant = self._idle.pop(connection, None)  # type: ignore[call-overload]  # others are not in there
         if tenant is None:
             return False
@@ -82,7 +80,6 @@ class TenantPool(Pool[C]):
         return True
 
     def take_idle(self) -> list[C]:
-        """As of Pool."""
         idle = list(self._idle)
         self._idle.clear()
         self._idle_of.clear()

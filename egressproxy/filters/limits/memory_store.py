@@ -34,7 +34,6 @@ class MemoryStore:
     __slots__ = ()
 
     def take(self, takes: Sequence[Take]) -> Take | None:
-        """As of QuotaStore."""
         now = monotonic()
         first = takes[0]
         table = first.rule.table
@@ -56,7 +55,6 @@ class MemoryStore:
             cells[at], cells[at + 1] = rule.window.with_more(cells[at], cells[at + 1], difference, now)
 
     def peek(self, takes: Sequence[Take]) -> None:
-        """As of QuotaStore."""
         now = monotonic()
         for take in takes:
             until, used = take.rule.table.peek(take.key, now)

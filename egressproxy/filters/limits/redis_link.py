@@ -176,14 +176,12 @@ class _Connection(asyncio.Protocol):
 
     # --- asyncio.Protocol ------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As of Protocol."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if self.lost.done():
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """As of Protocol."""
         try:
             replies = self._reader.feed(data)
         except ValueError as error:
@@ -198,13 +196,11 @@ class _Connection(asyncio.Protocol):
                 future.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As of Protocol."""
         self._transport = None
         self.end("the connection was closed")
 
     # --- commands --------------------------------------------------------------------------------------------------
     def send(self, words: Sequence[bytes]) -> asyncio.Future[Reply]:
-        """As of RedisLink."""
         if self._transport is None or self.lost.done():
             raise RedisAway(self.why)
         if len(self._waiting) >= MAX_WAITING:
@@ -220,7 +216,6 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """As of RedisLink."""
         return bool(self._waiting)
 
     def end(self, why: str) -> None:

@@ -73,7 +73,6 @@ class RedisStore:
 
     # --- as of QuotaStore ------------------------------------------------------------------------------------------
     def take(self, takes: Sequence[Take]) -> Take | Awaitable[Take | None] | None:
-        """As of QuotaStore."""
         link = self._connected()
         if link is not None:
             if self._fleet.is_sharing(monotonic()):
@@ -84,7 +83,6 @@ class RedisStore:
         return self._take_without(takes)
 
     def settle(self, take: Take, difference: float) -> None:
-        """As of QuotaStore."""
         now = monotonic()
         if take.rule.window.period(now) != take.period:
             return

@@ -145,7 +145,6 @@ class TokenQuota(SettledQuota):
         return data if use is None else use.feed(x, data, last)
 
     def complete(self, x: Exchange) -> None:
-        """As of SettledQuota."""
         if self._one is None:
             super().complete(x)
             return

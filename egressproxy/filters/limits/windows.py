@@ -78,7 +78,6 @@ class TokenBucket:
         return b""
 
     def wait_s(self, until: float, used: float, amount: float, now: float) -> float:
-        """As of Window."""
         needed = amount * self._interval
         if needed > self._ahead + self._slack:
             return math.inf
@@ -86,11 +85,9 @@ class TokenBucket:
         return wait if wait > self._slack else 0.0
 
     def with_more(self, until: float, used: float, amount: float, now: float) -> tuple[float, float]:
-        """As of Window."""
         return (until if until > now else now) + amount * self._interval, 0.0
 
     def take(self, cells: memoryview[float], at: int, amount: float, now: float) -> float:
-        """As of Window."""
         until, needed = cells[at], amount * self._interval
         if until < now:
             until = now
@@ -105,7 +102,6 @@ class TokenBucket:
         cells[at] = (until if until > now else now) + amount * self._interval
 
     def left(self, until: float, used: float, now: float) -> tuple[float, float]:
-        """As of Window."""
         drawn = until - now if until > now else 0.0
         return max(0.0, self._ahead - drawn + self._slack) / self._interval, drawn
 
@@ -136,25 +132,21 @@ class CalendarWindow:
         return self._period
 
     def wait_s(self, until: float, used: float, amount: float, now: float) -> float:
-        """As of Window."""
         if amount > self.limit:
             return math.inf
         return 0.0 if used + amount <= self.limit * (1 + 1e-12) else max(1e-3, self.seconds_left())
 
     def with_more(self, until: float, used: float, amount: float, now: float) -> tuple[float, float]:
-        """As of Window."""
         # A minute longer than the window, in which it is not asked for any more: clocks differ.
         return now + self.seconds_left() + 60.0, max(0.0, used + amount)
 
     def take(self, cells: memoryview[float], at: int, amount: float, now: float) -> float:
-        """As of Window."""
         wait = self.wait_s(cells[at], cells[at + 1], amount, now)
         if wait == 0.0:
             cells[at], cells[at + 1] = self.with_more(cells[at], cells[at + 1], amount, now)
         return wait
 
     def left(self, until: float, used: float, now: float) -> tuple[float, float]:
-        """As of Window."""
         return max(0.0, self.limit - used), self.seconds_left()
 
     def seconds_left(self) -> float:

@@ -108,14 +108,12 @@ class BidirectionalCall(UpstreamCaller):
     # --- for filters -----------------------------------------------------------------------------------------------
     @property
     def unsent_bytes(self) -> int:
-        """As of `MessageStream`."""
         if self._upstream is None:
             return self._kept_bytes
         unsent: int = getattr(self._upstream, "unsent_size", 0)
         return unsent
 
     def send(self, message: bytes) -> None:
-        """As of `MessageStream`."""
         if self._is_over or self._has_ended:
             return
         data = framed(message)
@@ -128,26 +126,22 @@ class BidirectionalCall(UpstreamCaller):
             self._upstream.send_body(data)
 
     def pause_reading(self) -> None:
-        """As of `MessageStream`."""
         self._is_reading_paused = True
         if self._upstream is not None:
             self._upstream.pause_reading()
 
     def resume_reading(self) -> None:
-        """As of `MessageStream`."""
         self._is_reading_paused = False
         if self._upstream is not None:
             self._upstream.resume_reading()
 
     async def drained(self) -> None:
-        """As of `MessageStream`."""
         while not self._is_over and (self._is_blocked if self._upstream is not None else self._kept_bytes > HIGH_WATER):
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
 
     def end(self, linger_s: float) -> None:
-        """As of `MessageStream`."""
         if self._is_over or self._has_ended:
             return
         self._has_ended = True
@@ -159,7 +153,6 @@ class BidirectionalCall(UpstreamCaller):
             self._linger = asyncio.get_running_loop().call_later(linger_s, self.close)
 
     def close(self) -> None:
-        """As of `MessageStream`."""
         self._receiver = None
         if self._life is not None:
             self._life.cancel()

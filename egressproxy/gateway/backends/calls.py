@@ -55,7 +55,6 @@ class BackendCall:
 
     @property
     def is_verified(self) -> bool:
-        """As of FilterCall."""
         tls = self._connector.spec.backend.tls if self._connector is not None else None
         return tls is not None and not tls.insecure_skip_verify
 

@@ -57,7 +57,6 @@ class CountedWay:
         target.pool.count(self._claim)
 
     def release(self, target: Target, connection: Upstream, *, reusable: bool) -> None:
-        """As of Connector."""
         self._target.pool.lost(self._claim)
         self._via.release(target, connection, reusable=reusable)
 

@@ -231,7 +231,6 @@ class ClientStream(DownstreamStream, Client):
         self.end(fields)
 
     def abort(self) -> None:
-        """As of Client."""
         self._forget_exchange()
         super().abort()
 

@@ -70,7 +70,6 @@ class ServedTls(TlsStream):
             self._closes_later = False
 
     def close(self) -> None:
-        """As of TlsStream."""
         if self._closes_later:
             poller().end_later(super().close)
         else:

@@ -30,7 +30,6 @@ class SharedSeenValues(SeenValues):
         self._table: KeyedCounters | None = None
 
     def take(self, time: int, mac: bytes, now: float) -> None:
-        """As of SeenValues."""
         super().take(time, mac, now)
         table = self._table
         if table is None:

@@ -300,7 +300,6 @@ class ProcessorSession:
 
     # --- what comes --------------------------------------------------------------------------------------------------
     def message_came(self, message: bytes) -> None:
-        """As of StreamReceiver."""
         from egressproxy.model.protobuf import WireError
         from egressproxy.protocols.ext_proc.wire import read_response
 
@@ -331,7 +330,6 @@ class ProcessorSession:
                 answer.set_result(response)
 
     def stream_ended(self, failure: CallFailed | None) -> None:
-        """As of StreamReceiver."""
         self.is_over = True
         self._stream = None
         if failure is not None and self._failure is None and not self._settings.observes:

@@ -157,14 +157,12 @@ class UpstreamStream(Http2Stream):
         return None
 
     async def first_byte(self) -> None:
-        """As of `UpstreamConnection`."""
         while not (self._pieces or self._is_complete or self.has_ended):
             if self.error is not None:
                 raise self.error
             await PAUSE
 
     def settle_length(self) -> int:
-        """As of `UpstreamConnection`."""
         if not self._is_complete or self._response_trailers or self.error is not None:
             return -1
         return sum(map(len, self._pieces))
