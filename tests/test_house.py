@@ -305,8 +305,16 @@ def methods() -> dict[str, set[str]]:
     return found
 
 
+@cache
+def protocols() -> set[str]:
+    """The names of the methods that Protocols of the house declare: who implements one need not name it as a base."""
+    return {method for name, above in bases().items() if "Protocol" in above for method in methods()[name]}
+
+
 def overrides(above: set[str], method: str) -> bool:
-    """Whether a class above has this method: its docstring says what the method does."""
+    """Whether a class above or a Protocol has this method: its docstring says what the method does."""
+    if method in protocols():
+        return True
     seen: set[str] = set()
     left = [*above]
     while left:

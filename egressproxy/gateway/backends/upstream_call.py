@@ -57,6 +57,7 @@ class CountedWay:
         target.pool.count(self._claim)
 
     def release(self, target: Target, connection: Upstream, *, reusable: bool) -> None:
+        """Give the connection back and its place among the attempts, too."""
         self._target.pool.lost(self._claim)
         self._via.release(target, connection, reusable=reusable)
 

@@ -163,6 +163,7 @@ class UpstreamStream(Http2Stream):
             await PAUSE
 
     def settle_length(self) -> int:
+        """The length of the body in bytes if all of it is here and no trailers follow, else -1. Takes nothing of it."""
         if not self._is_complete or self._response_trailers or self.error is not None:
             return -1
         return sum(map(len, self._pieces))
