@@ -8,8 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
-from pydantic.alias_generators import to_camel
-
 
 class Severity(StrEnum):
     """What follows from a problem. The values are those of machine-readable output."""
@@ -71,7 +69,8 @@ class Problem:
         made: dict[str, str | int] = {}
         for name in ("severity", "code", "file", "line", "column", "object", "field_path", "message", "remedy"):
             value = getattr(self, name)
-            made[to_camel(name)] = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+            key = "fieldPath" if name == "field_path" else name
+            made[key] = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
         return made
 
 

@@ -16,8 +16,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import aclosing, suppress
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 
-from watchfiles import awatch
+import watchfiles
 
 from egressproxy.config.reading.manifests import SUFFIXES, manifest_files
 from egressproxy.config.reading.secret_files import secret_folders
@@ -90,30 +91,37 @@ async def _looks(
         if not await _is_set(stop, ALONE_S):
             yield False
         return
+    is_left = False
     try:
-        watch = awatch(
+        # Its `awatch` would import anyio's event loop, a megabyte.
+        events = watchfiles.watch(
             # The library knows names of UTF-8 alone: others have the regular look alone.
             *(folder for folder in folders if folder.encode(errors="ignore").decode() == folder),
             watch_filter=None,
             debounce=_PATIENCE_MS,
             step=_QUIET_MS,
-            stop_event=stop,
+            stop_event=SimpleNamespace(is_set=lambda: is_left or stop.is_set()),  # asked in a thread
             rust_timeout=_LOOK_MS,
             yield_on_timeout=True,
             recursive=False,
+            raise_interrupt=False,
         )
-        async with aclosing(watch):
-            is_ours, look_at = _in_folders(paths, raw), 0.0
-            async for found in watch:
-                ours = [path for _, path in found if is_ours(path)]
-                if found and not ours and monotonic() < look_at:
-                    continue  # what is written elsewhere comes in place of the regular look, and may never end
-                look_at = monotonic() + _LOOK_MS / 1000
-                yield any(_counts(path, paths) for path in ours)
-    except (OSError, RuntimeError, ExceptionGroup):
-        # No such folder any more, no inotify to be had, or, in a group, a name that is no text: look now and then.
+        is_ours, look_at = _in_folders(paths, raw), 0.0
+        while not stop.is_set():
+            found = await asyncio.to_thread(next, events, None)
+            if found is None:
+                return
+            ours = [path for _, path in found if is_ours(path)]
+            if found and not ours and monotonic() < look_at:
+                continue  # what is written elsewhere comes in place of the regular look, and may never end
+            look_at = monotonic() + _LOOK_MS / 1000
+            yield any(_counts(path, paths) for path in ours)
+    except (OSError, RuntimeError, UnicodeError):
+        # No such folder any more, no inotify to be had, or a name that is no text: look now and then.
         if not await _is_set(stop, _LOOK_MS / 1000):
             yield False
+    finally:
+        is_left = True  # the thread sees it within _QUIET_MS
 
 
 async def _is_set(stop: asyncio.Event, within_s: float) -> bool:

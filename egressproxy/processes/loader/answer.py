@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from itertools import chain
 
-from egressproxy.config.compile.interface import Compiled
+from egressproxy.config.compile.interface import Compiled, scope_of
 from egressproxy.config.compile.status.broken_references import broken_references
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
@@ -68,7 +68,7 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
             ),
             1,
         ),
-        broken=tuple(broken_references(compiled, previous)) if previous is not None else (),
+        broken=tuple((scope_of(key), why) for key, why in broken_references(compiled, previous)) if previous else (),
         validities=compiled.validities,
     )
 

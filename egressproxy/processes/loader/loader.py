@@ -21,7 +21,7 @@ from egressproxy.processes.loader.result import Loaded, read_answer
 log = logging.getLogger(__name__)
 
 #: For how long a process waits for the next request.
-QUIET_S: Final = 300.0
+QUIET_S: Final = 15.0
 
 #: Functions of the process that loads.
 LOAD: Final = "egressproxy.processes.loader.answer:answer"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.reading.problems import ConfigError
-from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.result import ListenerAddress
 from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new_notice
 
@@ -35,12 +33,10 @@ def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]
     ]
 
 
-def broken(found: Iterable[tuple[Key, str]]) -> list[Notice]:
+def broken(found: Iterable[tuple[str, str]]) -> list[Notice]:
     """A warning for every object of `Loaded.broken`."""
-    return [
-        new_notice("ReferenceBroken", "Resolve", InvolvedObject(scope_of(key).partition(" ")[0], *key[2:]), sentence)
-        for key, sentence in found
-    ]
+    named = ((InvolvedObject.read(name), sentence) for name, sentence in found)
+    return [new_notice("ReferenceBroken", "Resolve", each, sentence) for each, sentence in named if each is not None]
 
 
 def _gateways(places: Iterable[ListenerAddress]) -> set[InvolvedObject]:

@@ -42,7 +42,7 @@ class Loaded:
     `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next loading. `findings` are what `check`
     would say.
     `validities` are those of all certificates.
-    `broken` are objects (group, kind, namespace, name) with a sentence on a reference that resolved before.
+    `broken` are objects ("Kind namespace/name") with a sentence on a reference that resolved before.
     """
 
     spec: bytes = field(default=b"", repr=False)
@@ -51,7 +51,7 @@ class Loaded:
     shown: bytes = field(default=b"", repr=False)
     findings: tuple[Problem, ...] = ()
     memory: bytes = field(default=b"", repr=False)
-    broken: tuple[tuple[Key, str], ...] = ()
+    broken: tuple[tuple[str, str], ...] = ()
     validities: tuple[Validity, ...] = ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.result import ListenerAddress
@@ -49,9 +50,9 @@ def test_the_end_of_the_trouble_is_normal():
 
 
 def test_a_broken_reference_is_told_at_the_object_that_has_it():
-    (notice,) = broken([(("gateway.networking.k8s.io", "HTTPRoute", "agents", "api"), "BackendNotFound: gone")])
+    (notice,) = broken([("HTTPRoute agents/api", "BackendNotFound: gone")])
     assert (notice.reason, notice.regarding) == ("ReferenceBroken", InvolvedObject("HTTPRoute", "agents", "api"))
     assert notice.message == "BackendNotFound: gone"
-    named = [("egressproxy.io", "Backend", "agents", "b"), ("gateway.networking.k8s.io", "Backend", "agents", "b")]
-    told = broken((key, "SecretNotFound: gone") for key in named)
+    keys = [("egressproxy.io", "Backend", "agents", "b"), ("gateway.networking.k8s.io", "Backend", "agents", "b")]
+    told = broken((scope_of(key), "SecretNotFound: gone") for key in keys)
     assert [notice.regarding.kind for notice in told] == ["Backend", "Backend.gateway.networking.k8s.io"]
