@@ -12,14 +12,14 @@ endif
 SHARED_CASES ?= ../shared/cases
 # What says the most about a Python in the shortest time: a real process, the codec, what goes between processes, and what
 # frames and tracebacks keep alive.
-SMOKE       := tests/e2e/test_smoke.py tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
+SMOKE       := tests/smoke tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
                tests/ir tests/processes/workers/test_messages.py tests/processes/loader/test_request.py tests/processes/loader/test_result.py \
-               tests/gateway/test_cycles.py tests/gateway/test_cycles_of_failures.py tests/gateway/test_cycles_of_http2.py tests/gateway/test_cycles_of_questions.py
-# Of the compiled build. What serves is compiled; what reads and writes configurations is not.
-COMPILED    := --quiet --numprocesses 2 --dist worksteal
-SERVING     := tests/clients tests/conformance tests/differential tests/e2e tests/ext_proc_server \
-               tests/filters tests/gateway tests/identity tests/ir tests/model tests/net tests/processes tests/protocols tests/routing \
-               tests/telemetry tests/upstream tests/test_build.py tests/test_patterns.py
+               tests/machine/test_cycles.py tests/machine/test_cycles_of_failures.py tests/machine/test_cycles_of_http2.py tests/machine/test_cycles_of_questions.py
+# Of the compiled build: what serves is compiled; what reads and writes configurations is not.
+SERVING     := tests/differential tests/smoke tests/filters tests/gateway tests/identity tests/ir tests/machine tests/model tests/net tests/protocols \
+               tests/routing tests/telemetry tests/upstream tests/test_build.py tests/test_patterns.py
+# The tiers of tests/conftest.py.
+QUICK       := not (process or clients or machine or compiled or nightly)
 # One process per core, which take tests from each other at the end; tests/conftest.py says how many, and what a selection gets.
 AT_ONCE     := --numprocesses auto --dist worksteal
 # Options of the targets: make run ARGS="--config config/minimal.yaml", make test ARGS="-k reload", make cases CASES="--group smuggling -j 2"
@@ -34,7 +34,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-compiled test-compiled-serving smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run test test-all nightly test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,24 +43,28 @@ run: install ## install what is missing and start the gateway (options: ARGS="�
 	@exec $(BIN)/egressproxy run $(ARGS)
 
 # Tests start some hundred processes: without compiled files each of them would compile every module that it imports.
-test test-slow: export PYTHONDONTWRITEBYTECODE =
+test test-all nightly: export PYTHONDONTWRITEBYTECODE =
 
-test: install-dev ## run the whole test suite on all cores, or a part of it (options: ARGS="-k reload")
+test: install-dev ## what needs no process, and a dozen answers of a real one: three minutes (options: ARGS="-k reload")
+	@$(BIN)/python -m pytest $(AT_ONCE) -m "$(QUICK)" $(ARGS)
+
+test-all: install-dev ## every tier: real processes, real clients, memory, both builds (options: ARGS="-m clients")
 	@$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
-test-slow: install-dev ## run the tests that need long, each some ten seconds or minutes (options: ARGS="…")
-	@$(BIN)/python -m pytest $(AT_ONCE) -m slow $(ARGS)
+nightly: install-dev ## what takes hours: the long forms of tests, the compiled build in every test, all attack cases on both, the soak
+	@$(BIN)/python -m pytest $(AT_ONCE) -m nightly --hypothesis-profile=pipeline $(ARGS)
+	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=120 --quiet --numprocesses 2 --dist worksteal tests
+	@if [ -f $(SHARED_CASES)/run_cases.py ]; then $(MAKE) --no-print-directory cases-venv && \
+	  $(BIN)/python tests/run_cases.py --catalogue $(SHARED_CASES) --python $(CASES_VENV)/bin/python --lanes 2; fi
+	@$(BIN)/python -m benchmarks.soak
 
 smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
 
-test-compiled: install-dev ## compile a copy of the checkout and run the suite there (a part: ARGS="tests/gateway -k reload")
-	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=60 $(or $(ARGS),$(COMPILED) tests)
+test-compiled: install-dev ## compile a copy of the checkout and test there what serves (a part: ARGS="tests/gateway -k reload")
+	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=120 $(or $(ARGS),--quiet --numprocesses 2 --dist worksteal $(SERVING))
 
-test-compiled-serving: install-dev ## the same with the tests of what serves alone
-	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=60 $(COMPILED) $(SERVING) $(ARGS)
-
-check: lint types imports image-lint test test-slow ## format, lint, types, import direction, image files, then all tests
+check: lint types imports image-lint test ## format, lint, types, import direction, image file, then the quick tests (`make test`)
 
 format: install-dev ## rewrite the files as `check` wants them
 	@$(BIN)/ruff format .

@@ -1,15 +1,15 @@
-"""For all tests: how long they take on how many cores, and property tests that are given the time they need.
+"""For all tests: their tiers, how many of them run at once, and how much is tried of a property.
 
-In the pipeline (`CI`) property tests try the same examples every time.
-"""
+`make test` runs the quick ones, `make test-all` every tier. Property tests try more, and the same every time, with
+`--hypothesis-profile=pipeline`.
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -25,14 +25,25 @@ from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
 from tests.support import states
 
-#: What the first line says of the whole suite: how many tests, and the time of one core that they take. Roughly.
-TESTS, CORE_S = 17_600, 2400.0
+TESTS = Path(__file__).parent
+#: As in the Makefile.
+QUICK = "not (process or clients or machine or compiled or nightly)"
+#: The dear tests, by their folder: what they need beside an interpreter. All others are quick, and are `make test`.
+TIERS = {
+    "e2e": "process",
+    "clients": "clients",
+    "machine": "machine",
+    "benchmarks": "machine",
+    "differential": "compiled",
+}
+#: What `make test` takes on two idle cores.
+QUICK_MINUTES = 3
 FEWEST_WORKERS, MOST_WORKERS = 2, 8  # much of what is tested are other processes, and waits
 SELECTING = ("keyword", "lf", "failedfirst", "stepwise", "usepdb")
 
-settings.register_profile("developer", deadline=None)
-settings.register_profile("pipeline", deadline=None, derandomize=True)
-settings.load_profile("pipeline" if os.environ.get("CI") else "developer")
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("pipeline", deadline=None, max_examples=150, derandomize=True)
+settings.load_profile("quick")
 
 
 #: Files of tests whose subject is the loop, or what is directly on it.
@@ -62,13 +73,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    workers = config.getoption("numprocesses", None)
-    if hasattr(config, "workerinput") or not workers or not _is_whole(config) or config.option.markexpr == "slow":
+    if hasattr(config, "workerinput") or not _is_whole(config) or config.option.markexpr != QUICK:
         return None
-    at_once = min(workers, _cores())
-    minutes = math.ceil(CORE_S / at_once / 60)
-    cores = f"{at_once} cores" if at_once > 1 else "one core"
-    return f"the whole suite: {TESTS:,} tests and more, about {minutes} minutes on {cores} that have nothing else to do"
+    return f"all that needs no process, and a dozen answers of a real one: {QUICK_MINUTES} minutes on two idle cores"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What `make test` leaves out need not be read."""
+    is_left_out = collection_path.parent == TESTS and collection_path.name in TIERS
+    return True if is_left_out and config.option.markexpr == QUICK else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test is in the tier of its folder."""
+    for item in items:
+        tier = TIERS.get(item.path.relative_to(TESTS).parts[0])
+        if tier is not None:
+            item.add_marker(tier)
 
 
 def pytest_configure() -> None:

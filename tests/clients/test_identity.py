@@ -146,7 +146,7 @@ def go_client(tmp_path_factory, require: Require) -> str:
     return str(folder / "get")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", [Way.HTTP, Way.TLS])
 def test_go_takes_the_token_from_the_url_of_the_proxy(world: World, asking: Asking, go_client: str, way: Way):
     since = asking.gateway.mark()

@@ -42,7 +42,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedWorld]:
 
 
 def row(client: Client) -> object:
-    marks = [pytest.mark.slow] if client.name in LONG - {"openai", "anthropic", "pip"} else []
+    marks = [pytest.mark.nightly] if client.name in LONG - {"openai", "anthropic", "pip"} else []
     return pytest.param(client, id=client.name, marks=marks)
 
 

@@ -73,7 +73,7 @@ outcomes = pytest.mark.parametrize("outcome", [Outcome.ALLOWED, Outcome.DENIED],
 
 
 def row(client: Client) -> object:
-    marks = [] if client.name in {"curl", "git", "openai"} else [pytest.mark.slow]
+    marks = [] if client.name in {"curl", "git", "openai"} else [pytest.mark.nightly]
     return pytest.param(client, id=client.name, marks=marks)
 
 
@@ -100,7 +100,7 @@ def test_wget_takes_the_bundle_as_an_option(wrapped_world: WrappedWorld, require
     wrapped_world.judged(outcome, ended, records, GREETING, f"Denied: {wrapped_world.denial(Way.TLS)}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @outcomes
 def test_npm_needs_no_option(wrapped_world: WrappedWorld, require: Require, tmp_path: Path, outcome: Outcome):
     require("npm")
@@ -119,7 +119,7 @@ def test_java_has_a_trust_store_and_a_proxy(wrapped_world: WrappedWorld, require
     wrapped_world.judged(outcome, ended, records, f"HTTP_2 200 {GREETING}", wrapped_world.denial(Way.TLS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @outcomes
 def test_go(wrapped_world: WrappedWorld, tmp_path: Path, outcome: Outcome):
     if shutil.which("go") is None:

@@ -117,7 +117,7 @@ LONG = {"pip", "boto3", "openai", "anthropic", "npm"}
 
 def row(client: Client, way: Way) -> Any:
     is_slow = client.name in LONG and way is not Way.TLS
-    return pytest.param(client, way, id=f"{client.name}-{way.value}", marks=[pytest.mark.slow] if is_slow else [])
+    return pytest.param(client, way, id=f"{client.name}-{way.value}", marks=[pytest.mark.nightly] if is_slow else [])
 
 
 @pytest.mark.parametrize("outcome", Outcome, ids=lambda outcome: outcome.value)

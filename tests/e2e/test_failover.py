@@ -112,8 +112,8 @@ def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_i
     "fault",
     [
         Fault.STALL_AFTER_HEAD,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (Fault.STALL_BEFORE_HEAD, Fault.THROTTLED)),
-        pytest.param(Fault.OVERLOADED, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in (Fault.STALL_BEFORE_HEAD, Fault.THROTTLED)),
+        pytest.param(Fault.OVERLOADED, marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize(("program", "path"), [("openai_chat", "/openai/v1"), ("anthropic_chat", "/anthropic")])
@@ -212,7 +212,7 @@ async def drill(port: int, tally: Tally, ill: FaultServer, rounds: int) -> None:
     await asyncio.gather(fall_ill(ill, tally, rounds), *(caller(port, number, tally) for number in range(16)))
 
 
-@pytest.mark.parametrize(("requests", "rounds"), [(4_000, 1), pytest.param(100_000, 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("requests", "rounds"), [(4_000, 1), pytest.param(100_000, 8, marks=pytest.mark.nightly)])
 def test_no_request_is_lost_while_one_of_three_providers_dies_and_returns(tmp_path: Path, requests: int, rounds: int):
     port, tally = free_port(), Tally(requests)
     with ExitStack() as stack:

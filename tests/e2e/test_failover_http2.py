@@ -66,7 +66,7 @@ async def drill(port: int, tally: Tally, proxies: list[FaultProxy], diseases: li
 
 @pytest.mark.parametrize(
     ("requests", "diseases"),
-    [(2_000, SOME), pytest.param(30_000, DISEASES, marks=pytest.mark.slow)],
+    [(2_000, SOME), pytest.param(30_000, DISEASES, marks=pytest.mark.nightly)],
     ids=["some", "all"],
 )
 def test_no_request_is_lost_while_one_of_three_providers_of_http_2_dies_and_returns(

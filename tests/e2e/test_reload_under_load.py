@@ -87,7 +87,7 @@ def configuration(number: int, ports: list[int], origin_port: int, dns: str) -> 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("requests", "changes"), [(5_000, 6), pytest.param(100_000, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("requests", "changes"), [(5_000, 6), pytest.param(100_000, 50, marks=pytest.mark.nightly)])
 def test_no_request_is_lost_while_the_configuration_changes(load: Load, tmp_path: Path, requests: int, changes: int):
     ports = [free_port() for _ in range(3)]
     with NameServer({"*": ["127.0.0.1"]}) as dns:

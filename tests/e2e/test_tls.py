@@ -369,7 +369,7 @@ def test_a_certificate_that_came_by_a_reload_is_told_at_its_own_end(dns: NameSer
         gateway.wait_for_diagnostics("the certificate of Secret agents/front has expired on ")
 
 
-@pytest.mark.parametrize("is_told", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_told", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_where_the_systems_authorities_change_connections_of_lost_trust_are_not_used_again(
     tmp_path: Path, is_told: bool
 ):

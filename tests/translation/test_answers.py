@@ -13,6 +13,7 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES
 from egressproxy.translation.translator import ResponseTranslator
+from tests.support.properties import examples
 from tests.translation.examples import (
     ANSWERS,
     ANTHROPIC,
@@ -343,7 +344,7 @@ def test_what_keeps_a_stream_open_is_passed_on():
 
 
 @IN_EACH_PAIR
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_stands_in_an_answer_the_client_gets_json(source: Api, target: Api, data: st.DataObject):
     body = json.loads(json.dumps(ANSWERS[target]))
@@ -354,7 +355,7 @@ def test_whatever_stands_in_an_answer_the_client_gets_json(source: Api, target: 
 
 
 @IN_EACH_PAIR
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_stands_in_a_stream_the_client_gets_events(source: Api, target: Api, data: st.DataObject):
     told = events(STREAMS[target])

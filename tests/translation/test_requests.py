@@ -31,6 +31,7 @@ from egressproxy.translation.openai_chat import request_writer as chat_writer
 from egressproxy.translation.openai_responses import request_reader as responses_reader
 from egressproxy.translation.openai_responses import request_writer as responses_writer
 from egressproxy.translation.translator import translate_request
+from tests.support.properties import examples
 from tests.translation.conversations import conversations, meaning
 from tests.translation.examples import ANTHROPIC, CHAT, LARGEST, PAIRS, RESPONSES, junk, places, request, translated
 
@@ -475,7 +476,7 @@ def test_what_changes_no_meaning_is_left_out(source: Api, more: dict[str, Any]):
 
 
 @IN_EACH_PAIR
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_stands_in_a_request_it_is_translated_or_refused(source: Api, target: Api, data: st.DataObject):
     body = json.loads(json.dumps(LARGEST[source]))

@@ -34,6 +34,7 @@ from egressproxy.translation.openai_chat.streams import ChatStreamReader, ChatSt
 from egressproxy.translation.openai_responses import answers as responses_answers
 from egressproxy.translation.openai_responses.streams import ResponseStreamReader, ResponseStreamWriter
 from egressproxy.translation.translator import ResponseTranslator
+from tests.support.properties import examples
 from tests.translation.conversations import names, objects, words
 from tests.translation.examples import ANTHROPIC, CHAT, PAIRS, request
 
@@ -83,7 +84,7 @@ def meaning(answer: ModelAnswer) -> Any:
 
 
 @IN_EACH_PAIR
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(answer=answers())
 def test_any_answer_means_the_same_there_and_back(source: Api, target: Api, answer: ModelAnswer):
     status, there = ResponseTranslator(request(source, target)).whole(200, written(target, answer))
@@ -140,7 +141,7 @@ def stream_writer(api: Api) -> Any:
 
 
 @IN_EACH_PAIR
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(data=st.data())
 def test_any_stream_means_the_same_there_and_back(source: Api, target: Api, data: st.DataObject):
     answer = data.draw(answers())

@@ -182,7 +182,7 @@ async def test_contexts_are_kept_for_fewer_names_than_leaves(monkeypatch: pytest
     assert counted.minted == 3, "the leaf of b.example was there"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_five_thousand_names_are_minted_without_a_stall_of_the_loop():
     """Each at its first use, while the loop looks at its clock all the time."""
     leaves, counted = cache()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 def total(numbers: list[int]) -> int:
     found = 0
@@ -91,7 +91,7 @@ def test_another_word_than_those_it_takes_is_refused(project: Path):
 
 
 @compiles
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["1", "untrained"])
 def test_what_is_compiled_works_and_counts_no_more(project: Path, how: str):
@@ -102,7 +102,7 @@ def test_what_is_compiled_works_and_counts_no_more(project: Path, how: str):
 
 
 @compiles
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_build_that_cannot_be_trained_is_none(project: Path):
     load = project / "benchmarks/soak/__main__.py"

@@ -16,7 +16,7 @@ from egressproxy.processes.loader import loader as loader_module
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
-from tests.processes.loader.test_process import TAKE, copies, is_running
+from tests.e2e.processes.test_process import TAKE, copies, is_running
 from tests.support import manifests as m
 from tests.support.waiting import until, wait_until
 
