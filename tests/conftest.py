@@ -2,6 +2,7 @@
 
 `make test` runs the quick ones, `make test-all` every tier. Property tests try more, and the same every time, with
 `--hypothesis-profile=pipeline`.
+"""
 
 from __future__ import annotations
 
