@@ -24,6 +24,7 @@ from benchmarks.proxies import DEFAULT_PEERS, PEERS
 from benchmarks.proxies.base import Proxy
 from benchmarks.proxies.native import EgressProxy
 from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.idle import IdleMemory
 from benchmarks.world import World
 
 #: A load average from which on somebody else is at work.
@@ -77,6 +78,8 @@ OF_LITELLM = {"L", "Lp"}
 @click.option("--rounds", type=click.IntRange(1, 50), default=4, show_default=True,
               help="Rounds through each proxy; with less than 4 the median means little.")  # fmt: skip
 @click.option("--seconds", type=click.IntRange(1, 20), default=2, show_default=True, help="Length of one round.")
+@click.option("--idle", type=click.IntRange(0, 3600), default=0, metavar="SECONDS",
+              help="M: read the memory once more so long after the start, of each proxy.")  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Of the order of the rounds, to repeat a run. [default: random]")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS,
               help="Where DATE.json, DATE.md and DATE.svg are written. [default: benchmarks/results]")  # fmt: skip
@@ -86,6 +89,7 @@ def main(
     slow: bool,
     rounds: int,
     seconds: int,
+    idle: int,
     seed: int | None,
     out: Path,
 ) -> None:
@@ -97,6 +101,7 @@ def main(
 
     \b
     W1   forward proxy: absolute-form GET, 1 KiB, keep-alive, 64 connections, 12 request and 15 response fields
+    W1u  the same with ids of their own in every request and every answer
     W1s  the same with 2 request fields and 5 response fields
     W2   reverse proxy: plain client, TLS to the upstream, pooled, a credential injected
     W3   CONNECT, one GET inside, close
@@ -106,7 +111,7 @@ def main(
     W7   reverse proxy: HTTP/2 client (h2load, 8 connections, 32 streams each), otherwise as W2
     W8   gRPC: unary calls of 64 bytes each way, the client as in W7, HTTP/2 to the upstream, too
     W9   CONNECT, TLS that the proxy ends, 1,000 GETs inside, TLS to the upstream; mitmproxy is the peer
-    M    memory of an idle worker with 200 routes (MB)
+    M    memory (PSS) of all processes with 200 routes, 30 s after the start (MB); --idle 600: after 600 s, too
     S    W1 with 10,000 routes as a multiple of W1 with 10
     S2   W1 with two workers as a multiple of W1 with one
     S3   W1 of 2,000 clients with a limit each as a multiple of W1 of one client
@@ -129,6 +134,7 @@ def main(
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it would be ignored
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is stopped
     seed = random.randrange(1_000_000) if seed is None else seed
+    WORKLOADS["M"] = IdleMemory(idle)
     sys.exit(_run(console, Plan(*choose(only, peers, slow), rounds, seconds, seed, out)))
 
 

@@ -99,6 +99,7 @@ def compare(
             tell(f"{workload.name}: {proxy.name} warms up", 0.2 * place / len(chosen))
             if _is_able(workload, proxy, rows[proxy.name], world):
                 able.append(proxy)
+        rounds = min(rounds, workload.most_rounds)
         for number in range(rounds):
             if not able:
                 break

@@ -1,7 +1,10 @@
--- wrk: sends the bytes of a file, always the same, and says the result as one line of JSON.
+-- wrk: sends the bytes of a file and says the result as one line of JSON. Each `@ID@` in them becomes 16 hexadecimal digits, which
+-- are others in every request.
 -- The file holds a whole request, so that the request line may be in absolute-form. A second argument `closes` says that
 -- the proxy closes after each response without having said so: the end of a connection is no error then.
 local bytes
+local pieces = {}
+local sent = 0
 local worker
 
 -- `done` runs elsewhere than `init`: what it has to know is asked of the thread.
@@ -13,11 +16,14 @@ function init(arguments)
   local file = assert(io.open(arguments[1], "rb"))
   bytes = file:read("*a")
   file:close()
+  for piece in (bytes .. "@ID@"):gmatch("(.-)@ID@") do pieces[#pieces + 1] = piece end
   closes = arguments[2] == "closes"
 end
 
 function request()
-  return bytes
+  if #pieces == 1 then return bytes end
+  sent = sent + 1
+  return table.concat(pieces, string.format("%016x", sent * 2654435761 % 9007199254740881))
 end
 
 function done(summary, latency)

@@ -12,7 +12,7 @@ from benchmarks.proxies.installed import install
 from benchmarks.world import REPOSITORY, World
 
 PEERS = REPOSITORY / "benchmarks" / "peers"
-FORWARD = ("W1", "W1s")
+FORWARD = ("W1", "W1u", "W1s")
 REVERSE = ("W2", "W5")
 TUNNELS = ("W3", "W4", "W6")
 

@@ -196,7 +196,7 @@ class Squid(Proxy):
     listeners = ("FORWARD",)
     unable: Mapping[str, str] = dict.fromkeys(("W2", "W5", "W7", "W8"), NO_REVERSE)
     caveats: Mapping[str, str] = {
-        **dict.fromkeys(("W1", "W1s", "S"), "no limit on the rate of requests; nothing is cached"),
+        **dict.fromkeys(("W1", "W1u", "W1s", "S"), "no limit on the rate of requests; nothing is cached"),
         **dict.fromkeys(("W3", "W4", "W6"), "no limit on the rate of requests"),
     }
 
@@ -221,7 +221,7 @@ class TinyProxy(Proxy):
     }
     caveats: Mapping[str, str] = {
         **dict.fromkeys(
-            ("W1", "W1s"),
+            ("W1", "W1u", "W1s"),
             "closes each connection; one pattern instead of routes; one field set, none removed; no limits; plain log",
         ),
         **dict.fromkeys(("W3", "W4", "W6"), "one pattern instead of routes; no limits; plain log"),

@@ -14,8 +14,9 @@ from benchmarks.workloads.tunnels import Connects, IdleTunnels, Transfers
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
     for workload in (
-        Forward("W1", "forward, absolute-form GET, 1 KiB, keep-alive, 12 and 15 fields", is_small=False),
-        Forward("W1s", "the same as W1 with 2 request and 5 response fields", is_small=True),
+        Forward("W1", "forward, absolute-form GET, 1 KiB, keep-alive, 12 and 15 fields"),
+        Forward("W1u", "the same as W1 with ids of their own in every request and every answer", "/unique"),
+        Forward("W1s", "the same as W1 with 2 request and 5 response fields", "/small"),
         Reverse("W2", "reverse, plain client, TLS to the upstream, pooled, credential"),
         Connects(),
         Transfers(),

@@ -44,6 +44,8 @@ class Workload(ABC):
     is_relative = False
     #: Of figures in tables.
     digits: int = 1
+    #: More rounds than that say nothing new.
+    most_rounds: int = 1000
 
     def choose(self, proxies: Sequence[Proxy]) -> list[Proxy]:
         """Those that take part; the others have no row."""

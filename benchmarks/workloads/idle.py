@@ -1,65 +1,46 @@
-"""M: the memory of a proxy that has just started, and has nothing to do."""
+"""M: the memory of a proxy that has started and has nothing to do."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 
 from benchmarks.proxies.base import Proxy
 from benchmarks.workloads.base import Round, Workload, child_of, fresh_copy
-from benchmarks.workloads.requests import Forward, Requests, Reverse
 from benchmarks.world import World
 
-#: Until what is put off at the start is done.
-REST_S = 1.0
-REQUESTS = 30
+#: When the memory is read, in seconds after the start; `python -m benchmarks --idle` adds a later one.
+START_S, REST_S = 1.0, 30.0
 MEGABYTE_KIB = 1000 * 1000 / 1024
 
 
 class IdleMemory(Workload):
-    """Resident memory of the worker: that process of the tree which then spends the most on a few requests."""
+    """Proportional memory (PSS: shared pages counted once) of the whole process tree, 30 s after its start."""
 
     name = "M"
-    title = "memory of an idle worker with 200 routes, just started"
-    figure = "MB resident"
+    title = "memory of all processes with 200 routes, 30 s after the start"
+    figure = "MB (PSS)"
+    most_rounds = 1  # it hardly differs, and takes its time
+
+    def __init__(self, idle_s: float = 0.0) -> None:
+        self.idle_s = idle_s
 
     def check(self, proxy: Proxy, world: World) -> None:
         """Whether it works is found by the other workloads."""
 
     def measure(self, proxy: Proxy, world: World, seconds: float) -> Round:
+        figures = {}
         with fresh_copy(proxy, world) as fresh:
-            time.sleep(REST_S)
-            memory = child_of(fresh).memory()
-            worker = _busiest(fresh, world)
-        resident = sum(each.resident for each in memory.values())
-        extra = {
-            "processes": float(len(memory)),
-            "tree_resident_mb": resident / MEGABYTE_KIB,
-            "tree_proportional_mb": sum(each.proportional for each in memory.values()) / MEGABYTE_KIB,
-        }
-        return Round(memory[worker].resident / MEGABYTE_KIB, None, resident / 1024, extra)
+            started = time.monotonic()
+            for at_s in (START_S, REST_S, *([self.idle_s] if self.idle_s > REST_S else [])):
+                time.sleep(max(0.0, started + at_s - time.monotonic()))
+                memory = child_of(fresh).memory().values()
+                figures[f"{at_s:.0f} s"] = sum(each.proportional for each in memory) / MEGABYTE_KIB
+        resident = sum(each.resident for each in memory)
+        return Round(figures[f"{REST_S:.0f} s"], None, resident / 1024, figures)
 
     def warm_up(self, proxy: Proxy, world: World, seconds: float) -> None:
         """Each round has a process of its own."""
 
     def describe(self, rounds: Sequence[Round]) -> str:
-        def middle(name: str) -> float:
-            return statistics.median(each.extra[name] for each in rounds)
-
-        count = round(middle("processes"))
-        return (
-            f"whole tree ({count} process{'es' if count > 1 else ''}): {middle('tree_resident_mb'):.0f} MB resident, "
-            f"{middle('tree_proportional_mb'):.0f} MB with shared pages counted once"
-        )
-
-
-def _busiest(proxy: Proxy, world: World) -> int:
-    """The id of the process that serves requests. Raises LoadError."""
-    work: Requests = Forward("M", "", is_small=True) if "FORWARD" in proxy.ports else Reverse("M", "")
-    child = child_of(proxy)
-    before = child.cpu_times()
-    for _ in range(REQUESTS):
-        work.check(proxy, world)
-    after = child.cpu_times()
-    return max(before, key=lambda number: after.get(number, 0.0) - before[number])
+        return ", ".join(f"{megabytes:.0f} MB after {at}" for at, megabytes in rounds[0].extra.items())

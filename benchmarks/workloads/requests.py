@@ -1,4 +1,4 @@
-"""W1, W1s, W2, L, Lp and W7: requests on connections that stay, driven by wrk, and by h2load where they are HTTP/2."""
+"""W1, W1u, W1s, W2, L, Lp and W7: requests on connections that stay, by wrk, and by h2load where they are HTTP/2."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ REQUEST_FIELDS = (
     "X-Client-Version: 5.12.0",
     "X-Debug: removed-by-the-proxy",
     "Authorization: Bearer the-clients-own",
+)
+#: The same number, with ids that `load/requests.lua` makes.
+UNIQUE_FIELDS = (
+    *(field for field in REQUEST_FIELDS if not field.startswith(("Traceparent", "X-Client-Version"))),
+    "Traceparent: 00-@ID@@ID@-@ID@-01",
+    "X-Request-Id: @ID@@ID@",
 )
 #: What an SDK sends.
 AI_FIELDS = (
@@ -94,18 +100,21 @@ class Requests(Workload):
 
 
 class Forward(Requests):
-    """Absolute-form, as a client that knows of its proxy writes it; `is_small` leaves out the fields."""
+    """Absolute-form, as a client that knows of its proxy writes it; `path` is that of `peers/upstream.conf`.
+
+    `/small` leaves out the fields. With `/unique` each request has ids of its own, and so has each answer.
+    """
 
     listener = "FORWARD"
 
-    def __init__(self, name: str, title: str, *, is_small: bool) -> None:
+    def __init__(self, name: str, title: str, path: str = "/full") -> None:
         super().__init__(name, title)
-        self._is_small = is_small
+        self._path = path
 
     def request(self, proxy: Proxy, world: World) -> bytes:
         host = f"{proxy.host}:{world.plain_port}"
-        path = ("/small" if self._is_small else "/full") + ("" if proxy.edits else "-unedited")
-        fields = REQUEST_FIELDS[:1] if self._is_small else REQUEST_FIELDS
+        path = self._path + ("" if proxy.edits else "-unedited")
+        fields = {"/small": REQUEST_FIELDS[:1], "/unique": UNIQUE_FIELDS}.get(self._path, REQUEST_FIELDS)
         return _write(f"GET http://{host}{path} HTTP/1.1", host, fields)
 
 

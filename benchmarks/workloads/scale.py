@@ -42,7 +42,7 @@ class _Scale(Workload):
 
     def work(self) -> Forward:
         """What is asked of both."""
-        return Forward(self.name, self.title, is_small=False)
+        return Forward(self.name, self.title)
 
     @abstractmethod
     def variants(self, proxy: Proxy) -> tuple[Proxy, Proxy]:
@@ -147,7 +147,7 @@ class MoreClients(_Scale):
         return super().cannot(proxy) or ("" if proxy.can_know_clients() else "it is not asked who its clients are")
 
     def work(self) -> Forward:
-        return _Clients(self.name, self.title, is_small=False)
+        return _Clients(self.name, self.title)
 
     def variants(self, proxy: Proxy) -> tuple[Proxy, Proxy]:
         return proxy.knowing(1), proxy.knowing(CLIENTS)
