@@ -20,11 +20,14 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 
 from egressproxy.net.closed_memory import close_memory
 from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
+#: Requests that are served before what later ones need is made ahead: a start does not pay for reloads that never come.
+FIRST_PREPARED = 2
 #: Of the name of a function.
 MAX_NAME = 256
 
@@ -40,8 +43,10 @@ def main(*, is_kept: bool) -> None:
     from egressproxy.processes.loader.compilation import preparations
 
     control = socket.socket(fileno=0)
-    prepared = preparations() if is_kept else iter(())
-    while True:
+    prepared: Iterator[None] = iter(())
+    for served in count():
+        if served == FIRST_PREPARED:
+            prepared = preparations()
         _prepare(prepared, control)
         function, descriptors, _, _ = socket.recv_fds(control, MAX_NAME, 3)
         if not function:
