@@ -34,13 +34,16 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all nightly test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run demo test test-all nightly test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: install ## install what is missing and start the gateway (options: ARGS="…")
 	@exec $(BIN)/egressproxy run $(ARGS)
+
+demo: install ## start the gateway with a provider on this machine, and send four requests through it
+	@$(BIN)/egressproxy run --config config/demo.yaml --admin 127.0.0.1:15000 --log-level error -- $(BIN)/python config/demo/provider.py
 
 # Tests start some hundred processes: without compiled files each of them would compile every module that it imports.
 test test-all nightly: export PYTHONDONTWRITEBYTECODE =
