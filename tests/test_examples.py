@@ -1,4 +1,4 @@
-"""The examples in config/ and in the README are what `egressproxy check` calls good, without a warning."""
+"""The examples in config/ and in the documentation are what `egressproxy check` calls good, without a warning."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def certificates(text: str) -> str:
     return made
 
 
-def test_the_example_of_a_filter_is_good_beside_the_gateway_of_the_readme(tmp_path: Path):
-    path = tmp_path / "readme.yaml"
-    path.write_text(next(text for name, text in yaml_blocks() if name.startswith("README.md")), encoding="utf-8")
+def test_the_example_of_a_filter_is_good_beside_the_gateway_of_the_first_steps(tmp_path: Path):
+    path = tmp_path / "first.yaml"
+    path.write_text(next(text for name, text in yaml_blocks() if name.startswith("start.md")), encoding="utf-8")
     check(path, ROOT / "config" / "filters")
 
 
@@ -202,7 +202,7 @@ def test_every_reason_is_explained(reason: str):
     assert f"`{reason}`" in (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/forward-proxy.md", "config/sidecar.yaml"])
+@pytest.mark.parametrize("page", ["docs/start.md", "docs/forward-proxy.md", "config/sidecar.yaml"])
 def test_proxy_variables_are_given_in_both_spellings(page: str):
     """curl and wget read the lower-case one alone for http://, and go round the gateway without it."""
     exports = "".join(re.findall(r"^#? +export .*$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE))

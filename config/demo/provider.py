@@ -26,8 +26,8 @@ class Provider(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        said = {"role": "assistant", "content": f"My caller showed: {self.headers['Authorization']}"}
-        body = {"object": "chat.completion", "model": "gpt-demo", "choices": [{"index": 0, "message": said}]}
+        said = {"role": "assistant", "content": f"You sent {self.headers['Authorization']}"}
+        body = {"model": "gpt-demo", "choices": [{"message": said}]}
         self.answer(json.dumps(body).encode() + b"\n", "application/json")
 
     def answer(self, body: bytes, kind: str) -> None:

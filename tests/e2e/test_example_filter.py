@@ -1,4 +1,4 @@
-"""config/filters beside the configuration of the README, as its reader would try it."""
+"""config/filters beside the configuration of docs/start.md, as its reader would try it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.process import GatewayProcess
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def readme(forward: int, http: int) -> list[m.Manifest]:
-    """The README's configuration on ports that are free here."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def first_configuration(forward: int, http: int) -> list[m.Manifest]:
+    """The configuration of docs/start.md on ports that are free here."""
+    text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     found = re.search(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found is not None
     objects = list(yaml.safe_load_all(found[1]))
@@ -34,7 +34,7 @@ def ask(port: int, target: str, team: str) -> tuple[bytes, bytes]:
         return read_message(sock)
 
 
-def test_the_example_filter_works_beside_the_configuration_of_the_readme(tmp_path: Path):
+def test_the_example_filter_works_beside_the_configuration_of_the_first_steps(tmp_path: Path):
     forward, http = free_port(), free_port()
     heads: list[bytes] = []
 
@@ -50,7 +50,7 @@ def test_the_example_filter_works_beside_the_configuration_of_the_readme(tmp_pat
             "spec": {"destination": {"type": "Ip", "ip": {"address": "127.0.0.1"}, "ports": [{"number": origin.port}]}},
         }
         local = m.http_route("here", m.prefix_rule("/here", "here"), parent="egress", section="http")
-        gateway = GatewayProcess(tmp_path, [*readme(forward, http), here, local])
+        gateway = GatewayProcess(tmp_path, [*first_configuration(forward, http), here, local])
         for name in ("stamp.py", "stamp.yaml"):
             shutil.copy(ROOT / "config" / "filters" / name, gateway.config)
         with gateway:
