@@ -3,6 +3,7 @@
 `egressproxy run --config config/demo.yaml -- python3 config/demo/provider.py` starts it.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -47,4 +48,5 @@ for request in REQUESTS:
     print(f"\n$ {request}", flush=True)
     subprocess.run(["sh", "-c", request], check=True)
 if sys.stdin.isatty():
-    input("\nThe gateway serves until you press Enter: send requests of your own from another terminal. ")
+    with contextlib.suppress(KeyboardInterrupt, EOFError):
+        input("\nThe gateway serves until you press Enter: send requests of your own from another terminal. ")
