@@ -23,8 +23,7 @@ from egressproxy.filters.base import FilterContext
 from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.qos_config import StoreConfig
 from egressproxy.filters.limits.redis_fleet import FLEET_KEYS, RedisFleet
-from egressproxy.filters.limits.redis_link import RedisAway, RedisLink
-from egressproxy.filters.limits.redis_protocol import Reply, ReplyError
+from egressproxy.filters.limits.redis_link import RedisAway, RedisLink, Reply, ReplyError
 from egressproxy.filters.limits.redis_scripts import ALIVE_S, LIVING, MACHINES, PREFIX, SETTLING, TAKING
 from egressproxy.filters.limits.rules import Later, Take
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
