@@ -30,7 +30,6 @@ class DecodableAnswers(Filter):
     runs_in = frozenset((Phase.BACKEND_REQUEST,))
 
     def backend_request(self, x: Exchange) -> None:
-        """Ask for what the body filters can read."""
         ask_for_readable(x.request.fields)
 
 
@@ -40,5 +39,4 @@ class OriginalHead(Filter):
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
     def request_headers(self, x: Exchange) -> None:
-        """Keep the target and the fields."""
         x.keep(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))

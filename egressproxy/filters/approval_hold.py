@@ -162,7 +162,6 @@ class ApprovalHold(Filter):
         return self._wait(x, b"", "")
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """Whole, where the request may have to wait."""
         return BodyMode.BUFFER if self._is_meant(x) else None
 
     async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
@@ -322,14 +321,12 @@ class ApprovalHold(Filter):
         return len(held), shown, len(held) - begin - len(shown)
 
     def approval(self, x: Exchange) -> str:
-        """See Filter."""
         if not self._is_meant(x):
             return ""
         what = "calls of some tools" if self._tools and not x.is_tunnel else "it"
         return f"{what} wait{'s' if what == 'it' else ''} until a person approves, {self._timeout_s:g} s at most"
 
     def drain(self) -> None:
-        """Whatever waits, and will, is told to ask again, elsewhere."""
         self._is_draining = True
         for key in list(self._waiting):
             self._decide(key, _DRAINED)

@@ -53,7 +53,6 @@ class PlacedFilter:
         return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
 
     def close(self) -> None:
-        """Out of service: `close` of the filter, and its gauges go."""
         try:
             self.filter.close()
         except BaseException as error:
@@ -112,9 +111,6 @@ class Step:
         self.mark = self.own_mark
         decides = type(self.filter).body_mode_for is not Filter.body_mode_for
         self.mode_for = self.filter.body_mode_for if decides else None
-
-    def __repr__(self) -> str:
-        return f"Step({self.spec.name}, {self.stats.phase})"
 
 
 Steps = tuple[Step, ...]

@@ -162,7 +162,6 @@ class FilterInstances:
         self._reach = None  # it holds the builder
 
     def drain(self) -> None:
-        """The process is going to end."""
         for placed in self._made.values():
             placed.filter.drain()
 

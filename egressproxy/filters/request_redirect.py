@@ -40,7 +40,6 @@ class RequestRedirectFilter(Filter):
         self._config: RequestRedirectConfig = context.config
 
     def request_headers(self, x: Exchange) -> LocalResponse:
-        """The redirection."""
         config = self._config
         path = x.request.path
         if config.path is not None:

@@ -29,11 +29,9 @@ class HeadBeforeCredentials(Filter):
     ignores_trailers = True
 
     def backend_request(self, x: Exchange) -> None:
-        """Keep the head."""
         x.keep(_HEAD, (x.request.fields.block, x.request.path))
 
     def backend_response(self, x: Exchange) -> None:
-        """Put it back: the request was sent."""
         kept = x.notes.pop(_HEAD, None) if x.notes is not None else None
         if kept is not None:
             x.request.fields.block, x.request.path = kept

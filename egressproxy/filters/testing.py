@@ -228,7 +228,6 @@ class FilterHarness:
         return {name: {labels[1:]: value for labels, value in each.values.items()} for name, each in read.items()}
 
     def close(self) -> None:
-        """Take the filter out of service, as a reload does."""
         self._instances.close()
 
     def run(

@@ -128,7 +128,6 @@ class ModelPolicy(Filter):
             raise self._unreadable(x, "no request to a model that is known")
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """A request to a provider is read whole."""
         return BodyMode.BUFFER if operation(x) is not None and not x.request.upgrade else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
@@ -218,9 +217,6 @@ class ModelPolicy(Filter):
 
     def _denied(self, message: str, status: int) -> Rejected:
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.MODEL_DENIED)
-
-    def __repr__(self) -> str:
-        return f"ModelPolicy({self._name})"
 
 
 def _full(name: str, namespace: str) -> str:

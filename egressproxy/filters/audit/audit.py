@@ -85,16 +85,13 @@ class Audit(Filter):
         return {name: [v[:_MAX_VALUE].decode("latin-1") for v in values] for name, values in found.items() if values}
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """Every body is looked at as it flows."""
         return BodyMode.STREAM
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        """Looks at a piece of the request."""
         self._seen(x, self._request_note, is_request=True).feed(x, data, is_last=last)
         return data
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        """Looks at a piece of the response."""
         self._seen(x, self._response_note, is_request=False).feed(x, data, is_last=last)
         return data
 
@@ -108,7 +105,6 @@ class Audit(Filter):
         return found
 
     def complete(self, x: Exchange) -> None:
-        """Hands the record to the writer."""
         record = self._record(x)
         if self._writer.put(self._settings, record):
             self._records.add(1, record["decision"])
@@ -155,9 +151,6 @@ class Audit(Filter):
             if seen is not None:
                 made[name] = seen.told(self._redactor)
         return made
-
-    def __repr__(self) -> str:
-        return f"Audit({self._writer})"
 
 
 AUDIT = FilterType(

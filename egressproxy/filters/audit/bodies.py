@@ -38,9 +38,6 @@ class LateText:
     def __str__(self) -> str:
         return self._redactor(self._content.decode("utf-8", "replace"))
 
-    def __repr__(self) -> str:
-        return f"LateText({len(self._content)} bytes)"
-
 
 class SeenBody:
     """One body of an exchange. `keeps` bytes of the content are kept for a Redactor; 0: none."""

@@ -128,7 +128,6 @@ class ChainWriter:
             return True
 
     def close(self) -> None:
-        """Write what waits, and let the chain go."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -303,9 +302,6 @@ class ChainWriter:
             if file is not None:
                 file.close()
         self._file = self._lock = None
-
-    def __repr__(self) -> str:
-        return f"ChainWriter({self.folder}, chain {self.chain or '-'}, {len(self._records)} wait)"
 
 
 _writers: dict[Path, ChainWriter] = {}

@@ -114,6 +114,3 @@ class AnswerStore:
         found = self._entries.pop(key, None)
         if found is not None:
             self.size -= found.size
-
-    def __repr__(self) -> str:
-        return f"AnswerStore({len(self)} answers, {self.size} bytes)"

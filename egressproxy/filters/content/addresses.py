@@ -27,7 +27,6 @@ class IPAddresses(Detector):
     needs = "0-9"
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
-        """As `Detector.find`."""
         match = _SECOND_COLON.search(text, start)
         while match is not None:
             colon = match.start()
@@ -46,7 +45,6 @@ class IPAddresses(Detector):
             match = _IPV4.search(text, at + 1)
 
     def open_end(self, text: str, tail: str) -> int:
-        """As `Detector.open_end`."""
         match = _OPEN.match(tail)
         return 0 if match is None else match.end()
 

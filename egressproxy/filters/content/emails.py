@@ -30,7 +30,6 @@ class Emails(Detector):
     needs = "@"
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
-        """As `Detector.find`."""
         at = text.find("@", start)
         while at >= 0:
             domain = _domain(text, at, at + _MAX_MARKED)
@@ -42,6 +41,5 @@ class Emails(Detector):
             at = text.find("@", at + 1)
 
     def open_end(self, text: str, tail: str) -> int:
-        """As `Detector.open_end`: every word may be the beginning of an address."""
         match = _OPEN.match(tail)
         return 0 if match is None else match.end()

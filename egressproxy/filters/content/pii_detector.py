@@ -177,7 +177,6 @@ class PIIDetector(Filter):
                     head.fields.add(name, line)
 
     def connect(self, x: Exchange) -> None:
-        """On a Backend: raises Rejected (403) for a tunnel."""
         if x.is_tunnel:
             self.request_headers(x)
 
@@ -430,9 +429,6 @@ class PIIDetector(Filter):
     def refusal(self, message: str, status: int) -> Rejected:
         """What the client is told: names of entities and places, and nothing that was found."""
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
-
-    def __repr__(self) -> str:
-        return f"PIIDetector({self._name}, {', '.join(self.actions)})"
 
 
 PII_DETECTOR = FilterType(

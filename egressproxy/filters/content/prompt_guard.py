@@ -172,7 +172,6 @@ class PromptGuard(Filter):
             x.request.fields.cut(self._annotations)
 
     def connect(self, x: Exchange) -> None:
-        """On a Backend: raises Rejected (403) for a tunnel."""
         if x.is_tunnel:
             self.request_headers(x)
 
@@ -376,9 +375,6 @@ class PromptGuard(Filter):
 
     def _refusal(self, message: str, status: int) -> Rejected:
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
-
-    def __repr__(self) -> str:
-        return f"PromptGuard({self._name})"
 
 
 def _by_its_sayer(found: Found) -> Found:

@@ -194,7 +194,6 @@ class _Watched:
         self._spans = None if scanner is None or folder is None else SpanStream(scanner, folder)
 
     def feed(self, text: str, last: bool = False) -> str:
-        """As TextFunction."""
         said = self._said(text, last)
         begun = self._answer.begun
         if begun is not None and self._channel is not None:
@@ -209,7 +208,6 @@ class _Watched:
         return self._answer.said(decided, entity, at, is_fixed=self._is_fixed)
 
     def flush(self) -> str:
-        """As TextFunction."""
         return self.feed("", last=True)
 
 
@@ -251,7 +249,6 @@ class ResponsePolicy(Filter):
             raise self.refusal(f"what is said in {what} cannot be looked at", 403)
 
     def connect(self, x: Exchange) -> None:
-        """On a Backend: raises Rejected (403) for a tunnel."""
         if x.is_tunnel:
             self.request_headers(x)
 
@@ -289,7 +286,6 @@ class ResponsePolicy(Filter):
         return BodyMode.STREAM if config.max_bytes else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        """Keeps which tools the request offers."""
         try:
             offered = frozenset(tool.name for tool in request_view(x, data).tools) if data else frozenset()
         except Unreadable:
@@ -456,9 +452,6 @@ class ResponsePolicy(Filter):
     def refusal(self, message: str, status: int) -> Rejected:
         """What the client is told: names of rules, and nothing of the answer."""
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
-
-    def __repr__(self) -> str:
-        return f"ResponsePolicy({self._name})"
 
 
 RESPONSE_POLICY = FilterType(

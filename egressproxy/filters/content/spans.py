@@ -218,9 +218,6 @@ class SpanStream:
         """How many characters are held back."""
         return len(self._held)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self._held)} characters held)"
-
 
 class TextStream(SpanStream):
     """A TextFunction: what is fed goes out with every span replaced."""
@@ -251,7 +248,6 @@ class EscapedTextStream(TextStream):
         self._is_in_string = False
 
     def feed(self, text: str, last: bool = False) -> str:
-        """As TextStream."""
         text, found = self.take(text, last)
         parts: list[str] = []
         at = 0

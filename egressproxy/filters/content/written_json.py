@@ -116,9 +116,6 @@ class WrittenJson:
         pieces.append(source[done:])
         return "".join(pieces).encode() if done else self._body
 
-    def __repr__(self) -> str:
-        return f"WrittenJson({len(self.text)} characters)"
-
 
 def _without_binary(text: str) -> str:
     """The text with U+0001 for what is not looked at in a conversation, such as images."""

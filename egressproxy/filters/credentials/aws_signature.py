@@ -129,9 +129,6 @@ class SigV4:
             self._day, self._key = day, key
         return hmac.digest(self._key, text, "sha256").hex().encode()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._keys.access_key_id}, {self._scope.service})"
-
 
 class SigV4A:
     """Signs with a key pair that is derived from one access key. `region` of the scope is a set: `*`, `eu-*,us-east-1`.
@@ -170,9 +167,6 @@ class SigV4A:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         return self._key.sign(text, ec.ECDSA(hashes.SHA256())).hex().encode()
-
-    def __repr__(self) -> str:
-        return f"SigV4A({self._keys.access_key_id}, {self._scope.service})"
 
 
 def derive_v4a_key(keys: AwsKeys) -> int:

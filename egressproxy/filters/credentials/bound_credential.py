@@ -90,7 +90,6 @@ class BoundCredential(Filter, ABC):
         self._binding.check(x)
 
     def close(self) -> None:
-        """Stop to fetch values."""
         if self._refresher is not None:
             self._refresher.close()
 
@@ -104,9 +103,6 @@ class BoundCredential(Filter, ABC):
             detail=f"filter {self._name}: {refresher.error}" if refresher is not None else "",
             retry_after_s=refresher.retry_s if refresher is not None else 0,
         )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._name}, {'ready' if self._is_ready else 'no value'})"
 
 
 class FetchReport:

@@ -185,6 +185,3 @@ class Refresher:
         if self.has_value:
             self.has_value, self.expires_at = False, math.inf
             self._keep(None)
-
-    def __repr__(self) -> str:
-        return f"Refresher({'ready' if self.has_value else 'no value'}{', failing' if self.error else ''})"

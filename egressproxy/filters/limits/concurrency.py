@@ -58,7 +58,6 @@ class ConcurrencyLimit(Filter):
     backend_request = request_headers
 
     def explain(self, x: Exchange) -> list[LimitState]:
-        """What is left now."""
         return [
             LimitState(
                 self._name, self._message.removeprefix("more than "), self._limit, self._limit - self.in_progress
@@ -66,12 +65,8 @@ class ConcurrencyLimit(Filter):
         ]
 
     def complete(self, x: Exchange) -> None:
-        """Counts the exchange down."""
         if x.notes is not None and x.notes.pop(self._held, None):
             self._counts[self._mine] -= 1
-
-    def __repr__(self) -> str:
-        return f"ConcurrencyLimit({self.in_progress} of {self._limit})"
 
 
 CONCURRENCY_LIMIT = FilterType(

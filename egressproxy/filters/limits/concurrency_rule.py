@@ -61,6 +61,3 @@ class ConcurrencyRule:
         now = monotonic()
         text = self.text(x, model)
         return int(sum([self.table.peek(self.table.key(text, owner), now)[1] for owner in self.table.owners]))
-
-    def __repr__(self) -> str:
-        return f"ConcurrencyRule({self.name}, {self.limit})"

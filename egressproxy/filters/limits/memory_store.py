@@ -66,9 +66,6 @@ class MemoryStore:
     def close(self) -> None:
         """As of QuotaStore: there is nothing."""
 
-    def __repr__(self) -> str:
-        return "MemoryStore()"
-
 
 def _take_all(takes: Sequence[Take], now: float) -> Take | None:
     refusing: Take | None = None

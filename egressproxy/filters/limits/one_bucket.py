@@ -134,6 +134,3 @@ class RequestBucket:
         if self._remembers and client.name != "-" and not self._table.is_shared_entry(at):
             client.limit_number, client.limit_at, client.limit_key = self._number, at, self._numbers[at - 2]
         return at
-
-    def __repr__(self) -> str:
-        return f"RequestBucket({self._number})"

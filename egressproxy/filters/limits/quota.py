@@ -102,7 +102,6 @@ class Quota(Filter):
     backend_request = request_headers
 
     def response_headers(self, x: Exchange) -> HeaderResult:
-        """Say what is left."""
         held = self._held(x)
         if held is not None and held.takes:
             for name, value in self._fields(x, held.takes):
@@ -229,16 +228,10 @@ class Quota(Filter):
         held.places.clear()
 
     def in_service(self) -> None:
-        """A store that is elsewhere is reached before the first exchange."""
         self._store.begin()
 
     def close(self) -> None:
-        """No snapshot has it any more."""
         self._store.close()
-
-    def __repr__(self) -> str:
-        names = [rule.name for rule in self.rules] + [rule.name for rule in self.concurrency]
-        return f"{type(self).__name__}({', '.join(names)})"
 
 
 class SettledQuota(Quota):
@@ -247,7 +240,6 @@ class SettledQuota(Quota):
     settles = True
 
     def complete(self, x: Exchange) -> None:
-        """Give back what it holds, and count what it took in the end."""
         held: Held | None = x.notes.pop(self._note, None) if x.notes is not None else None
         if held is None:
             return

@@ -46,9 +46,6 @@ class RedisFleet:
         """The Redis is away, or just back: this machine keeps to its share until the others have paid."""
         self._cells[self._until] = now + SHARING_S
 
-    def __repr__(self) -> str:
-        return f"RedisFleet({self.machines} machines)"
-
 
 def _entry(table: KeyedCounters, name: bytes, now: float) -> int:
     """The place of a number that is never forgotten."""

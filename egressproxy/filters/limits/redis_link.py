@@ -127,7 +127,6 @@ class RedisLink:
             self._connection.end(_told(error))
 
     def close(self) -> None:
-        """End the connection, and make no other."""
         self._is_closed = True
         self._begun()
         if self._task is not None:

@@ -97,11 +97,9 @@ class RedisStore:
             self._send_settlement(link, take, difference)
 
     def peek(self, takes: Sequence[Take]) -> None:
-        """As of QuotaStore: what the Redis has said last of each."""
         self._local.peek(takes)
 
     def begin(self) -> None:
-        """As of QuotaStore: the machines know of each other before anybody asks."""
         self._connected()
 
     def close(self) -> None:
@@ -355,9 +353,6 @@ class RedisStore:
             reply = future.result()
             if isinstance(reply, int):
                 self._fleet.told(reply, monotonic())
-
-    def __repr__(self) -> str:
-        return f"RedisStore({self._link}, {self._fleet})"
 
 
 def _fleet(context: FilterContext, config: StoreConfig) -> RedisFleet:

@@ -71,14 +71,10 @@ class RequestRateLimit(Filter):
         return error
 
     def explain(self, x: Exchange) -> list[LimitState]:
-        """What is left now."""
         drawn = max(0.0, self._full_at[0] - self._clock())
         left = max(0.0, (self._ahead - drawn) / self._interval + 1.0)
         allows = self._message.removeprefix("more than ")
         return [LimitState(self._name, allows, self._limit, min(left, self._limit), drawn)]
-
-    def __repr__(self) -> str:
-        return f"RequestRateLimit(drawn {max(0.0, self._full_at[0] - self._clock()):.3f} s ahead of {self._ahead:.3f})"
 
 
 class SharedRequestRateLimit(RequestRateLimit):
@@ -89,7 +85,6 @@ class SharedRequestRateLimit(RequestRateLimit):
         self._lock = lock
 
     def request_headers(self, x: Exchange) -> None:
-        """As RequestRateLimit; waits for the other processes, for microseconds."""
         with self._lock:
             super().request_headers(x)
 

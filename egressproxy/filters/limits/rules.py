@@ -87,9 +87,6 @@ class QuotaRule:
         """Why an exchange beyond it is refused."""
         return REASONS[self.type]
 
-    def __repr__(self) -> str:
-        return f"QuotaRule({self.name}, {self.window.limit:g} in {self.window.length_s:g} s)"
-
 
 class Take:
     """What one exchange takes of one limit: `amount`, for the key of this `text`, in the window `period`, which becomes
@@ -116,9 +113,6 @@ class Take:
     def key(self) -> bytes:
         """The key of its rule's table."""
         return self.rule.table.key(self.text)
-
-    def __repr__(self) -> str:
-        return f"Take({self.amount:g} of {self.rule.name})"
 
 
 class Later(Generic[R]):

@@ -75,7 +75,6 @@ class TokenQuota(SettledQuota):
         return self._take(x, "", None if x.is_tunnel or not request.body else TokenUse())
 
     def backend_request(self, x: Exchange) -> HeaderResult:
-        """Take what an attempt needs, as its length tells."""
         if not x.request.body:
             if x.request.upgrade:
                 self._refuse_upgrade(x)
@@ -137,7 +136,6 @@ class TokenQuota(SettledQuota):
         return data if waiting is None else _after(waiting, data)
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Look for what it took."""
         held = x.notes.get(self._note) if x.notes is not None else None
         if held is None:
             return data
