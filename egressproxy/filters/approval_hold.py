@@ -24,10 +24,9 @@ from typing import Annotated, Any, Final, Literal
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, HeaderResult, Phase
 from egressproxy.filters.calls import CallFailed
-from egressproxy.filters.content.entities import KEYS
-from egressproxy.filters.content.redactor import Redactor
+from egressproxy.filters.content.entities import KEYS, Redactor
 from egressproxy.filters.held_request import UNREADABLE, called_tools, shown_content, shown_request
-from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
+from egressproxy.filters.limits.rules import ConcurrencyRule
 from egressproxy.filters.settings import (
     CalledBackendRef,
     CallPath,
@@ -190,7 +189,7 @@ class ApprovalHold(Filter):
     # --- waiting -----------------------------------------------------------------------------------------------------
     async def _wait(self, x: Exchange, body: bytes, tool: str) -> None:
         if self._is_draining:
-            raise self._drained("")
+            raise self._drained("has to wait", "")
         place = self._enter(x)
         key = secrets.token_hex(8)
         description = {
@@ -222,16 +221,7 @@ class ApprovalHold(Filter):
         by, why = decision.by or "-", decision.why
         x.add_log_fields({"approval": {"id": key, "outcome": outcome, "by": by, "why": why, "waited_s": waited_s}})
         if decision is _DRAINED:
-            message = "the gateway stops, and this request, which waited for approval, was not sent: ask again"
-            raise GatewayFault(
-                Reason.DRAINED,
-                message,
-                status=503,
-                rule=self._source,
-                retry_after_s=1,
-                close=True,
-                detail=f"hold {key}",
-            )
+            raise self._drained("waited", f"hold {key}")
         if not decision.approves:
             message = f"this request was not approved: {why}" if why else "this request was not approved"
             raise Denied(Reason.APPROVAL_DENIED, message, rule=self._source, detail=f"hold {key}")
@@ -259,8 +249,8 @@ class ApprovalHold(Filter):
         self._counts[self._mine] -= 1
         self._of_client.leave(place)
 
-    def _drained(self, detail: str) -> GatewayFault:
-        message = "the gateway stops, and this request, which has to wait for approval, was not sent: ask again"
+    def _drained(self, waits: str, detail: str) -> GatewayFault:
+        message = f"the gateway stops, and this request, which {waits} for approval, was not sent: ask again"
         return GatewayFault(
             Reason.DRAINED, message, status=503, rule=self._source, retry_after_s=1, close=True, detail=detail
         )

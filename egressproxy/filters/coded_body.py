@@ -75,7 +75,6 @@ class CodedBody:
 
 
 def head_of(x: Exchange, phase: Phase) -> RequestHead | ResponseHead:
-    """The head of the body of this phase."""
     return x.response if phase is Phase.RESPONSE_BODY else x.request
 
 

@@ -54,7 +54,6 @@ class Sampled:
 
 
 def is_traced() -> bool:
-    """Whether filters that are placed now are traced."""
     return log.isEnabledFor(logging.DEBUG)
 
 

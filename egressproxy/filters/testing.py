@@ -101,7 +101,6 @@ def exchange(
 
 
 def response(status: int = 200, headers: Headers = (), *, phrase: str = "") -> ResponseHead:
-    """The head that the made-up backend sends. Raises ValueError as `exchange` does."""
     return ResponseHead(status, phrase.encode("latin-1"), _fields(headers))
 
 
@@ -159,7 +158,6 @@ class FilterResult:
 
     @property
     def request_body(self) -> bytes:
-        """The whole body that goes to the backend."""
         return b"".join(self.request_pieces)
 
     @property

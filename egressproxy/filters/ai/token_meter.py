@@ -16,8 +16,8 @@ from egressproxy.ai_apis.apis import Operation
 from egressproxy.ai_apis.shared import add_usage, operation, usage_told
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.limits.keys import KeyText, key_text
-from egressproxy.filters.limits.prices import TokenPrice, price_of
+from egressproxy.filters.limits.qos_config import TokenPrice, price_of
+from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault

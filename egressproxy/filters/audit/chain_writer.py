@@ -23,8 +23,19 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from egressproxy import __version__
-from egressproxy.filters.audit.chain_files import chains_in, file_name, for_its_owner, read_head, write_head
-from egressproxy.filters.audit.record_chain import HMAC_SHA256, SHA256, BadLine, Link, made_line, read_line
+from egressproxy.filters.audit.record_chain import (
+    HMAC_SHA256,
+    SHA256,
+    BadLine,
+    Link,
+    chains_in,
+    file_name,
+    for_its_owner,
+    made_line,
+    read_head,
+    read_line,
+    write_head,
+)
 from egressproxy.model.secret import SecretBytes
 
 log = logging.getLogger(__name__)
@@ -60,7 +71,6 @@ class ChainSettings:
 
     @property
     def algorithm(self) -> str:
-        """How records are hashed."""
         return SHA256 if self.key is None else HMAC_SHA256
 
 

@@ -31,8 +31,7 @@ from egressproxy.filters.base import (
     Phase,
     Rejected,
 )
-from egressproxy.filters.cache.completeness import whole_answer
-from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
+from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store, whole_answer
 from egressproxy.filters.cache.keys import (
     canonical,
     credentials_of,

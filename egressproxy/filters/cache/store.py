@@ -43,7 +43,6 @@ class StoredAnswer:
         )
 
     def age(self, now: float) -> int:
-        """Seconds since the backend made it."""
         return self.age_s + max(int(now - self.stored_at), 0)
 
 

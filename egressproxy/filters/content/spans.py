@@ -215,7 +215,6 @@ class SpanStream:
 
     @property
     def held(self) -> int:
-        """How many characters are held back."""
         return len(self._held)
 
 
@@ -234,7 +233,6 @@ class TextStream(SpanStream):
         return replaced(text, found, self._replace) if found else text
 
     def flush(self) -> str:
-        """The text is over: what was held back."""
         return self.feed("", last=True)
 
 

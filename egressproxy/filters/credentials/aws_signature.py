@@ -116,7 +116,6 @@ class SigV4:
         return b"%s Credential=%s, SignedHeaders=%s, Signature=%s" % (V4, credential, signed, signature), signature
 
     def scope(self, time: bytes) -> bytes:
-        """The credential scope of this time, without the key's name."""
         return b"/".join((time[:8], self._scope.region.encode(), self._scope.service.encode(), b"aws4_request"))
 
     def sign(self, text: bytes, time: bytes) -> bytes:
@@ -158,7 +157,6 @@ class SigV4A:
         return b"%s Credential=%s, SignedHeaders=%s, Signature=%s" % (V4A, credential, signed, signature), signature
 
     def scope(self, time: bytes) -> bytes:
-        """As of SigV4; it has no region."""
         return b"/".join((time[:8], self._scope.service.encode(), b"aws4_request"))
 
     def sign(self, text: bytes, time: bytes) -> bytes:

@@ -62,19 +62,9 @@ class Refresher:
     """
 
     __slots__ = (
-        "_expiry",
-        "_failures",
-        "_fetch",
-        "_is_closed",
-        "_keep",
-        "_task",
-        "_tell",
-        "_timer",
-        "_waiting",
-        "error",
-        "expires_at",
-        "has_value",
-    )
+        "_expiry", "_failures", "_fetch", "_is_closed", "_keep", "_task", "_tell", "_timer", "_waiting", "error",
+        "expires_at", "has_value",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -31,8 +31,6 @@ class QuotaStore(Protocol):
 class MemoryStore:
     """Implements QuotaStore; nothing waits."""
 
-    __slots__ = ()
-
     def take(self, takes: Sequence[Take]) -> Take | None:
         now = monotonic()
         first = takes[0]

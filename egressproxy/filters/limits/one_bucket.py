@@ -12,8 +12,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from egressproxy.filters.base import HeaderResult
-from egressproxy.filters.limits.keys import OF_CLIENT, Per
-from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.rules import OF_CLIENT, Per, QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.filters.limits.windows import TokenBucket
 from egressproxy.model.exchange import Exchange

@@ -31,7 +31,6 @@ MAX_REPLY: Final = 1024 * 1024
 _LONG_ARRAY: Final = re.compile(rb"[*%~>|][1-9]\d{4}")
 _INCOMPLETE: Final = object()
 
-
 #: What an error of a Redis means that cannot count for us, by its code.
 _UNUSABLE: Final = {
     "MOVED": "it is one of several nodes of a Redis Cluster: name a Redis that has all keys",
@@ -56,6 +55,8 @@ class ReplyError(Exception):
 
 
 Reply = bytes | int | ReplyError | list["Reply"] | None
+#: hiredis reads RESP3, too, which nobody has asked for: a message between replies would shift them.
+_KINDS: Final = frozenset((bytes, int, ReplyError, list, type(None)))
 
 
 class ConnectionSource(Protocol):
@@ -90,12 +91,10 @@ class RedisLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether commands can be sent now."""
         return self._connection is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether commands have no reply yet."""
         return self._connection is not None and self._connection.is_waiting
 
     @property
@@ -194,6 +193,8 @@ class ReplyReader:
         self._reader.feed(data)
         replies: list[Reply] = []
         while (reply := self._reader.gets()) is not _INCOMPLETE:
+            if type(reply) not in _KINDS:
+                raise ValueError("this is no reply of RESP2")
             replies.append(reply)
             self._pending = 0
         if self._pending > MAX_REPLY:

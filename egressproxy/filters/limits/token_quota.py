@@ -16,14 +16,12 @@ from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
-from egressproxy.filters.limits.keys import NEEDS_BODY
 from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.one_bucket import OneBucket, one_bucket
-from egressproxy.filters.limits.prices import dearest, price_of
-from egressproxy.filters.limits.qos_config import QoSControllerConfig
+from egressproxy.filters.limits.qos_config import QoSControllerConfig, dearest, price_of
 from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
 from egressproxy.filters.limits.rate_fields import provider_fields
-from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.rules import NEEDS_BODY, QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type

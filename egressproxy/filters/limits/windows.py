@@ -148,7 +148,6 @@ class CalendarWindow:
         return max(0.0, self.limit - used), self.seconds_left()
 
     def seconds_left(self) -> float:
-        """Until the next window begins."""
         return max(0.0, self._ends_at - self._wall())
 
 
