@@ -31,14 +31,11 @@ class ContentFilter(Filter):
         """What the client is told: names of rules, entities and places, and nothing that was found."""
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
 
-    def _is_opaque(self, x: Exchange) -> bool:
-        """Whether nothing that is said here can be looked at. Raises Rejected (403) where it may not pass."""
-        if not (x.is_tunnel or x.request.upgrade):
-            return False
+    def _let_pass_unseen(self, x: Exchange) -> None:
+        """For a tunnel or an upgrade, which nobody looks into. Raises Rejected (403) where it may not pass."""
         if self._denies_unreadable:
             what = "a tunnel" if x.is_tunnel else "an upgraded connection"
             raise self.refusal(f"what is said in {what} cannot be looked at", 403)
-        return True
 
     def _let_pass(self, what: str, fields: Fields, status: int) -> None:
         """For a body of a type that cannot be looked at. Raises Rejected where it may not pass."""

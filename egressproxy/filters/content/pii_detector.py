@@ -143,7 +143,10 @@ class PIIDetector(ContentFilter):
     def request_headers(self, x: Exchange) -> None:
         """Looks at the query and the fields that are named. Raises Rejected (403)."""
         scanner, head = self._requests, x.request
-        if self._is_opaque(x) or scanner is None:
+        if x.is_tunnel or head.upgrade:
+            self._let_pass_unseen(x)
+            return
+        if scanner is None:
             return
         if self._query and b"?" in head.path:
             path, _, query = head.path.partition(b"?")

