@@ -101,6 +101,7 @@ def exchange(
 
 
 def response(status: int = 200, headers: Headers = (), *, phrase: str = "") -> ResponseHead:
+    """The head that the made-up backend sends. Raises ValueError as `exchange` does."""
     return ResponseHead(status, phrase.encode("latin-1"), _fields(headers))
 
 
@@ -158,6 +159,7 @@ class FilterResult:
 
     @property
     def request_body(self) -> bytes:
+        """The whole body that goes to the backend."""
         return b"".join(self.request_pieces)
 
     @property
@@ -226,6 +228,7 @@ class FilterHarness:
         return {name: {labels[1:]: value for labels, value in each.values.items()} for name, each in read.items()}
 
     def close(self) -> None:
+        """Take the filter out of service, as a reload does."""
         self._instances.close()
 
     def run(
