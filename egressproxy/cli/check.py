@@ -112,8 +112,7 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
     from egressproxy.config.compile.object_problems import problem_at
     from egressproxy.config.reading.problems import ConfigError, Problem, Severity
     from egressproxy.filters.catalog import Catalog
-    from egressproxy.filters.instances import UnusableFilter
-    from egressproxy.filters.trial import failures, machine_problems
+    from egressproxy.filters.instances import UnusableFilter, failures, machine_problems
 
     catalog = Catalog()
     found: dict[Problem, None] = {}  # a policy with two targets declares its filters twice

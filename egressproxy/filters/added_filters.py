@@ -1,6 +1,15 @@
-"""Filters that the gateway itself adds to a chain, because filters of that chain need them."""
+"""Filters that the gateway itself adds to a chain, because filters of that chain need them.
+
+Credentials that filters send are for the backend: of those who share a request, only their own object's filters see
+them. A filter that another object declares (the policy of a route, say, whose backend is of another namespace) runs
+before a credential is put into a request and behind what masks it in a response, whatever its priority. Filters of
+responses see the request as it was before that.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
 from egressproxy.filters.content_coding import ask_for_readable
@@ -12,6 +21,11 @@ from egressproxy.model.exchange import Exchange
 _DECODABLE = ExtensionIR("content-coding", "egressproxy.io/ContentCoding:v1", Phase.BACKEND_REQUEST.value, -(10**9))
 #: Before every filter of the client's head.
 _ORIGINAL = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
+
+_SPEC: Final = ExtensionIR("sent-credentials", "egressproxy.io/SentCredentials:v1", Phase.BACKEND_REQUEST.value)
+_HEAD: Final = "head before credentials"
+_REQUESTS: Final = frozenset((Phase.BACKEND_REQUEST, Phase.REQUEST_BODY))
+_RESPONSES: Final = (Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
 
 
 def decodable_answers() -> PlacedFilter:
@@ -25,20 +39,58 @@ def original_head() -> PlacedFilter:
 
 
 class DecodableAnswers(Filter):
-    """See `decodable_answers`."""
-
     runs_in = frozenset((Phase.BACKEND_REQUEST,))
 
     def backend_request(self, x: Exchange) -> None:
-        """Ask for what the body filters can read."""
         ask_for_readable(x.request.fields)
 
 
 class OriginalHead(Filter):
-    """See `original_head`."""
-
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
     def request_headers(self, x: Exchange) -> None:
-        """Keep the target and the fields."""
         x.keep(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))
+
+
+class HeadBeforeCredentials(Filter):
+    """The gateway's own, around the filters that send credentials: what comes behind the request sees none."""
+
+    runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+    ignores_trailers = True
+
+    def backend_request(self, x: Exchange) -> None:
+        x.keep(_HEAD, (x.request.fields.block, x.request.path))
+
+    def backend_response(self, x: Exchange) -> None:
+        kept = x.notes.pop(_HEAD, None) if x.notes is not None else None
+        if kept is not None:
+            x.request.fields.block, x.request.path = kept
+
+
+def keeper(phases: Mapping[Phase, Sequence[PlacedFilter]]) -> PlacedFilter | None:
+    """What runs around filters that send credentials; None where no other filter could see them in a response."""
+    if not any(placed.filter.sends_credential for placed in phases[Phase.BACKEND_REQUEST]):
+        return None
+    sees = (placed for phase in _RESPONSES for placed in phases[phase] if not placed.filter.sends_credential)
+    return PlacedFilter(_SPEC, HeadBeforeCredentials()) if any(sees) else None
+
+
+def arranged(
+    running: Sequence[PlacedFilter], phase: Phase, around: PlacedFilter | None = None
+) -> Sequence[PlacedFilter]:
+    """The filters of a phase that is run for one backend, in their order; `around` is the `keeper`."""
+    sending = [at for at, placed in enumerate(running) if placed.filter.sends_credential]
+    if not sending:
+        made = list(running)
+        at = 0
+    else:
+        owners = {running[at].spec.source for at in sending}
+        first, end = (sending[0], len(running)) if phase in _REQUESTS else (0, sending[-1] + 1)
+        own = [placed for placed in running[first:end] if placed.spec.source in owners]
+        others = [placed for placed in running[first:end] if placed.spec.source not in owners]
+        moved = [*others, *own] if phase in _REQUESTS else [*own, *others]
+        made = [*running[:first], *moved, *running[end:]]
+        at = first + len(others) if phase in _REQUESTS else 0
+    if around is not None and phase in (Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE):
+        made.insert(at, around)
+    return made

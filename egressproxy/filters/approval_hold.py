@@ -24,10 +24,9 @@ from typing import Annotated, Any, Final, Literal
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, HeaderResult, Phase
 from egressproxy.filters.calls import CallFailed
-from egressproxy.filters.content.entities import KEYS
-from egressproxy.filters.content.redactor import Redactor
+from egressproxy.filters.content.entities import KEYS, Redactor
 from egressproxy.filters.held_request import UNREADABLE, called_tools, shown_content, shown_request
-from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
+from egressproxy.filters.limits.rules import ConcurrencyRule
 from egressproxy.filters.settings import (
     CalledBackendRef,
     CallPath,
@@ -162,7 +161,6 @@ class ApprovalHold(Filter):
         return self._wait(x, b"", "")
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """Whole, where the request may have to wait."""
         return BodyMode.BUFFER if self._is_meant(x) else None
 
     async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
@@ -191,7 +189,7 @@ class ApprovalHold(Filter):
     # --- waiting -----------------------------------------------------------------------------------------------------
     async def _wait(self, x: Exchange, body: bytes, tool: str) -> None:
         if self._is_draining:
-            raise self._drained("")
+            raise self._drained("has to wait", "")
         place = self._enter(x)
         key = secrets.token_hex(8)
         description = {
@@ -223,16 +221,7 @@ class ApprovalHold(Filter):
         by, why = decision.by or "-", decision.why
         x.add_log_fields({"approval": {"id": key, "outcome": outcome, "by": by, "why": why, "waited_s": waited_s}})
         if decision is _DRAINED:
-            message = "the gateway stops, and this request, which waited for approval, was not sent: ask again"
-            raise GatewayFault(
-                Reason.DRAINED,
-                message,
-                status=503,
-                rule=self._source,
-                retry_after_s=1,
-                close=True,
-                detail=f"hold {key}",
-            )
+            raise self._drained("waited", f"hold {key}")
         if not decision.approves:
             message = f"this request was not approved: {why}" if why else "this request was not approved"
             raise Denied(Reason.APPROVAL_DENIED, message, rule=self._source, detail=f"hold {key}")
@@ -260,8 +249,8 @@ class ApprovalHold(Filter):
         self._counts[self._mine] -= 1
         self._of_client.leave(place)
 
-    def _drained(self, detail: str) -> GatewayFault:
-        message = "the gateway stops, and this request, which has to wait for approval, was not sent: ask again"
+    def _drained(self, waits: str, detail: str) -> GatewayFault:
+        message = f"the gateway stops, and this request, which {waits} for approval, was not sent: ask again"
         return GatewayFault(
             Reason.DRAINED, message, status=503, rule=self._source, retry_after_s=1, close=True, detail=detail
         )
@@ -322,14 +311,12 @@ class ApprovalHold(Filter):
         return len(held), shown, len(held) - begin - len(shown)
 
     def approval(self, x: Exchange) -> str:
-        """See Filter."""
         if not self._is_meant(x):
             return ""
         what = "calls of some tools" if self._tools and not x.is_tunnel else "it"
         return f"{what} wait{'s' if what == 'it' else ''} until a person approves, {self._timeout_s:g} s at most"
 
     def drain(self) -> None:
-        """Whatever waits, and will, is told to ask again, elsewhere."""
         self._is_draining = True
         for key in list(self._waiting):
             self._decide(key, _DRAINED)

@@ -76,6 +76,3 @@ class AwsChunks:
             self._left = int(size[1], 16)
             if not self._left:
                 self._lines = 0
-
-    def __repr__(self) -> str:
-        return f"AwsChunks({'over' if self.is_over else self._left})"

@@ -22,8 +22,7 @@ from egressproxy.filters.chosen_steps import (
 )
 from egressproxy.filters.coded_body import CodedBody, head_of
 from egressproxy.filters.content_coding import coding_of, note_change, without_digests
-from egressproxy.filters.filter_step import Step, settle, start, wait
-from egressproxy.filters.trailers import run_trailers
+from egressproxy.filters.filter_step import Step, run_trailers, settle, start, wait
 from egressproxy.model.exchange import Exchange
 
 
@@ -50,17 +49,8 @@ class BodyChain:
     """
 
     __slots__ = (
-        "_chosen",
-        "_coded",
-        "_flows",
-        "_may_answer",
-        "_original",
-        "_owed",
-        "_phase",
-        "held",
-        "holds",
-        "keeps_length",
-    )
+        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "held", "holds", "keeps_length",
+    )  # fmt: skip
 
     def __init__(self, chosen: ChosenSteps, coding: bytes = b"") -> None:
         """`coding` is undone for the filters, and done again behind them."""
@@ -107,7 +97,6 @@ class BodyChain:
 
     @property
     def sends_more(self) -> bool:
-        """A filter may ask for `feed_more`."""
         return self._chosen.sends_more
 
     def feed_more(self, x: Exchange, own: object) -> bytes | asyncio.Task[bytes]:
@@ -119,7 +108,6 @@ class BodyChain:
 
     @property
     def is_empty(self) -> bool:
-        """Nobody looks at the body itself."""
         return not self._flows
 
     @property

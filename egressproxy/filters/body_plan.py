@@ -174,9 +174,6 @@ class BodyPlan:
     def _is_read(self, coding: bytes) -> bool:
         return self.phase is Phase.REQUEST_BODY and is_readable(coding)
 
-    def __repr__(self) -> str:
-        return f"BodyPlan({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
-
 
 def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:
     """What the filter decides for this body; None, too, where it fails and is declared to fail open."""

@@ -103,7 +103,6 @@ class Catalog:
         return self._packaged
 
     def support(self, name: str) -> str:
-        """The support level of a type, in Gateway API's words."""
         return support_level(name)
 
     def describe(self, *, imports: bool = True) -> dict[str, dict[str, Any]]:

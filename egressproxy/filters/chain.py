@@ -6,7 +6,7 @@ task cancels the filter.
 
 Order: `turn` (request-headers of a Backend before its backend-request), `preAuth` first, priority, level (Gateway,
 Route, Backend), then the order in which the specs are given (age, name); around what sends credentials, see
-`sent_credentials`. If a filter fails, the exchange ends with 502 and the filter's name. The text of its exception is
+`added_filters`. If a filter fails, the exchange ends with 502 and the filter's name. The text of its exception is
 not repeated, because it may contain a secret; the log has the type.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from egressproxy.filters.added_filters import decodable_answers, original_head
+from egressproxy.filters.added_filters import arranged, decodable_answers, keeper, original_head
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.filter_step import (
@@ -26,12 +26,12 @@ from egressproxy.filters.filter_step import (
     Step,
     Steps,
     checked_answer,
+    let_trailers,
     settle,
     start,
+    trailer_steps,
     wait,
 )
-from egressproxy.filters.sent_credentials import arranged, keeper
-from egressproxy.filters.trailers import let_trailers, trailer_steps
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse

@@ -137,9 +137,6 @@ class ChosenSteps:
         outcome = self._pass(rest, x, came, data, has_changed)
         return outcome if isinstance(outcome, bytes) else await outcome
 
-    def __repr__(self) -> str:
-        return f"ChosenSteps({self.phase.value}: {', '.join(step.spec.name for step in self.steps)})"
-
 
 def checked_result(step: Step, data: bytes, result: object, *, may_answer: bool) -> bytes:
     """What goes on where a filter has returned `result` for `data`.

@@ -73,12 +73,8 @@ class CodedBody:
             self._encoder = new_encoder(self._coding)
         return self._encoder.encode(data, True)
 
-    def __repr__(self) -> str:
-        return f"CodedBody({self._decoder})"
-
 
 def head_of(x: Exchange, phase: Phase) -> RequestHead | ResponseHead:
-    """The head of the body of this phase."""
     return x.response if phase is Phase.RESPONSE_BODY else x.request
 
 

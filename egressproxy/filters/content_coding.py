@@ -164,9 +164,6 @@ class ContentDecoder:
     def _name(self) -> str:
         return self._coding.decode()
 
-    def __repr__(self) -> str:
-        return f"ContentDecoder({self._name}, {self._taken} to {self._given} bytes)"
-
 
 class _Decoder(Protocol):
     is_over: bool
@@ -197,7 +194,6 @@ class _Zlib:
         self.is_over = False
 
     def decode(self, data: bytes, allowed: int) -> tuple[bytes, bytes]:
-        """See _Decoder."""
         if self._inner is None:
             data = self._begin + data
             if len(data) < 2:
@@ -221,7 +217,6 @@ class _AwsChunked:
         self.is_over = False
 
     def decode(self, data: bytes, allowed: int) -> tuple[bytes, bytes]:
-        """See _Decoder."""
         made, rest = self._chunks.read(data)
         self.is_over = self._chunks.is_over
         if self._inner is not None:
@@ -239,7 +234,6 @@ class _Brotli:
         self.is_over = False
 
     def decode(self, data: bytes, allowed: int) -> tuple[bytes, bytes]:
-        """See _Decoder."""
         made = self._inner.process(data, output_buffer_limit=allowed + 1)
         while len(made) <= allowed and not self._inner.can_accept_more_data():
             more = self._inner.process(b"", output_buffer_limit=allowed + 1)
@@ -260,7 +254,6 @@ class _Zstandard:
         self.is_over = False
 
     def decode(self, data: bytes, allowed: int) -> tuple[bytes, bytes]:
-        """See _Decoder."""
         parts, size = [], 0
         for at in range(0, len(data), _ZSTD_BYTES):
             part = self._inner.decompress(data[at : at + _ZSTD_BYTES])
@@ -290,7 +283,6 @@ class _ZlibEncoder:
         self._inner = zlib.compressobj(4, zlib.DEFLATED, wbits)
 
     def encode(self, data: bytes, last: bool) -> bytes:
-        """See ContentEncoder."""
         return self._inner.compress(data) + self._inner.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
 
 
@@ -303,7 +295,6 @@ class _BrotliEncoder:
         self._inner = brotli.Compressor(quality=4, lgwin=18)
 
     def encode(self, data: bytes, last: bool) -> bytes:
-        """See ContentEncoder."""
         made: bytes = self._inner.process(data) + (self._inner.finish() if last else self._inner.flush())
         return made
 
@@ -318,5 +309,4 @@ class _ZstandardEncoder:
         self._block = zstandard.COMPRESSOBJ_FLUSH_BLOCK
 
     def encode(self, data: bytes, last: bool) -> bytes:
-        """See ContentEncoder."""
         return self._inner.compress(data) + (self._inner.flush() if last else self._inner.flush(self._block))

@@ -79,7 +79,6 @@ class Cors(Filter):
         self._max_age = b"%d" % config.max_age
 
     def request_headers(self, x: Exchange) -> LocalResponse | None:
-        """Responds to a preflight request; others pass."""
         if not is_preflight(x):
             return None
         fields = x.request.fields

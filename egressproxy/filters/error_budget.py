@@ -105,9 +105,6 @@ class ErrorBudget:
             self._notices.normal("FilterBackInService", "it runs again; one more failure takes it out again")
         return True
 
-    def __repr__(self) -> str:
-        return f"ErrorBudget({self._limit} in {self._window_s:g} s, {'out' if self._out_until else 'in'} of service)"
-
 
 def _take_out(budget: ErrorBudget, step: PlacedStep) -> None:
     out = _Out(budget, step)
@@ -126,7 +123,6 @@ class _Out:
         self._step = step
 
     def __call__(self, x: Exchange, *piece: object) -> object:
-        """As the method of the filter."""
         step = self._step
         if self._budget.take_back():
             if step.mark:

@@ -1,10 +1,14 @@
-"""A placed filter, and what header and body chains make of it: steps with counters, deadlines and failures."""
+"""A placed filter, and what header and body chains make of it: steps with counters, deadlines and failures.
+
+Trailers go on where every filter that looks at their direction sees them (RFC 9110 section 6.5). What must not come
+late is left out by the gateway, behind all filters.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import iscoroutine
 from time import perf_counter
@@ -13,7 +17,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import Filter, Phase, overrides
+from egressproxy.filters.base import Filter, Phase, overrides, sees_trailers
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.error_budget import ErrorBudget, OutOfService
 from egressproxy.filters.filter_trace import Sampled, is_traced, traced
@@ -53,7 +57,6 @@ class PlacedFilter:
         return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
 
     def close(self) -> None:
-        """Out of service: `close` of the filter, and its gauges go."""
         try:
             self.filter.close()
         except BaseException as error:
@@ -112,9 +115,6 @@ class Step:
         self.mark = self.own_mark
         decides = type(self.filter).body_mode_for is not Filter.body_mode_for
         self.mode_for = self.filter.body_mode_for if decides else None
-
-    def __repr__(self) -> str:
-        return f"Step({self.spec.name}, {self.stats.phase})"
 
 
 Steps = tuple[Step, ...]
@@ -276,3 +276,51 @@ def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]
     if iscoroutine(waiting):
         task.add_done_callback(lambda _task: waiting.close())
     return task
+
+
+def trailer_steps(placed: Sequence[PlacedFilter], phase: Phase) -> Steps:
+    """Those of the filters that see the trailers behind REQUEST_BODY or RESPONSE_BODY, in this order."""
+    name = phase.method.replace("body", "trailers")
+    return tuple([Step(each, phase, (), name) for each in placed if sees_trailers(each.filter, phase)])
+
+
+def let_trailers(looking: Sequence[PlacedFilter], phase: Phase) -> bool:
+    """Whether all of those filters that look at a head see the trailers of its message, too."""
+    return bool(looking) and all(sees_trailers(each.filter, phase) for each in looking)
+
+
+def run_trailers(steps: Sequence[Step], x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
+    """Show these trailers to the filters. Returns what they leave of them, or a task that does.
+
+    A filter that fails open leaves them as they were. Raises what a filter refuses with, and
+    GatewayFault(FILTER_FAILED, 502) if one fails.
+    """
+    for position, step in enumerate(steps, 1):
+        fields = Fields(block)
+        step.stats.runs += 1
+        try:
+            result = step.call(x, fields)
+            if isinstance(result, Awaitable):
+                return start(_go_on(step, result, fields, steps[position:], x, block), result)
+            block = _given(fields, result)
+        except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+            settle(step, error, may_fail_open=step.fail_open)
+    return block
+
+
+async def _go_on(
+    step: Step, awaitable: Awaitable[object], fields: Fields, rest: Sequence[Step], x: Exchange, block: bytes
+) -> bytes:
+    try:
+        block = _given(fields, await wait(step, awaitable, x))
+    except Exception as error:
+        settle(step, error, may_fail_open=step.fail_open)
+    outcome = run_trailers(rest, x, block)
+    return outcome if isinstance(outcome, bytes) else await outcome
+
+
+def _given(fields: Fields, result: object) -> bytes:
+    """Raises TypeError for a result that is none. What is out of service gives the fields back."""
+    if result is not None and result is not fields:
+        raise TypeError
+    return fields.block

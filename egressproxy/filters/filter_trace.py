@@ -42,7 +42,6 @@ class Sampled:
         self._left = SAMPLES
 
     def __call__(self, *given: Any) -> object:
-        """As the method of the filter."""
         step = self._step
         self._left -= 1
         if self._left <= 0 and step.call is self:
@@ -55,7 +54,6 @@ class Sampled:
 
 
 def is_traced() -> bool:
-    """Whether filters that are placed now are traced."""
     return log.isEnabledFor(logging.DEBUG)
 
 

@@ -87,7 +87,6 @@ class HeaderPolicy(Filter):
         self.ignores_trailers = not any(name.lower().startswith("grpc") for name in names)
 
     def request_headers(self, x: Exchange) -> None:
-        """Edits the fields of the request."""
         fields, edits = x.request.fields, self._request
         if edits.cut is not None:
             fields.cut(edits.cut)
@@ -96,7 +95,6 @@ class HeaderPolicy(Filter):
     backend_request = request_headers
 
     def response_headers(self, x: Exchange) -> None:
-        """Edits the fields of the response."""
         fields, edits = x.response.fields, self._response
         if edits.cut is not None:
             fields.cut(edits.cut)

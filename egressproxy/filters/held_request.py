@@ -16,7 +16,7 @@ from urllib.parse import unquote_plus
 
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.strict_json import Unreadable
-from egressproxy.filters.content.redactor import Redactor
+from egressproxy.filters.content.entities import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 

@@ -5,7 +5,7 @@ A filter whose IR is equal in the previous snapshot is taken over, so token buck
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
@@ -15,9 +15,12 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.error_budget import ErrorBudget
-from egressproxy.filters.filter_step import PlacedFilter
+from egressproxy.filters.filter_step import MisplacedFilter, PlacedFilter
 from egressproxy.filters.shared_counters import KEY_BYTES
+from egressproxy.ir.extensions import chains, extensions
+from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
@@ -26,6 +29,9 @@ from egressproxy.telemetry.notices import FilterStats, Notices
 
 #: The most filters of which runs are measured behind a scrape: there may be ten thousand.
 MAX_SAMPLED: Final = 1000
+
+#: The phases of one attempt.
+_OF_ATTEMPTS: Final = frozenset(each.value for each in (Phase.CONNECT, Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
 
 
 class FilterBuildError(ValueError):
@@ -141,7 +147,6 @@ class FilterInstances:
         return list(found.values())
 
     def of_type(self, name: str) -> list[tuple[ExtensionIR, Filter]]:
-        """The filters of this type in the snapshot, with their specs."""
         return [(spec, placed.filter) for (spec, _), placed in self._made.items() if spec.type == name]
 
     def seal(self) -> None:
@@ -162,7 +167,6 @@ class FilterInstances:
         self._reach = None  # it holds the builder
 
     def drain(self) -> None:
-        """The process is going to end."""
         for placed in self._made.values():
             placed.filter.drain()
 
@@ -247,5 +251,45 @@ class _Closed(Filter):
     connect = backend_request = forecast = request_headers
 
 
-#: The phases of one attempt.
-_OF_ATTEMPTS: Final = frozenset(each.value for each in (Phase.CONNECT, Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
+def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, FilterBuildError]]:
+    """The specs that cannot be built, each with its error: UnusableFilter for a Python filter whose constructor fails
+    with the Secrets that it has. Of other types the compiler has told that in status.
+
+    Files of Python filters are run, as at a start, but only if the other filters and the syntax of every file are good.
+    """
+    instances = FilterInstances(catalog)
+    instances.hold_code()
+    known = (spec for spec in extensions(config) if spec.is_known)  # requests go on without the others
+    faults = list(_faults(instances, dict.fromkeys(known)))
+    faults = faults or list(_faults(instances, instances.release_code()))
+    if all(isinstance(error, UnusableFilter) for _, error in faults):
+        faults += _misplaced(instances, config)
+    return faults
+
+
+def machine_problems(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, str, str]]:
+    """The specs that name what this machine has not (a folder, say): each with the field and why."""
+    found = []
+    for spec in dict.fromkeys(extensions(config)):
+        kind = catalog.get(spec.implementation or spec.type) if spec.is_known else None
+        if kind is not None and spec.settings is not None and (why := kind.machine_problem(spec.settings)):
+            found.append((spec, kind.machine_field(spec.settings), why))
+    return found
+
+
+def _misplaced(instances: FilterInstances, config: ConfigIR) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
+    """Filters that cannot stand where they are among the others."""
+    for specs in dict.fromkeys(chains(config)):
+        try:
+            compile_chain((spec for spec in specs if spec.is_known), instances.place_or_close)
+        except MisplacedFilter as error:
+            yield error.spec, FilterBuildError(str(error))
+
+
+def _faults(instances: FilterInstances, specs: Iterable[ExtensionIR]) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
+    for spec in specs:
+        try:
+            instances.place(spec)
+        except FilterBuildError as error:
+            if not isinstance(error, UnusableFilter) or instances.blocks(spec):
+                yield spec, error

@@ -68,9 +68,6 @@ class Mask:
                 at = tail.find(first, at + 1)
         return keep
 
-    def __repr__(self) -> str:
-        return "Mask(…)"
-
 
 def _forms(value: bytes) -> set[bytes]:
     found = {value, value.hex().encode(), value.hex().upper().encode()}

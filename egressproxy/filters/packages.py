@@ -43,7 +43,6 @@ class PackagedType:
 
     @property
     def is_imported(self) -> bool:
-        """Whether its module was imported."""
         return self._entry_point.module in sys.modules
 
     def load(self) -> FilterType:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
-from egressproxy.filters.path_modifier import PathReplacement, modify_path
 from egressproxy.filters.settings import FilterConfig, HostnameOrNone, Within
+from egressproxy.filters.url_rewrite import PathReplacement, modify_path
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -40,7 +40,6 @@ class RequestRedirectFilter(Filter):
         self._config: RequestRedirectConfig = context.config
 
     def request_headers(self, x: Exchange) -> LocalResponse:
-        """The redirection."""
         config = self._config
         path = x.request.path
         if config.path is not None:

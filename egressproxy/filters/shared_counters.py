@@ -187,6 +187,3 @@ class SharedCounters:
 
     def _key(self, number: int) -> memoryview:
         return self._memory[self._at(number) * _CELL :][:KEY_BYTES]
-
-    def __repr__(self) -> str:
-        return f"SharedCounters({self._numbers[0]} rows for {self._workers} workers)"

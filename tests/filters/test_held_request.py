@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.filters.content.entities import KEYS
-from egressproxy.filters.content.redactor import Redactor
+from egressproxy.filters.content.entities import KEYS, Redactor
 from egressproxy.filters.held_request import LOOKED_AT, SHOWN, called_tools, shown_content, shown_request
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity, Exchange

@@ -194,7 +194,7 @@ def test_processes_that_decide_at_once_take_no_more_than_there_is(pair: tuple[Sh
     text = (
         "import sys; from egressproxy.errors import LimitExceeded\n"
         "from egressproxy.filters import FilterContext\n"
-        "from egressproxy.filters.limits.request_rate import RequestRateLimitConfig, request_rate_limit\n"
+        "from egressproxy.filters.limits.filter_types import RequestRateLimitConfig, request_rate_limit\n"
         "from egressproxy.filters.shared_counters import SharedCounters\n"
         "row = SharedCounters(int(sys.argv[1]), 2, int(sys.argv[2])).row(b'b' * 16)\n"
         "limit = request_rate_limit(FilterContext(RequestRateLimitConfig(20000, 1e6), {}, 'l', 's', 's', row=row))\n"

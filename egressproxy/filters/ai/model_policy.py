@@ -7,7 +7,6 @@ body that is no JSON or may be read in two ways. Requests without a body that on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
@@ -108,7 +107,8 @@ class ModelPolicy(Filter):
         self._deny = tuple(pattern.casefold() for pattern in config.deny)
         namespace = context.source.rpartition(" ")[2].partition("/")[0]
         self._routes = [
-            (route, _full(route.backend, namespace), _all_full(route.exclude, namespace)) for route in config.routes
+            (route, _full(route.backend, namespace), [_full(name, namespace) for name in route.exclude])
+            for route in config.routes
         ]
         self._requests = context.meter.counter(
             "egress_model_policy", "Requests that a ModelPolicy has judged.", ("route", "result")
@@ -128,7 +128,6 @@ class ModelPolicy(Filter):
             raise self._unreadable(x, "no request to a model that is known")
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """A request to a provider is read whole."""
         return BodyMode.BUFFER if operation(x) is not None and not x.request.upgrade else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
@@ -143,8 +142,7 @@ class ModelPolicy(Filter):
         result = "allowed"
         if not view.models:
             if not config.default_model:
-                self._requests.add(1, x.route, "denied")
-                raise self._denied("the request names no model", 400)
+                raise self._denied(x, "the request names no model", 400)
             view.set_model(config.default_model)
             result = "changed"
         for alias in config.aliases:
@@ -164,8 +162,7 @@ class ModelPolicy(Filter):
         try:
             ask_for_model(x, view, model)
         except Unreadable as error:
-            self._requests.add(1, x.route, "denied")
-            raise self._denied(str(error), 400) from None
+            raise self._denied(x, str(error), 400) from None
 
     def _route(self, x: Exchange, view: AiRequest) -> bool:
         for route, backend, excluded in self._routes:
@@ -186,8 +183,7 @@ class ModelPolicy(Filter):
             if any(fnmatchcase(folded, pattern) for pattern in self._deny) or (
                 config.allow and not any(fnmatchcase(model, pattern) for pattern in config.allow)
             ):
-                self._requests.add(1, x.route, "denied")
-                raise self._denied(f"model {model[:_SHOWN]!r} is not allowed", 403)
+                raise self._denied(x, f"model {model[:_SHOWN]!r} is not allowed", 403)
 
     def _bound(self, x: Exchange, view: AiRequest) -> None:
         config = self._config
@@ -196,39 +192,29 @@ class ModelPolicy(Filter):
             asked = view.max_output_tokens
             if asked is None or asked > config.max_output_tokens or asked < 0:
                 if is_strict and asked is not None:
-                    self._requests.add(1, x.route, "denied")
-                    raise self._denied(f"more than {config.max_output_tokens} output tokens are not allowed", 400)
+                    raise self._denied(x, f"more than {config.max_output_tokens} output tokens are not allowed", 400)
                 if asked is None and view.api is Api.BEDROCK_INVOKE and "anthropic_version" not in view.value:
-                    self._requests.add(1, x.route, "denied")
                     raise self._denied(
-                        "the request has no limit for its output, and its model's form is not known", 400
+                        x, "the request has no limit for its output, and its model's form is not known", 400
                     )
                 view.set_max_output_tokens(config.max_output_tokens)
         if config.max_temperature is not None:
             temperature = view.temperature
             if temperature is not None and temperature > config.max_temperature:
                 if is_strict:
-                    self._requests.add(1, x.route, "denied")
-                    raise self._denied(f"a temperature above {config.max_temperature:g} is not allowed", 400)
+                    raise self._denied(x, f"a temperature above {config.max_temperature:g} is not allowed", 400)
                 view.set_temperature(config.max_temperature)
 
     def _unreadable(self, x: Exchange, what: str) -> Rejected:
-        self._requests.add(1, x.route, "unreadable")
-        return self._denied(f"it is {what}", 403)
+        return self._denied(x, f"it is {what}", 403, "unreadable")
 
-    def _denied(self, message: str, status: int) -> Rejected:
+    def _denied(self, x: Exchange, message: str, status: int, result: str = "denied") -> Rejected:
+        self._requests.add(1, x.route, result)
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.MODEL_DENIED)
-
-    def __repr__(self) -> str:
-        return f"ModelPolicy({self._name})"
 
 
 def _full(name: str, namespace: str) -> str:
     return name if not name or "/" in name else f"{namespace}/{name}"
-
-
-def _all_full(names: Sequence[str], namespace: str) -> tuple[str, ...]:
-    return tuple(_full(name, namespace) for name in names)
 
 
 def _matches(route: ModelRoute, view: AiRequest) -> bool:

@@ -16,8 +16,8 @@ from egressproxy.ai_apis.apis import Operation
 from egressproxy.ai_apis.shared import add_usage, operation, usage_told
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.limits.keys import KeyText, key_text
-from egressproxy.filters.limits.prices import TokenPrice, price_of
+from egressproxy.filters.limits.qos_config import TokenPrice, price_of
+from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
@@ -125,12 +125,10 @@ class TokenMeter(Filter):
         )
 
     def request_headers(self, x: Exchange) -> None:
-        """Begin to measure a request to a provider."""
         if not x.is_tunnel and x.request.body and not x.request.upgrade and operation(x) is not None:
             x.note(self._note, _Measured(self._clock()))
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """A request is read whole, and an answer as it comes."""
         measured = self._measured(x)
         if measured is None:
             return None
@@ -142,19 +140,16 @@ class TokenMeter(Filter):
         return BodyMode.STREAM
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        """See which model is asked for, and have a stream tell its usage."""
         measured = self._measured(x)
         if measured is None:
             return data
         return measured.read(x, data, 0, 0)
 
     def response_headers(self, x: Exchange) -> None:
-        """Take what Amazon tells in the head."""
         if self._measured(x) is not None:
             add_usage(x, told_in_head(x))
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Look for the first token, the usage and the model."""
         measured = self._measured(x)
         if measured is None:
             return data
@@ -166,7 +161,6 @@ class TokenMeter(Filter):
         return data
 
     def complete(self, x: Exchange) -> None:
-        """Count, and say it in the log."""
         measured = self._measured(x)
         if measured is None:
             return
@@ -238,9 +232,6 @@ class TokenMeter(Filter):
 
     def _measured(self, x: Exchange) -> _Measured | None:
         return x.notes.get(self._note) if x.notes is not None else None
-
-    def __repr__(self) -> str:
-        return f"TokenMeter({len(self._models)} models)"
 
 
 def _bounded(name: str, known: set[str], most: int) -> str:

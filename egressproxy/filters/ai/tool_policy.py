@@ -274,9 +274,6 @@ class ToolPolicy(Filter):
     def _refusal(self, message: str, status: int = 403) -> Rejected:
         return Rejected(f"filter {self._name}: {message}", status=status)
 
-    def __repr__(self) -> str:
-        return f"ToolPolicy({self._name})"
-
 
 def _results(value: Any) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
     """The results of an answer of JSON-RPC, or of those of a batch, with their paths."""

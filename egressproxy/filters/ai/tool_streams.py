@@ -49,18 +49,9 @@ class ToolStream:
     """
 
     __slots__ = (
-        "_asks",
-        "_calls",
-        "_fault",
-        "_framing",
-        "_held",
-        "_held_size",
-        "_is_broken",
-        "_is_holding",
-        "_is_lenient",
-        "_judge",
-        "_shorten",
-    )
+        "_asks", "_calls", "_fault", "_framing", "_held", "_held_size", "_is_broken", "_is_holding", "_is_lenient",
+        "_judge", "_shorten",
+    )  # fmt: skip
 
     def __init__(
         self,

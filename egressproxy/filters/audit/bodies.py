@@ -15,7 +15,7 @@ from egressproxy.ai_apis.shared import add_usage, answer_view, operation, reques
 from egressproxy.ai_apis.streams import StreamReader, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import usage_of
-from egressproxy.filters.content.redactor import Redactor
+from egressproxy.filters.content.entities import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 
@@ -38,25 +38,13 @@ class LateText:
     def __str__(self) -> str:
         return self._redactor(self._content.decode("utf-8", "replace"))
 
-    def __repr__(self) -> str:
-        return f"LateText({len(self._content)} bytes)"
-
 
 class SeenBody:
     """One body of an exchange. `keeps` bytes of the content are kept for a Redactor; 0: none."""
 
     __slots__ = (
-        "_digest",
-        "_framing",
-        "_is_request",
-        "_json",
-        "_keeps",
-        "_kept",
-        "called",
-        "models",
-        "offered",
-        "size",
-    )
+        "_digest", "_framing", "_is_request", "_json", "_keeps", "_kept", "called", "models", "offered", "size",
+    )  # fmt: skip
 
     def __init__(self, x: Exchange, *, is_request: bool, hashes: bool, keeps: int) -> None:
         self._digest = hashlib.sha256() if hashes else None

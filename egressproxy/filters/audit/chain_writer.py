@@ -23,8 +23,19 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from egressproxy import __version__
-from egressproxy.filters.audit.chain_files import chains_in, file_name, for_its_owner, read_head, write_head
-from egressproxy.filters.audit.record_chain import HMAC_SHA256, SHA256, BadLine, Link, made_line, read_line
+from egressproxy.filters.audit.record_chain import (
+    HMAC_SHA256,
+    SHA256,
+    BadLine,
+    Link,
+    chains_in,
+    file_name,
+    for_its_owner,
+    made_line,
+    read_head,
+    read_line,
+    write_head,
+)
 from egressproxy.model.secret import SecretBytes
 
 log = logging.getLogger(__name__)
@@ -60,7 +71,6 @@ class ChainSettings:
 
     @property
     def algorithm(self) -> str:
-        """How records are hashed."""
         return SHA256 if self.key is None else HMAC_SHA256
 
 
@@ -128,7 +138,6 @@ class ChainWriter:
             return True
 
     def close(self) -> None:
-        """Write what waits, and let the chain go."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -303,9 +312,6 @@ class ChainWriter:
             if file is not None:
                 file.close()
         self._file = self._lock = None
-
-    def __repr__(self) -> str:
-        return f"ChainWriter({self.folder}, chain {self.chain or '-'}, {len(self._records)} wait)"
 
 
 _writers: dict[Path, ChainWriter] = {}

@@ -1,19 +1,26 @@
-"""A line of an audit chain: one JSON object, which has the hash of the line before it, and its own. Pure.
+"""A line of an audit chain: one JSON object, which has the hash of the line before it, and its own; and its files.
 
     {"chain":"0","seq":7,"time":"…","kind":"exchange","prev":"<64 hex digits>", …,"hash":"<64 hex digits>"}
 
 The hash is that of all bytes of the line before `,"hash":`, by SHA-256 (FIPS 180-4), or by HMAC-SHA-256 (RFC 2104) with
-a key that whoever writes to the folder does not have.
+a key that whoever writes to the folder does not have. The files of a chain are `audit-CHAIN-NUMBER.jsonl`, and
+`audit-CHAIN.head`, which says how far it is: that shows that records at the end were removed. It has the hash (or HMAC)
+of its own line.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from egressproxy.model.secret import SecretBytes
@@ -24,6 +31,8 @@ SHA256: Final = "sha256"
 HMAC_SHA256: Final = "hmac-sha256"
 
 _LINE: Final = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n?', re.DOTALL)
+
+_FILE: Final = re.compile(r"audit-([0-9]{1,4})-([0-9]{6,})\.jsonl")
 
 
 class BadLine(ValueError):
@@ -76,3 +85,58 @@ def _digest(told: bytes, key: SecretBytes | None) -> str:
     if key is None:
         return hashlib.sha256(told).hexdigest()
     return hmac.new(key.reveal(), told, hashlib.sha256).hexdigest()
+
+
+def file_name(chain: str, number: int) -> str:
+    """The name of a chain's file; numbers count from 1."""
+    return f"audit-{chain}-{number:06}.jsonl"
+
+
+def head_path(folder: Path, chain: str) -> Path:
+    return folder / f"audit-{chain}.head"
+
+
+def chains_in(folder: Path) -> dict[str, list[tuple[int, Path]]]:
+    """By chain, the numbers and paths of its files, in order. Raises OSError."""
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in folder.iterdir():
+        if match := _FILE.fullmatch(path.name):
+            found.setdefault(match.group(1), []).append((int(match.group(2)), path))
+    return {chain: sorted(found[chain]) for chain in sorted(found, key=int)}
+
+
+def read_head(folder: Path, chain: str, key: SecretBytes | None) -> Link | None:
+    """The head of a chain; None where there is none. Raises BadLine, OSError."""
+    try:
+        with open(head_path(folder, chain), "rb", opener=for_its_owner) as file:
+            data = file.read()
+    except FileNotFoundError:
+        return None
+    values, _ = read_line(data, key)
+    if values["chain"] != chain:
+        raise BadLine("the head is that of another chain")
+    return Link(values["seq"] - 1, values["prev"])
+
+
+def write_head(folder: Path, chain: str, link: Link, time: str, key: SecretBytes | None, *, sync: bool) -> None:
+    """Say that the chain has got to `link`. A crash leaves the former head or this one. Raises OSError."""
+    line, _ = made_line(chain, link, {"time": time, "kind": "head"}, key)
+    path = head_path(folder, chain)
+    fresh = path.with_suffix(".head.new")
+    with suppress(FileNotFoundError):
+        fresh.unlink()  # of a crash, or a link that somebody has put there
+    with open(fresh, "xb", opener=for_its_owner) as file:
+        file.write(line)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def for_its_owner(path: str, flags: int) -> int:
+    """An opener for `open`: for this user alone, and never behind a link or on what is no file. Raises OSError."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor

@@ -12,8 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from egressproxy.filters.audit.chain_files import chains_in, head_path, read_head
-from egressproxy.filters.audit.record_chain import FIRST, HMAC_SHA256, BadLine, Link, read_line
+from egressproxy.filters.audit.record_chain import (
+    FIRST,
+    HMAC_SHA256,
+    BadLine,
+    Link,
+    chains_in,
+    head_path,
+    read_head,
+    read_line,
+)
 from egressproxy.model.secret import SecretBytes
 
 

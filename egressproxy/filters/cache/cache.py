@@ -31,8 +31,7 @@ from egressproxy.filters.base import (
     Phase,
     Rejected,
 )
-from egressproxy.filters.cache.completeness import whole_answer
-from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store
+from egressproxy.filters.cache.freshness import cache_control, lifetime_s, may_store, whole_answer
 from egressproxy.filters.cache.keys import (
     canonical,
     credentials_of,
@@ -215,7 +214,6 @@ class Cache(Filter):
         return None if pending.parts is None else BodyMode.STREAM
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Answer a POST that is known."""
         pending = self._pending(x)
         assert pending is not None  # what has no entry has no body mode
         original = x.notes.pop(ORIGINAL_BODY, data) if x.notes is not None else data
@@ -272,7 +270,6 @@ class Cache(Filter):
             x.response.fields.add(b"cache-status", b"egressproxy; fwd=miss" if known else b"egressproxy; fwd=bypass")
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        """Record the answer, and keep it when it is whole."""
         pending = self._pending(x)
         if pending is None or pending.parts is None:
             return data
@@ -286,7 +283,6 @@ class Cache(Filter):
         return data
 
     def complete(self, x: Exchange) -> None:
-        """Let go of what was recorded."""
         if x.notes is not None:
             x.notes.pop(self._note, None)
 

@@ -43,7 +43,6 @@ class StoredAnswer:
         )
 
     def age(self, now: float) -> int:
-        """Seconds since the backend made it."""
         return self.age_s + max(int(now - self.stored_at), 0)
 
 
@@ -114,6 +113,3 @@ class AnswerStore:
         found = self._entries.pop(key, None)
         if found is not None:
             self.size -= found.size
-
-    def __repr__(self) -> str:
-        return f"AnswerStore({len(self)} answers, {self.size} bytes)"

@@ -224,7 +224,6 @@ class JsonDocument:
         self.is_ai = is_ai
 
     def texts(self) -> Iterator[BodyText]:
-        """As BodyTexts."""
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
         if self.is_ai:
@@ -268,7 +267,6 @@ class JsonDocument:
             yield _Digits(self.message, path, digits, is_name=False)
 
     def body(self) -> bytes:
-        """As BodyTexts."""
         return self.message.body()
 
 
@@ -397,7 +395,6 @@ class FormDocument:
         self._is_changed = True
 
     def body(self) -> bytes:
-        """As BodyTexts."""
         return b"".join(self._pieces) if self._is_changed else self._body
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from egressproxy.filters.content.addresses import IPAddresses
-from egressproxy.filters.content.emails import Emails
+from egressproxy.filters.content.addresses import Emails, IPAddresses
 from egressproxy.filters.content.lettered import IBAN_SHAPES, Lettered, iban_at
 from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of
 from egressproxy.filters.content.numbers import CARD_FORM, NumberKind, Numbers, card_at
@@ -28,6 +28,13 @@ ENTITIES: Final[Mapping[str, str]] = {
     "JWT": "JSON Web Tokens",
     "PRIVATE_KEY": "private keys in PEM",
 }
+
+#: The value of a member of JSON, or of a form, whose name says that it is a secret.
+_NAMED: Final = re.compile(
+    r"""((?:password|passwd|secret|api[-_]?key|apikey|authorization|credential|access[-_]?token|auth[-_]?token|"""
+    r"""refresh[-_]?token|client[-_]?secret|private[-_]?key)[\w-]{0,32}["']?\s{0,8}[:=]\s{0,8})("(?:[^"\\]|\\.)*"|[^\s,;&}"]+)""",
+    re.IGNORECASE,
+)
 
 
 def check_countries(countries: Iterable[str]) -> None:
@@ -81,3 +88,17 @@ def scanner_of(
     if numbers:
         detectors.append(Numbers(numbers))
     return Scanner(detectors)
+
+
+class Redactor:
+    """Of text, the values that are one of these `entities`, or whose name says that they are secret."""
+
+    __slots__ = ("_scanner",)
+
+    def __init__(self, entities: Iterable[str] = ENTITIES) -> None:
+        self._scanner: Scanner = scanner_of(entities)
+
+    def __call__(self, text: str) -> str:
+        """The text with `[ENTITY]` for each, and `[SECRET]` for values whose name says it."""
+        named = _NAMED.sub(lambda found: f'{found.group(1)}"[SECRET]"', text)
+        return self._scanner.replaced(named, lambda entity, _value: f"[{entity}]")

@@ -117,9 +117,6 @@ class Judge:
             "identity": {"namespace": identity.namespace, "serviceAccount": identity.service_account},
         })  # fmt: skip
 
-    def __repr__(self) -> str:
-        return f"Judge({self._settings.type}, {self._call and self._call.backend})"
-
 
 def _said_in_chat(answer: object) -> object:
     choices = in_object(answer, "choices")

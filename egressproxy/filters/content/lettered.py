@@ -67,7 +67,6 @@ class Lettered(Detector):
         self._kinds = tuple((entity, end_of, *_ends(shape)) for entity, end_of, shape in each)
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
-        """As `Detector.find`."""
         shapes = text.encode("latin-1", "replace").translate(_SHAPE_OF)
         for entity, end_of, digits_of, before in self._kinds:
             for digits in digits_of(shapes, start + before):
@@ -78,7 +77,6 @@ class Lettered(Detector):
                         found.append(Span(at, end, entity, at))
 
     def open_end(self, text: str, tail: str) -> int:
-        """As `Detector.open_end`."""
         word = _OPEN_WORD.match(tail)
         length = 0 if word is None else word.end()
         if _DIGIT.search(tail, 0, _MAX_LENGTH) is not None:

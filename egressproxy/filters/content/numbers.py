@@ -63,7 +63,6 @@ class Numbers(Detector):
         self._starts = re.compile(f"{_START}{forms}{of_any}")
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
-        """As `Detector.find`."""
         runs = text.encode("latin-1", "replace").translate(_IN_NUMBERS)
         first = runs.find(_RUN, start)
         if first < 0:
@@ -82,7 +81,6 @@ class Numbers(Detector):
                     found.append(Span(at, end, entity, at))
 
     def open_end(self, text: str, tail: str) -> int:
-        """As `Detector.open_end`."""
         run = _OPEN.match(tail)
         if run is None:
             return 0

@@ -123,14 +123,12 @@ class OwnPatterns(Detector):
         self.glance = Glance.of([(text, False) for _, text, _ in patterns])
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
-        """As `Detector.find`."""
         if self.glance is not None and not self.glance(text[start:] if start else text):
             return
         for pattern in self._patterns:
             pattern.find(text, start, found)
 
     def open_end(self, text: str, tail: str) -> int:
-        """As `Detector.open_end`: a match may begin at each of the last characters."""
         return min(len(text), self._longest)
 
 

@@ -16,8 +16,7 @@ from egressproxy.ai_apis.stream_events import Channel
 from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, TextFunction, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
-from egressproxy.errors import Reason
-from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import (
     BodyKind,
     BodyText,
@@ -25,6 +24,7 @@ from egressproxy.filters.content.bodies import (
     document_of,
     type_and_kind_of,
 )
+from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.entities import scanner_of
 from egressproxy.filters.content.pii_config import Action, PIIDetectorConfig
 from egressproxy.filters.content.placeholders import Placeholders, Restorer
@@ -70,7 +70,6 @@ class _State:
         return name
 
     def is_restored(self, data: bytes) -> bool:
-        """Whether a placeholder of this exchange may be in a whole answer."""
         return bool(self.placeholders.values) and (b"<" in data or b"&" in data or b"\\u" in data)
 
     def replace_in_answer(self, entity: str, value: str) -> str:
@@ -102,15 +101,14 @@ class _State:
         return stream if restorer is None else Chained(stream, restorer)
 
 
-class PIIDetector(Filter):
+class PIIDetector(ContentFilter):
     """Attributes: `actions` by entity, and the counters `of_requests` and `of_answers`; `answers`: what answers are
     scanned for.
     """
 
-    decodes = True
-
     def __init__(self, context: FilterContext) -> None:
         config: PIIDetectorConfig = context.config
+        super().__init__(context, config.max_body_bytes, denies_unreadable=config.unreadable == "Deny")
         own = config.patterns
         self.actions: dict[str, Action] = {entity.name: entity.action for entity in config.entities}
         self.actions.update((each.name, each.action) for each in own)
@@ -129,33 +127,24 @@ class PIIDetector(Filter):
             self._presidio = Presidio(config.presidio, call)
         self._at_once = _STEP if self._presidio is None else 0  # bytes of a request
         self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
-        self._name = context.name
-        self._denies_unreadable = config.unreadable == "Deny"
         self._headers = tuple(name.encode() for name in config.headers)
         self._query = config.query
         self._note = f"pii {id(self)}"
-        self.max_buffer_bytes = config.max_body_bytes
         found = context.meter.counter(
             "egress_pii_found", "Personal data and keys that PIIDetector has found.", ("entity", "action", "direction")
         )
         self.of_requests = {name: found.labelled(name, each, "request") for name, each in self.actions.items()}
         self.of_answers = {name: found.labelled(name, each, "response") for name, each in self.actions.items()}
         self._marks = {name: f"[{name}]" for name, action in self.actions.items() if action == "Redact"}
-        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
-        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY))
-        if self.answers is not None or self._replaced:
-            self.runs_in |= {Phase.RESPONSE_BODY}
-        if self._is_on_leg:
-            self.runs_in |= {Phase.CONNECT}
+        if self.answers is None and not self._replaced:
+            self.runs_in = (self.runs_in or frozenset()) - {Phase.RESPONSE_BODY}
 
     # --- requests ---------------------------------------------------------------------------------------------------
     def request_headers(self, x: Exchange) -> None:
         """Looks at the query and the fields that are named. Raises Rejected (403)."""
         scanner, head = self._requests, x.request
         if x.is_tunnel or head.upgrade:
-            if self._denies_unreadable:
-                what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-                raise self.refusal(f"what is said in {what} cannot be looked at", 403)
+            self._let_pass_unseen(x)
             return
         if scanner is None:
             return
@@ -176,11 +165,6 @@ class PIIDetector(Filter):
                 for line in made:
                     head.fields.add(name, line)
 
-    def connect(self, x: Exchange) -> None:
-        """On a Backend: raises Rejected (403) for a tunnel."""
-        if x.is_tunnel:
-            self.request_headers(x)
-
     def backend_request(self, x: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
         state = self._noted(x)
@@ -197,7 +181,7 @@ class PIIDetector(Filter):
                 return None
             if type_and_kind_of(x.request.fields)[1] in _READ_REQUESTS:
                 return BodyMode.BUFFER
-            self._let_pass("request", x.request.fields.get(b"content-type"), 415)
+            self._let_pass("request", x.request.fields, 415)
             return None
         state = self._noted(x)
         if self.answers is None and (state is None or not state.placeholders.values):
@@ -209,7 +193,7 @@ class PIIDetector(Filter):
         if kind in _WHOLE_ANSWERS:
             return BodyMode.BUFFER
         if self.answers is not None:
-            self._let_pass("answer", fields.get(b"content-type"), 502)
+            self._let_pass("answer", fields, 502)
         return None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
@@ -391,17 +375,6 @@ class PIIDetector(Filter):
             x.keep(self._note, state)
         return state
 
-    def _let_pass(self, what: str, content_type: bytes | None, status: int) -> None:
-        """For a body of a type that cannot be looked at. Raises Rejected unless that is allowed."""
-        if self._denies_unreadable:
-            shown = (content_type or b"none").decode("latin-1")[:80]
-            raise self.refusal(f"the {what}'s body cannot be looked at: its Content-Type is {shown}", status)
-
-    def _unreadable(self, data: bytes, error: Unreadable, what: str, status: int) -> bytes:
-        if self._denies_unreadable:
-            raise self.refusal(f"the {what}'s body cannot be looked at: {error}", status)
-        return data
-
     async def _spans_of(self, scanner: Scanner, text: str, status: int) -> list[Span]:
         """The spans of a long text. Raises Rejected for too many of them."""
         found = await self._spans_in_steps(scanner, text)
@@ -424,15 +397,7 @@ class PIIDetector(Filter):
         return found
 
     def too_many(self, what: str, status: int) -> Rejected:
-        """The message has more values than are kept."""
         return self.refusal(f"the {what} has more than {_MAX_VALUES} values that would be replaced", status)
-
-    def refusal(self, message: str, status: int) -> Rejected:
-        """What the client is told: names of entities and places, and nothing that was found."""
-        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
-
-    def __repr__(self) -> str:
-        return f"PIIDetector({self._name}, {', '.join(self.actions)})"
 
 
 PII_DETECTOR = FilterType(

@@ -72,9 +72,6 @@ class Placeholders:
     def _value(self, match: re.Match[str]) -> str:
         return self.values.get(match[1] or match[2], match[0])
 
-    def __repr__(self) -> str:
-        return f"Placeholders({len(self.values)})"  # no values
-
 
 class Restorer:
     """Puts values back into a text that comes in pieces: a TextFunction. `has_escapes`: it is the inside of JSON."""
@@ -108,6 +105,3 @@ class Restorer:
         if value is None:
             return match[0]
         return json.dumps(value, ensure_ascii=False)[1:-1] if self._has_escapes else value
-
-    def __repr__(self) -> str:
-        return f"Restorer({len(self._held)} characters held)"

@@ -55,6 +55,3 @@ class Presidio:
         if not (type(start) is int and type(end) is int and 0 <= start < end <= length):
             raise ValueError
         return Span(start, end, found["entity_type"], start)
-
-    def __repr__(self) -> str:
-        return f"Presidio({self._call and self._call.backend})"

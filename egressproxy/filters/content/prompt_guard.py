@@ -18,13 +18,14 @@ from egressproxy.ai_apis.streams import StreamEditor, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 from egressproxy.errors import Reason
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase
 from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of
+from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
-from egressproxy.filters.content.json_strings import strings_of
 from egressproxy.filters.content.judge import Judge, JudgeAbsent, JudgeSettings
 from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names, compiled, searched_in
+from egressproxy.filters.content.written_json import strings_of
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
@@ -122,16 +123,16 @@ class _Collector:
         return ""
 
 
-class PromptGuard(Filter):
+class PromptGuard(ContentFilter):
     """Reads whole requests, and whole answers where these are looked at: a stream waits for its end."""
 
-    decodes = True
     only_reads = True
 
     def __init__(self, context: FilterContext) -> None:
         config: PromptGuardConfig = context.config
+        denies_unreadable = config.unreadable == "Deny" and config.mode == "Enforce"
+        super().__init__(context, config.max_body_bytes, denies_unreadable=denies_unreadable)
         self._config = config
-        self._name = context.name
         self._on_requests = config.apply_to != "Responses"
         self._on_answers = config.apply_to != "Requests"
         self._roles = frozenset(map(TextRole, config.roles))
@@ -148,33 +149,19 @@ class PromptGuard(Filter):
             self._judge = Judge(config.judge, context.calls.get(config.judge.backend_ref.label))
         self._header = config.header.encode()
         self._annotations = every_spelling((config.header,))
-        self._denies_unreadable = config.unreadable == "Deny" and config.mode == "Enforce"
-        self.max_buffer_bytes = config.max_body_bytes
         self._found = context.meter.counter(
             "egress_prompt_guard",
             "Messages that a PromptGuard has found something in.",
             ("rule", "action", "direction"),
         )
         self._note = f"prompt guard {id(self)}"
-        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
-        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
-        if self._is_on_leg:
-            self.runs_in |= {Phase.CONNECT}
 
     def request_headers(self, x: Exchange) -> None:
         """Takes the client's own annotation out. Raises Rejected (403) for tunnels and upgrades."""
         if x.is_tunnel or x.request.upgrade:
-            if self._denies_unreadable:
-                what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-                raise self._refusal(f"what is said in {what} cannot be looked at", 403)
-            return
-        if self._config.action == "Annotate":
+            self._let_pass_unseen(x)
+        elif self._config.action == "Annotate":
             x.request.fields.cut(self._annotations)
-
-    def connect(self, x: Exchange) -> None:
-        """On a Backend: raises Rejected (403) for a tunnel."""
-        if x.is_tunnel:
-            self.request_headers(x)
 
     def backend_request(self, x: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
@@ -191,10 +178,8 @@ class PromptGuard(Filter):
         fields = x.request.fields if is_request else x.response.fields
         if kind_of(fields) in (_READ if is_request else _ANSWERS):
             return BodyMode.BUFFER
-        if self._denies_unreadable:
-            what, status = ("request", 415) if is_request else ("answer", 502)
-            shown = (fields.get(b"content-type") or b"none").decode("latin-1")[:80]
-            raise self._refusal(f"the {what}'s body cannot be looked at: its Content-Type is {shown}", status)
+        what, status = ("request", 415) if is_request else ("answer", 502)
+        self._let_pass(what, fields, status)
         return None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
@@ -269,7 +254,7 @@ class PromptGuard(Filter):
             x.note_denials(Reason.CONTENT_DENIED)
         elif action == "Deny":
             status = 403 if direction == "request" else 502
-            raise self._refusal(config.message or f"the {direction} is denied by the rule {rule}", status)
+            raise self.refusal(config.message or f"the {direction} is denied by the rule {rule}", status)
         elif direction == "request" and self._is_on_leg:
             x.note(self._note, rule.encode())  # the head of this attempt is made behind its body
         elif direction == "request":
@@ -325,7 +310,7 @@ class PromptGuard(Filter):
             self._found.add(1, "judge-absent", settings.failure_mode, direction)
             if settings.failure_mode == "Allow" or self._config.mode == "Report":
                 return ""
-            raise self._refusal(str(error), 503) from None
+            raise self.refusal(str(error), 503) from None
 
     def _asked(self, x: Exchange, data: bytes) -> _Texts:
         """The texts of a request that are looked at."""
@@ -369,17 +354,6 @@ class PromptGuard(Filter):
         editor.end()
         return _Texts([("".join(each.pieces), True) for each in collected], [])
 
-    def _unreadable(self, data: bytes, error: Unreadable, what: str, status: int) -> bytes:
-        if self._denies_unreadable:
-            raise self._refusal(f"the {what}'s body cannot be looked at: {error}", status)
-        return data
-
-    def _refusal(self, message: str, status: int) -> Rejected:
-        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
-
-    def __repr__(self) -> str:
-        return f"PromptGuard({self._name})"
-
 
 def _by_its_sayer(found: Found) -> Found:
     """The arguments in a message of MCP (`tools/call`, `prompts/get`), also in a batch, are what its client says."""
@@ -400,7 +374,7 @@ def _has_other_roles(x: Exchange, data: bytes) -> bool:
 
 PROMPT_GUARD = FilterType(
     name="egressproxy.io/PromptGuard:v1",
-    phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
+    phases=REQUEST_HEADS,
     config_model=PromptGuardConfig,
     build=PromptGuard,
     also=frozenset((Phase.CONNECT, Phase.REQUEST_BODY, Phase.RESPONSE_BODY)),

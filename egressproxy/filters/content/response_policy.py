@@ -21,18 +21,18 @@ from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, StreamReade
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
-from egressproxy.filters.base import REQUEST_HEADS, BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase
 from egressproxy.filters.content.answer_ends import AnswerEnd, BegunResponse, end_of, mark_as_cut, written_end
 from egressproxy.filters.content.bodies import BodyKind, BodyText, document_of, kind_of, media_type_of
+from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.entities import ENTITIES, check_countries, scanner_of
 from egressproxy.filters.content.folding import Folder
-from egressproxy.filters.content.json_strings import strings_of
 from egressproxy.filters.content.national_ids import COUNTRIES
 from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names
 from egressproxy.filters.content.phones import Region
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
-from egressproxy.filters.content.written_json import WrittenJson
+from egressproxy.filters.content.written_json import WrittenJson, strings_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
@@ -97,21 +97,9 @@ class _WatchedAnswer:
     """What is known of the answer of one exchange."""
 
     __slots__ = (
-        "_filter",
-        "begun",
-        "bytes",
-        "channels",
-        "editor",
-        "end",
-        "is_cut",
-        "is_over",
-        "is_sent",
-        "left",
-        "offered",
-        "reader",
-        "reported",
-        "x",
-    )
+        "_filter", "begun", "bytes", "channels", "editor", "end", "is_cut", "is_over", "is_sent", "left", "offered",
+        "reader", "reported", "x",
+    )  # fmt: skip
 
     def __init__(self, owner: ResponsePolicy, x: Exchange) -> None:
         self._filter = owner
@@ -194,7 +182,6 @@ class _Watched:
         self._spans = None if scanner is None or folder is None else SpanStream(scanner, folder)
 
     def feed(self, text: str, last: bool = False) -> str:
-        """As TextFunction."""
         said = self._said(text, last)
         begun = self._answer.begun
         if begun is not None and self._channel is not None:
@@ -209,19 +196,17 @@ class _Watched:
         return self._answer.said(decided, entity, at, is_fixed=self._is_fixed)
 
     def flush(self) -> str:
-        """As TextFunction."""
         return self.feed("", last=True)
 
 
-class ResponsePolicy(Filter):
+class ResponsePolicy(ContentFilter):
     """Attributes: `config`; `scanner`: what texts are scanned for; `found`: the counter."""
-
-    decodes = True
 
     def __init__(self, context: FilterContext) -> None:
         config: ResponsePolicyConfig = context.config
+        denies_unreadable = config.unreadable == "Deny" and config.mode == "Enforce"
+        super().__init__(context, config.max_body_bytes, denies_unreadable=denies_unreadable)
         self.config = config
-        self._name = context.name
         self.scanner = scanner_of(
             config.entities,
             regions=config.regions,
@@ -232,28 +217,16 @@ class ResponsePolicy(Filter):
             config.entities, regions=config.regions, countries=config.countries
         ) if config.entities else None  # fmt: skip
         self._glance = Glance.of([(each.pattern, False) for each in config.deny])
-        self._denies_unreadable = config.unreadable == "Deny" and config.mode == "Enforce"
         self._looks_inside = self.scanner is not None or config.max_length > 0 or config.tool_calls != "Any"
         self._note = f"response policy {id(self)}"
-        self.max_buffer_bytes = config.max_body_bytes
         self.found = context.meter.counter(
             "egress_response_policy", "Answers that a ResponsePolicy has something against.", ("rule", "action")
         )
-        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
-        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
-        if self._is_on_leg:
-            self.runs_in |= {Phase.CONNECT}
 
     def request_headers(self, x: Exchange) -> None:
         """Raises Rejected (403) for tunnels and upgrades."""
-        if (x.is_tunnel or x.request.upgrade) and self._denies_unreadable:
-            what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-            raise self.refusal(f"what is said in {what} cannot be looked at", 403)
-
-    def connect(self, x: Exchange) -> None:
-        """On a Backend: raises Rejected (403) for a tunnel."""
-        if x.is_tunnel:
-            self.request_headers(x)
+        if x.is_tunnel or x.request.upgrade:
+            self._let_pass_unseen(x)
 
     def backend_request(self, x: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
@@ -283,13 +256,10 @@ class ResponsePolicy(Filter):
             return BodyMode.STREAM if config.max_bytes else None
         if kind in (BodyKind.JSON, BodyKind.UNKNOWN):
             return BodyMode.BUFFER
-        if self._denies_unreadable:
-            shown = (fields.get(b"content-type") or b"none").decode("latin-1")[:80]
-            raise self.refusal(f"the answer's body cannot be looked at: its Content-Type is {shown}", 502)
+        self._let_pass("answer", fields, 502)
         return BodyMode.STREAM if config.max_bytes else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        """Keeps which tools the request offers."""
         try:
             offered = frozenset(tool.name for tool in request_view(x, data).tools) if data else frozenset()
         except Unreadable:
@@ -324,7 +294,7 @@ class ResponsePolicy(Filter):
                 return made or b""
             return self._streamed(x, answer, data, last)
         except Unreadable as error:
-            return self._unreadable(data, error)
+            return self._unreadable(data, error, "answer", 502)
 
     def _begin(self, x: Exchange, answer: _WatchedAnswer) -> bool:
         """Whether the answer is looked at as it flows."""
@@ -439,7 +409,7 @@ class ResponsePolicy(Filter):
                 await asyncio.sleep(0)
             return b""
         except Unreadable as error:
-            return self._unreadable(data, error)
+            return self._unreadable(data, error, "answer", 502)
 
     def _answer(self, x: Exchange) -> _WatchedAnswer:
         found = None if x.notes is None else x.notes.get(self._note)
@@ -447,18 +417,6 @@ class ResponsePolicy(Filter):
             found = _WatchedAnswer(self, x)
             x.note(self._note, found)
         return found
-
-    def _unreadable(self, data: bytes, error: Unreadable) -> bytes:
-        if self._denies_unreadable:
-            raise self.refusal(f"the answer's body cannot be looked at: {error}", 502)
-        return data
-
-    def refusal(self, message: str, status: int) -> Rejected:
-        """What the client is told: names of rules, and nothing of the answer."""
-        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
-
-    def __repr__(self) -> str:
-        return f"ResponsePolicy({self._name})"
 
 
 RESPONSE_POLICY = FilterType(

@@ -80,7 +80,6 @@ class SecretKeys(Detector):
         self._blocks = "PRIVATE_KEY" in entities
 
     def find(self, text: str, start: int, found: list[Span]) -> None:
-        """As `Detector.find`."""
         if self._tokens:
             for prefix in _WITHOUT_SIGN:
                 at = text.find(prefix, start)
@@ -111,7 +110,6 @@ class SecretKeys(Detector):
                 at = text.find("-----BEGIN ", at + 10)
 
     def open_end(self, text: str, tail: str) -> int:
-        """As `Detector.open_end`."""
         length = 0
         if self._tokens or self._jwt:
             match = _OPEN_TOKEN.match(tail)

@@ -215,11 +215,7 @@ class SpanStream:
 
     @property
     def held(self) -> int:
-        """How many characters are held back."""
         return len(self._held)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self._held)} characters held)"
 
 
 class TextStream(SpanStream):
@@ -237,7 +233,6 @@ class TextStream(SpanStream):
         return replaced(text, found, self._replace) if found else text
 
     def flush(self) -> str:
-        """The text is over: what was held back."""
         return self.feed("", last=True)
 
 
@@ -251,7 +246,6 @@ class EscapedTextStream(TextStream):
         self._is_in_string = False
 
     def feed(self, text: str, last: bool = False) -> str:
-        """As TextStream."""
         text, found = self.take(text, last)
         parts: list[str] = []
         at = 0

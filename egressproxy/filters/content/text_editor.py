@@ -62,9 +62,7 @@ class Chained:
         self._second = second
 
     def feed(self, text: str) -> str:
-        """As TextFunction."""
         return self._second.feed(self._first.feed(text))
 
     def flush(self) -> str:
-        """As TextFunction."""
         return self._second.feed(self._first.flush()) + self._second.flush()

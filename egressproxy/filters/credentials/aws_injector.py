@@ -17,12 +17,10 @@ from urllib.parse import unquote_to_bytes
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import BodyMode, FilterContext, Phase, UnusableReference
 from egressproxy.filters.credentials.aws_chunks import ChunkError, ChunkSigner
-from egressproxy.filters.credentials.aws_config import Aws
 from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4, SigV4A
-from egressproxy.filters.credentials.bound_credential import BoundCredential
-from egressproxy.filters.credentials.config import CredentialInjectorConfig
-from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS
+from egressproxy.filters.credentials.bound_credential import CREDENTIAL_FIELDS, BoundCredential
+from egressproxy.filters.credentials.config import Aws, CredentialInjectorConfig
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.local_response import LocalResponse

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from egressproxy.filters.base import FilterContext
 from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
-from egressproxy.filters.credentials.aws_config import Aws, AwsContainer, AwsInstanceMetadata, AwsWebIdentity
 from egressproxy.filters.credentials.aws_signature import AwsKeys
+from egressproxy.filters.credentials.config import Aws, AwsContainer, AwsInstanceMetadata, AwsWebIdentity
 from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.oauth2 import Fetch, secret_of, token_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError

@@ -116,7 +116,6 @@ class SigV4:
         return b"%s Credential=%s, SignedHeaders=%s, Signature=%s" % (V4, credential, signed, signature), signature
 
     def scope(self, time: bytes) -> bytes:
-        """The credential scope of this time, without the key's name."""
         return b"/".join((time[:8], self._scope.region.encode(), self._scope.service.encode(), b"aws4_request"))
 
     def sign(self, text: bytes, time: bytes) -> bytes:
@@ -128,9 +127,6 @@ class SigV4:
                 key = hmac.digest(key, part, "sha256")
             self._day, self._key = day, key
         return hmac.digest(self._key, text, "sha256").hex().encode()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._keys.access_key_id}, {self._scope.service})"
 
 
 class SigV4A:
@@ -161,7 +157,6 @@ class SigV4A:
         return b"%s Credential=%s, SignedHeaders=%s, Signature=%s" % (V4A, credential, signed, signature), signature
 
     def scope(self, time: bytes) -> bytes:
-        """As of SigV4; it has no region."""
         return b"/".join((time[:8], self._scope.service.encode(), b"aws4_request"))
 
     def sign(self, text: bytes, time: bytes) -> bytes:
@@ -170,9 +165,6 @@ class SigV4A:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         return self._key.sign(text, ec.ECDSA(hashes.SHA256())).hex().encode()
-
-    def __repr__(self) -> str:
-        return f"SigV4A({self._keys.access_key_id}, {self._scope.service})"
 
 
 def derive_v4a_key(keys: AwsKeys) -> int:

@@ -1,22 +1,31 @@
-"""BoundCredential: what filters share that send a credential to the backend which it is bound to, and to no other."""
+"""BoundCredential: what filters share that send a credential: to which backend (`BackendBinding`), and where it goes in
+the head (`Placement`).
+"""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import quote, unquote_to_bytes
 
-from egressproxy.errors import GatewayFault, Reason
+from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext
-from egressproxy.filters.credentials.binding import BackendBinding
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
 from egressproxy.model.exchange import BackendOrigin, Exchange
+from egressproxy.model.fields import VALUE
 from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.path import has_dot_segment
+from egressproxy.model.secret import SecretBytes
 
 #: No backend has been approved yet.
 _NOBODY: Final = BackendOrigin("", 0, is_secure=False)
+
+#: The fields in which clients of common APIs send their keys.
+CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
 
 class BoundCredential(Filter, ABC):
@@ -90,7 +99,6 @@ class BoundCredential(Filter, ABC):
         self._binding.check(x)
 
     def close(self) -> None:
-        """Stop to fetch values."""
         if self._refresher is not None:
             self._refresher.close()
 
@@ -104,9 +112,6 @@ class BoundCredential(Filter, ABC):
             detail=f"filter {self._name}: {refresher.error}" if refresher is not None else "",
             retry_after_s=refresher.retry_s if refresher is not None else 0,
         )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._name}, {'ready' if self._is_ready else 'no value'})"
 
 
 class FetchReport:
@@ -142,3 +147,106 @@ class FetchReport:
         elif self._has_failed:
             self._notices.normal("CredentialFetched", f"filter {self._name} has a fresh credential again")
         self._has_failed = bool(error)
+
+
+class BackendBinding:
+    """`looks_at_heads`: path or Host of each request have to be looked at, too. `name` and `source` are those of the
+    filter.
+    """
+
+    __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "looks_at_heads", "name", "source")
+
+    def __init__(self, config: CredentialInjectorConfig, name: str, source: str) -> None:
+        bind = config.bind
+        self._allow_plaintext = config.allow_plaintext
+        self._hosts = frozenset(bind.hosts)
+        self._ports = frozenset(bind.ports)
+        self._prefix = bind.path_prefix.rstrip("/").encode()
+        self.looks_at_heads = bool(self._prefix or self._hosts)
+        self.name = name
+        self.source = source
+
+    def check(self, x: Exchange) -> None:
+        """Raises Denied (403): PLAINTEXT_CREDENTIAL without TLS, CREDENTIAL_NOT_BOUND for what it is not bound to."""
+        origin = x.backend_origin
+        if not (self._allow_plaintext or (origin.is_secure if origin is not None else x.backend_is_secure)):
+            raise Denied(
+                Reason.PLAINTEXT_CREDENTIAL,
+                f"backend {x.backend} is not reached over TLS, and filter {self.name} sends its credential over TLS"
+                " only",
+                rule=self.source,
+                remedy="add `tls` to the Backend, or `allowPlaintext: true` to the filter's config",
+            )
+        if self._hosts and (origin is None or not origin.names or not self._hosts.issuperset(origin.names)):
+            raise self._not_bound(x, "hosts", "is not verified as a host")
+        if self._hosts and x.upstream_host and host_name(x.upstream_host) not in self._hosts:
+            # Who serves many names under one certificate goes by Host (RFC 9110 section 7.4).
+            raise self._not_bound(x, "hosts", "is asked, in Host, for another name than those")
+        if self._ports and (origin is None or origin.port not in self._ports):
+            raise self._not_bound(x, "ports", "is not on a port")
+        if self._prefix:
+            path = x.request.path.partition(b"?")[0]
+            if not (path == self._prefix or path.startswith(self._prefix + b"/")) or has_dot_segment(path):
+                raise self._not_bound(x, "pathPrefix", "is asked for a path that is not below the one")
+
+    def _not_bound(self, x: Exchange, field: str, what: str) -> Denied:
+        return Denied(
+            Reason.CREDENTIAL_NOT_BOUND,
+            f"backend {x.backend} {what} that filter {self.name} is bound to, and gets no credential",
+            rule=self.source,
+            remedy=f"correct bind.{field} in the filter's config, or place the filter on the Backend that it is for",
+        )
+
+
+def host_name(field: bytes) -> str:
+    """The name in the value of Host, in lower case, without its port and the dot of its root."""
+    name, colon, port = field.rpartition(b":")
+    return (name if colon and port.isdigit() else field).decode("latin-1").lower().removesuffix(".")
+
+
+class Placement:
+    """Renders values for the place that a config names. `query` is the name of the parameter, b"" for a header."""
+
+    __slots__ = ("_prefix", "_template", "_user", "query")
+
+    def __init__(self, config: CredentialInjectorConfig, user: SecretBytes | None) -> None:
+        """`user`: that of `usernameRef`."""
+        self.query = config.query.encode()
+        self._prefix = b"" if config.query else b"\r\n%s: " % (config.header or "Authorization").encode()
+        self._template = config.template.encode()
+        self._user: SecretBytes | None = None
+        if config.basic is not None:
+            self._user = user if user is not None else SecretBytes(config.basic.username.encode())
+
+    def text(self, raw: bytes) -> bytes:
+        """The credential as it stands in the place. Raises ValueError for one that a field cannot have."""
+        if not raw or not VALUE.fullmatch(raw):
+            what = "it contains a control character (CR, LF …)" if raw else "it is empty"
+            raise ValueError(f"cannot be sent in a field: {what}")
+        if self._user is not None:
+            return b"Basic " + b64encode(self._user.reveal() + b":" + raw)
+        return self._template.replace(b"{}", raw)
+
+    def render(self, raw: bytes) -> SecretBytes:
+        """What goes into the head: a line with CRLF in front, or an encoded parameter. Raises as `text`."""
+        text = self.text(raw)
+        if self.query:
+            return SecretBytes(self.query + b"=" + quote(text, safe="").encode())
+        return SecretBytes(self._prefix + text)
+
+
+def with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
+    """The target with this (encoded) parameter instead of every one of that name, in any encoding and case, also behind
+    ";", which some origins read as "&".
+    """
+    path, _, query = target.partition(b"?")
+    name = name.lower()
+    if query and b"%" not in query and name not in query.lower():
+        return target + b"&" + parameter
+    kept = (b";".join(part for part in pair.split(b";") if _parameter_name(part) != name) for pair in query.split(b"&"))
+    return path + b"?" + b"&".join([*filter(None, kept), parameter])
+
+
+def _parameter_name(part: bytes) -> bytes:
+    name = part.partition(b"=")[0]
+    return (unquote_to_bytes(name) if b"%" in name else name).lower()

@@ -19,9 +19,13 @@ from typing import Final
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import FilterContext, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
-from egressproxy.filters.credentials.bound_credential import BoundCredential
+from egressproxy.filters.credentials.bound_credential import (
+    CREDENTIAL_FIELDS,
+    BoundCredential,
+    Placement,
+    with_parameter,
+)
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
-from egressproxy.filters.credentials.placement import CREDENTIAL_FIELDS, Placement, with_parameter
 from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import SecretRef

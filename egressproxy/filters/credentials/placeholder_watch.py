@@ -86,7 +86,6 @@ class BodyWatch(Filter):
 
 
 def misplaced(x: Exchange, source: str, where: str) -> Denied:
-    """The denial of a request that has a placeholder where it does not belong."""
     return Denied(
         Reason.PLACEHOLDER_MISPLACED,
         f"the request to {x.backend} has a placeholder of a credential, {where}",

@@ -62,19 +62,9 @@ class Refresher:
     """
 
     __slots__ = (
-        "_expiry",
-        "_failures",
-        "_fetch",
-        "_is_closed",
-        "_keep",
-        "_task",
-        "_tell",
-        "_timer",
-        "_waiting",
-        "error",
-        "expires_at",
-        "has_value",
-    )
+        "_expiry", "_failures", "_fetch", "_is_closed", "_keep", "_task", "_tell", "_timer", "_waiting", "error",
+        "expires_at", "has_value",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -185,6 +175,3 @@ class Refresher:
         if self.has_value:
             self.has_value, self.expires_at = False, math.inf
             self._keep(None)
-
-    def __repr__(self) -> str:
-        return f"Refresher({'ready' if self.has_value else 'no value'}{', failing' if self.error else ''})"

@@ -31,8 +31,6 @@ class QuotaStore(Protocol):
 class MemoryStore:
     """Implements QuotaStore; nothing waits."""
 
-    __slots__ = ()
-
     def take(self, takes: Sequence[Take]) -> Take | None:
         now = monotonic()
         first = takes[0]
@@ -65,9 +63,6 @@ class MemoryStore:
 
     def close(self) -> None:
         """As of QuotaStore: there is nothing."""
-
-    def __repr__(self) -> str:
-        return "MemoryStore()"
 
 
 def _take_all(takes: Sequence[Take], now: float) -> Take | None:

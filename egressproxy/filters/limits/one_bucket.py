@@ -12,8 +12,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from egressproxy.filters.base import HeaderResult
-from egressproxy.filters.limits.keys import OF_CLIENT, Per
-from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.rules import OF_CLIENT, Per, QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.filters.limits.windows import TokenBucket
 from egressproxy.model.exchange import Exchange
@@ -134,6 +133,3 @@ class RequestBucket:
         if self._remembers and client.name != "-" and not self._table.is_shared_entry(at):
             client.limit_number, client.limit_at, client.limit_key = self._number, at, self._numbers[at - 2]
         return at
-
-    def __repr__(self) -> str:
-        return f"RequestBucket({self._number})"

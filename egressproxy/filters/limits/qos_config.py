@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal
 
-from egressproxy.filters.limits.keys import Per
-from egressproxy.filters.limits.prices import TokenPrice
+from egressproxy.ai_apis.usage import TokenUsage
+from egressproxy.filters.limits.rules import Per
 from egressproxy.filters.limits.windows import CALENDAR, SECONDS
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
+
+_PRICE = Within(ge=0, allow_inf_nan=False)
+_MILLION = 1_000_000
 
 LimitType = Literal["Requests", "Bytes", "Tokens", "Cost", "Concurrency"]
 #: How many keys one limit has by default.
 MAX_KEYS: Final = 16_384
 _UNITS: Final = (*SECONDS, *CALENDAR)
 _NUMBER: Final = Within(gt=0, allow_inf_nan=False)
+_Short = Annotated[int, Within(ge=1)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrice(FilterConfig):
+    """What tokens of these models cost, for each million of them, in the currency of the limits."""
+
+    models: Annotated[tuple[str, ...], Within(min_length=1)]
+    """Names of models, with `*` for any characters."""
+    input: Annotated[float, _PRICE]
+    """Of the request."""
+    output: Annotated[float, _PRICE]
+    """Of the answer."""
+    cached_input: Annotated[float, _PRICE] | None = None
+    """Of what the provider had in its cache. Default: as `input`."""
+
+    def cost(self, usage: TokenUsage) -> float:
+        """What this many tokens cost."""
+        cached = self.input if self.cached_input is None else self.cached_input
+        fresh = usage.input_tokens - usage.cached_tokens
+        return (fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output) / _MILLION
+
+
+def price_of(prices: Sequence[TokenPrice], model: str) -> TokenPrice | None:
+    """The first entry that matches this model, None if none does."""
+    for price in prices:
+        for pattern in price.models:
+            if fnmatchcase(model, pattern):
+                return price
+    return None
+
+
+def dearest(prices: Sequence[TokenPrice]) -> TokenPrice:
+    """At least what any of these models costs."""
+    return TokenPrice(("*",), max(price.input for price in prices), max(price.output for price in prices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +133,6 @@ class StoreConfig(FilterConfig):
 
 def _short(kind: LimitType, unit: str) -> str:
     return f"{kind.lower()}_per_{unit.lower()}"
-
-
-_Short = Annotated[int, Within(ge=1)] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING, Final
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import Filter, FilterContext, HeaderResult, LimitState, Phase
-from egressproxy.filters.limits.concurrency_rule import ConcurrencyRule
-from egressproxy.filters.limits.keys import NEEDS_BACKEND, key_text
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
 from egressproxy.filters.limits.one_bucket import RequestBucket
 from egressproxy.filters.limits.qos_config import MAX_KEYS, LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seconds
-from egressproxy.filters.limits.rules import NEVER, Later, QuotaRule, Take
+from egressproxy.filters.limits.rules import (
+    NEEDS_BACKEND,
+    NEVER,
+    ConcurrencyRule,
+    Later,
+    QuotaRule,
+    Take,
+    key_text,
+)
 from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
@@ -29,7 +35,6 @@ from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, Keyed
 if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
     from egressproxy.filters.limits.token_use import TokenUse
 
-_BACKEND_PHASES: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
 #: The least amount: a limit that is used up refuses what is known only in the end, too.
 LEAST: Final = 1.0
 #: Keys that a client makes up: a limit with these has a table of its own, so that it fills that of nobody else.
@@ -102,7 +107,6 @@ class Quota(Filter):
     backend_request = request_headers
 
     def response_headers(self, x: Exchange) -> HeaderResult:
-        """Say what is left."""
         held = self._held(x)
         if held is not None and held.takes:
             for name, value in self._fields(x, held.takes):
@@ -229,16 +233,10 @@ class Quota(Filter):
         held.places.clear()
 
     def in_service(self) -> None:
-        """A store that is elsewhere is reached before the first exchange."""
         self._store.begin()
 
     def close(self) -> None:
-        """No snapshot has it any more."""
         self._store.close()
-
-    def __repr__(self) -> str:
-        names = [rule.name for rule in self.rules] + [rule.name for rule in self.concurrency]
-        return f"{type(self).__name__}({', '.join(names)})"
 
 
 class SettledQuota(Quota):
@@ -247,7 +245,6 @@ class SettledQuota(Quota):
     settles = True
 
     def complete(self, x: Exchange) -> None:
-        """Give back what it holds, and count what it took in the end."""
         held: Held | None = x.notes.pop(self._note, None) if x.notes is not None else None
         if held is None:
             return

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import hiredis
+
 from egressproxy.filters.calls import CallFailed
-from egressproxy.filters.limits.redis_protocol import Reply, ReplyError, ReplyReader, command
 
 #: Seconds between attempts to connect: at first, and at most; each is doubled, and varies by a half.
 _FIRST_PAUSE_S: Final = 0.1
@@ -23,7 +25,11 @@ _LONGEST_PAUSE_S: Final = 5.0
 _CONNECT_S: Final = 2.0
 #: Commands without a reply. More than these wait for nothing: the Redis is too slow.
 MAX_WAITING: Final = 10_000
-
+#: Bytes of one reply: ours are far below.
+MAX_REPLY: Final = 1024 * 1024
+#: What begins an array of 10,000 entries or more: hiredis makes room for all of them before the first has come.
+_LONG_ARRAY: Final = re.compile(rb"[*%~>|][1-9]\d{4}")
+_INCOMPLETE: Final = object()
 
 #: What an error of a Redis means that cannot count for us, by its code.
 _UNUSABLE: Final = {
@@ -38,6 +44,19 @@ _UNUSABLE: Final = {
 
 class RedisAway(Exception):
     """There is no reply. The text says why, and holds no secret."""
+
+
+class ReplyError(Exception):
+    """What a Redis says in place of a reply. `code` is its first word: NOSCRIPT, WRONGPASS, LOADING."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = text.partition(" ")[0]
+
+
+Reply = bytes | int | ReplyError | list["Reply"] | None
+#: hiredis reads RESP3, too, which nobody has asked for: a message between replies would shift them.
+_KINDS: Final = frozenset((bytes, int, ReplyError, list, type(None)))
 
 
 class ConnectionSource(Protocol):
@@ -72,12 +91,10 @@ class RedisLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether commands can be sent now."""
         return self._connection is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether commands have no reply yet."""
         return self._connection is not None and self._connection.is_waiting
 
     @property
@@ -109,7 +126,6 @@ class RedisLink:
             self._connection.end(_told(error))
 
     def close(self) -> None:
-        """End the connection, and make no other."""
         self._is_closed = True
         self._begun()
         if self._task is not None:
@@ -151,13 +167,39 @@ class RedisLink:
             if isinstance(reply, ReplyError):
                 raise RedisAway(_told(reply))
 
-    def __repr__(self) -> str:
-        return f"RedisLink({'connected' if self._connection is not None else 'away'})"
-
 
 def _told(error: ReplyError) -> str:
     what = _UNUSABLE.get(error.code)
     return f"it replies {error.code}" if what is None else f"{what} ({error.code})"
+
+
+class ReplyReader:
+    """Bytes to replies, read by hiredis and bounded here. Must not be fed again after an error."""
+
+    __slots__ = ("_begun", "_pending", "_reader")
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader(protocolError=ValueError, replyError=ReplyError, notEnoughData=_INCOMPLETE)
+        self._pending = 0  # bytes that have come since the last reply
+        self._begun = b""  # the last bytes that came: the beginning of an array may be cut anywhere
+
+    def feed(self, data: bytes) -> list[Reply]:
+        """The replies that end in these bytes. Raises ValueError for what is none."""
+        seen = self._begun + data
+        if _LONG_ARRAY.search(seen):
+            raise ValueError("a reply has too many entries")
+        self._begun = seen[-5:]
+        self._pending += len(data)
+        self._reader.feed(data)
+        replies: list[Reply] = []
+        while (reply := self._reader.gets()) is not _INCOMPLETE:
+            if type(reply) not in _KINDS:
+                raise ValueError("this is no reply of RESP2")
+            replies.append(reply)
+            self._pending = 0
+        if self._pending > MAX_REPLY:
+            raise ValueError("a reply is too long")
+        return replies
 
 
 class _Connection(asyncio.Protocol):
@@ -209,7 +251,7 @@ class _Connection(asyncio.Protocol):
         self._waiting.append((future, self._loop.time()))
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(command(words))
+        self._outgoing.append(hiredis.pack_command(tuple(words)))  # type: ignore[arg-type]  # its stub means one word
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look_at_clock)
         return future

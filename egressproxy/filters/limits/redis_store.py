@@ -22,9 +22,7 @@ from egressproxy.errors import LimitExceeded
 from egressproxy.filters.base import FilterContext
 from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.qos_config import StoreConfig
-from egressproxy.filters.limits.redis_fleet import FLEET_KEYS, RedisFleet
-from egressproxy.filters.limits.redis_link import RedisAway, RedisLink
-from egressproxy.filters.limits.redis_protocol import Reply, ReplyError
+from egressproxy.filters.limits.redis_link import RedisAway, RedisLink, Reply, ReplyError
 from egressproxy.filters.limits.redis_scripts import ALIVE_S, LIVING, MACHINES, PREFIX, SETTLING, TAKING
 from egressproxy.filters.limits.rules import Later, Take
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
@@ -41,6 +39,12 @@ _OWING_S: Final = 600.0
 _MAX_OWED: Final = 10_000
 #: Bounds of the histogram of round trips.
 _SECONDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1)
+
+#: Seconds for which a machine keeps to its share when the Redis is back: until the others have counted there what they
+#: took without it. A link that was lost is made again within ten.
+SHARING_S: Final = 15.0
+#: How many keys its table has room for.
+FLEET_KEYS: Final = 2
 
 
 class RedisStore:
@@ -98,11 +102,9 @@ class RedisStore:
             self._send_settlement(link, take, difference)
 
     def peek(self, takes: Sequence[Take]) -> None:
-        """As of QuotaStore: what the Redis has said last of each."""
         self._local.peek(takes)
 
     def begin(self) -> None:
-        """As of QuotaStore: the machines know of each other before anybody asks."""
         self._connected()
 
     def close(self) -> None:
@@ -357,9 +359,6 @@ class RedisStore:
             if isinstance(reply, int):
                 self._fleet.told(reply, monotonic())
 
-    def __repr__(self) -> str:
-        return f"RedisStore({self._link}, {self._fleet})"
-
 
 def _fleet(context: FilterContext, config: StoreConfig) -> RedisFleet:
     """One for all workers of this machine and the limits of one object that count in this Redis."""
@@ -394,3 +393,43 @@ def _arguments(take: Take, amount: float) -> list[bytes]:
     assert isinstance(window, CalendarWindow)
     life = math.ceil(window.seconds_left() + 60.0) * 1000
     return [b"c", b"%.17g" % amount, b"%.17g" % window.limit, b"%d" % life]
+
+
+class RedisFleet:
+    """How many machines there are, and until when each keeps to its share. `table` is that of all workers of this
+    machine, so that one which has asked nothing yet knows it, too. `now`: monotonic seconds.
+    """
+
+    __slots__ = ("_cells", "_machines", "_until")
+
+    def __init__(self, table: KeyedCounters, now: float) -> None:
+        self._cells = table.cells
+        with table.lock:
+            self._machines = _entry(table, b"how many", now)
+            self._until = _entry(table, b"until", now)
+
+    @property
+    def machines(self) -> int:
+        """How many machines there are, this one included; 1 if the Redis has not told it yet."""
+        return max(1, int(self._cells[self._machines]))
+
+    def told(self, machines: int, now: float) -> None:
+        """The Redis says that there are so many. While they share, those that it misses are still there."""
+        known = self._cells[self._machines]
+        if machines != known and (machines > known or not self.is_sharing(now)):
+            self._cells[self._machines] = machines
+
+    def is_sharing(self, now: float) -> bool:
+        """Whether this machine passes no more than its share, whatever the Redis says."""
+        return self._cells[self._until] > now
+
+    def share(self, now: float) -> None:
+        """The Redis is away, or just back: this machine keeps to its share until the others have paid."""
+        self._cells[self._until] = now + SHARING_S
+
+
+def _entry(table: KeyedCounters, name: bytes, now: float) -> int:
+    """The place of a number that is never forgotten."""
+    at = table.find(table.key(name), now)
+    table.cells[at] = math.inf
+    return at + 1

@@ -1,19 +1,35 @@
-"""QuotaRule: one limit, with all that configuration decides about it; Take: what one exchange asks of it."""
+"""QuotaRule: one limit, with all that configuration decides about it; Take: what one exchange asks of it; KeyText:
+whose count an exchange adds to (what `per` names, as one text); ConcurrencyRule: exchanges in progress, for each key.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar
+from time import monotonic
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from egressproxy.errors import Reason
-from egressproxy.filters.limits.keys import KeyText
 from egressproxy.filters.limits.windows import Window
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.shares import identity_of
 from egressproxy.net.keyed_counters import KeyedCounters
 
-R = TypeVar("R")
+Per = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
+#: What is known only when a backend was chosen, and what only the body (or the path) of a request to a provider says.
+NEEDS_BACKEND: Final = "Backend"
+NEEDS_BODY: Final = "Model"
+#: What follows from who the client is alone, where it has a name.
+OF_CLIENT: Final = frozenset(("Identity", "Namespace"))
 
+#: Gives the text of an exchange; the model is "" where it is not known.
+KeyText = Callable[[Exchange, str], bytes]
+
+#: In front of each part is its length, so that two lists of parts never have one text.
+_PART: Final = "%d:%s"
+
+R = TypeVar("R")
 #: By the type of a limit: why an exchange is refused.
 REASONS: Final = {
     "Requests": Reason.REQUEST_RATE,
@@ -23,6 +39,45 @@ REASONS: Final = {
 }
 #: The wait for what never fits.
 NEVER: Final = math.inf
+
+
+def key_text(per: Sequence[Per], header: str = "") -> KeyText:
+    """What makes the text of a key. `header` is the name of the field for Header.
+
+    An identity is what `model.shares.identity_of` says.
+    """
+    field = header.lower().encode()
+    parts: list[Callable[[Exchange, str], str]] = []
+    for name in per:
+        if name == "Header":
+            parts.append(lambda x, _model: b",".join(x.request.fields.get_all(field)).decode("latin-1"))
+        else:
+            parts.append(_PARTS[name])
+    if not parts:
+        return lambda _x, _model: b""
+    if len(parts) == 1:
+        only = parts[0]
+        return lambda x, model: only(x, model).encode("utf-8", "surrogatepass")
+
+    def text(x: Exchange, model: str) -> bytes:
+        said = [part(x, model) for part in parts]
+        return "".join([_PART % (len(part), part) for part in said]).encode("utf-8", "surrogatepass")
+
+    return text
+
+
+def _route(x: Exchange, _model: str) -> str:
+    return x.route if x.route != "-" else f"{x.gateway} -"
+
+
+_PARTS: Final[dict[str, Callable[[Exchange, str], str]]] = {
+    "Gateway": lambda x, _model: x.gateway,
+    "Route": _route,
+    "Backend": lambda x, _model: x.backend,
+    "Identity": lambda x, _model: identity_of(x),
+    "Namespace": lambda x, _model: x.identity.namespace,
+    "Model": lambda _x, model: model.strip().casefold(),  # Azure's servers look at no case
+}
 
 
 class GrowingNumber(Protocol):
@@ -79,16 +134,11 @@ class QuotaRule:
 
     @property
     def message(self) -> str:
-        """What a client is told that goes beyond it."""
         return f"more than {self.allows}"
 
     @property
     def reason(self) -> Reason:
-        """Why an exchange beyond it is refused."""
         return REASONS[self.type]
-
-    def __repr__(self) -> str:
-        return f"QuotaRule({self.name}, {self.window.limit:g} in {self.window.length_s:g} s)"
 
 
 class Take:
@@ -114,11 +164,7 @@ class Take:
 
     @property
     def key(self) -> bytes:
-        """The key of its rule's table."""
         return self.rule.table.key(self.text)
-
-    def __repr__(self) -> str:
-        return f"Take({self.amount:g} of {self.rule.name})"
 
 
 class Later(Generic[R]):
@@ -131,3 +177,54 @@ class Later(Generic[R]):
 
     def __await__(self) -> Generator[Any, Any, R]:
         return self._begin().__await__()
+
+
+@dataclass(slots=True, eq=False)
+class ConcurrencyRule:
+    """At most `limit` exchanges of one key at the same time. Each worker counts what it holds in an entry of its own,
+    which is freed when it has exited.
+    """
+
+    name: str
+    limit: int
+    text: KeyText
+    table: KeyedCounters
+    allows: str
+    allowed: int = 0
+    denied: int = 0
+
+    @property
+    def message(self) -> str:
+        return f"more than {self.allows}"
+
+    def enter(self, x: Exchange, model: str) -> int:
+        """Count this exchange. Returns the place that `leave` needs, -1 if there are as many as may be."""
+        table, now = self.table, monotonic()
+        text = self.text(x, model)
+        with table.lock:
+            if table.mine:
+                held = sum([table.peek(table.key(text, owner), now)[1] for owner in table.owners])
+                at = table.find(table.key(text, table.mine), now) if held < self.limit else -1
+            else:  # alone: what is held is what its own entry says
+                at = table.find_text(text, now)
+            if at >= 0 and table.cells[at + 1] < self.limit:  # those without room share one entry
+                table.cells[at] = math.inf
+                table.cells[at + 1] += 1
+                self.allowed += 1
+                return at
+        self.denied += 1
+        return -1
+
+    def leave(self, at: int) -> None:
+        """Count it down."""
+        table = self.table
+        with table.lock:
+            table.cells[at + 1] -= 1
+            if table.cells[at + 1] <= 0:
+                table.cells[at] = 0.0
+
+    def in_progress(self, x: Exchange, model: str) -> int:
+        """Exchanges of the key of this one."""
+        now = monotonic()
+        text = self.text(x, model)
+        return int(sum([self.table.peek(self.table.key(text, owner), now)[1] for owner in self.table.owners]))

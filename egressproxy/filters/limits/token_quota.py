@@ -16,14 +16,12 @@ from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
-from egressproxy.filters.limits.keys import NEEDS_BODY
 from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.one_bucket import OneBucket, one_bucket
-from egressproxy.filters.limits.prices import dearest, price_of
-from egressproxy.filters.limits.qos_config import QoSControllerConfig
+from egressproxy.filters.limits.qos_config import QoSControllerConfig, dearest, price_of
 from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
 from egressproxy.filters.limits.rate_fields import provider_fields
-from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.rules import NEEDS_BODY, QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
@@ -75,7 +73,6 @@ class TokenQuota(SettledQuota):
         return self._take(x, "", None if x.is_tunnel or not request.body else TokenUse())
 
     def backend_request(self, x: Exchange) -> HeaderResult:
-        """Take what an attempt needs, as its length tells."""
         if not x.request.body:
             if x.request.upgrade:
                 self._refuse_upgrade(x)
@@ -137,7 +134,6 @@ class TokenQuota(SettledQuota):
         return data if waiting is None else _after(waiting, data)
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Look for what it took."""
         held = x.notes.get(self._note) if x.notes is not None else None
         if held is None:
             return data

@@ -228,9 +228,6 @@ class TokenUse:
             return told
         return None if self.is_call and _is_answered(x) else TokenUsage()
 
-    def __repr__(self) -> str:
-        return f"TokenUse({self.model}, {self.input_tokens} and {self.output_tokens} tokens)"
-
 
 def _is_given_up(x: Exchange) -> bool:
     """Whether the client, or the gateway, has left a provider that may be answering."""

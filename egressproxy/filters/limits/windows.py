@@ -74,7 +74,6 @@ class TokenBucket:
         return self._interval, self._ahead, self._slack
 
     def period(self, now: float) -> bytes:
-        """As of Window: a bucket has no beginning."""
         return b""
 
     def wait_s(self, until: float, used: float, amount: float, now: float) -> float:
@@ -121,7 +120,6 @@ class CalendarWindow:
         self._asked_until = 0.0  # monotonic seconds
 
     def period(self, now: float) -> bytes:
-        """As of Window: the date of its first day."""
         if now >= self._asked_until:
             wall = self._wall()
             begin, end = _bounds(wall, is_month=self._is_month)
@@ -150,7 +148,6 @@ class CalendarWindow:
         return max(0.0, self.limit - used), self.seconds_left()
 
     def seconds_left(self) -> float:
-        """Until the next window begins."""
         return max(0.0, self._ends_at - self._wall())
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from egressproxy.filters.content.addresses import Emails
 from egressproxy.filters.content.check_digits import is_aadhaar, is_card
-from egressproxy.filters.content.emails import Emails
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.lettered import IBAN_SHAPES, Lettered, iban_at
 from egressproxy.filters.content.national_ids import COUNTRIES, lettered_of, numbers_of

@@ -2,9 +2,8 @@
 
 import threading
 
-from egressproxy.filters.limits.keys import key_text
 from egressproxy.filters.limits.memory_store import MemoryStore
-from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.rules import QuotaRule, Take, key_text
 from egressproxy.filters.limits.windows import window_of
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.net.file_lock import memory_file

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import FilterContext, Phase
-from egressproxy.filters.limits import memory_store, one_bucket, qos_controller, quota, rate_fields
+from egressproxy.filters.limits import memory_store, one_bucket, quota, rate_fields
+from egressproxy.filters.limits.filter_types import quota as filter_of
 from egressproxy.filters.limits.one_bucket import RequestBucket
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
-from egressproxy.filters.limits.qos_controller import quota as filter_of
 from egressproxy.filters.limits.token_quota import TokenQuota
 from egressproxy.filters.testing import exchange, response
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
@@ -118,7 +118,7 @@ def requests_of(per, burst, mode, max_keys=0, *, is_short: bool) -> tuple[quota.
     with pytest.MonkeyPatch.context() as patched:
         if not is_short:
             patched.setattr(RequestBucket, "of", lambda *_: None)
-        return qos_controller.quota(context), metrics
+        return filter_of(context), metrics
 
 
 @settings(max_examples=examples(200), deadline=None)

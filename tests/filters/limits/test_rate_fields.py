@@ -1,8 +1,7 @@
 import pytest
 
-from egressproxy.filters.limits.keys import key_text
 from egressproxy.filters.limits.rate_fields import provider_fields, rate_limit_fields
-from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.rules import QuotaRule, Take, key_text
 from egressproxy.filters.limits.windows import window_of
 from egressproxy.net.keyed_counters import KeyedCounters
 

@@ -7,9 +7,9 @@ import pytest
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters.limits import redis_store
-from egressproxy.filters.limits.redis_fleet import FLEET_KEYS, SHARING_S, RedisFleet
 from egressproxy.filters.limits.redis_link import RedisAway
 from egressproxy.filters.limits.redis_scripts import LIVING, SETTLING, TAKING
+from egressproxy.filters.limits.redis_store import FLEET_KEYS, SHARING_S, RedisFleet
 from egressproxy.net.keyed_counters import KeyedCounters, OwnCounters
 from tests.filters.limits.test_redis_store import DAY, Clock, Machine, run, sized
 from tests.support.redis_server import redis_server

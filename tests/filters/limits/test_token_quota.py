@@ -7,8 +7,8 @@ import pytest
 from egressproxy.ai_apis.shared import usage_told
 from egressproxy.errors import Reason
 from egressproxy.filters import FilterContext, Phase
+from egressproxy.filters.limits.filter_types import quota
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
-from egressproxy.filters.limits.qos_controller import quota
 from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics

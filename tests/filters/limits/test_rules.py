@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from egressproxy.filters.limits.keys import key_text
+from egressproxy.filters.limits.rules import key_text
 from egressproxy.filters.testing import exchange
 from egressproxy.model.exchange import CallerIdentity
 

@@ -4,10 +4,17 @@ import pytest
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import Exchange, FilterContext
-from egressproxy.filters.limits.request_rate import RequestRateLimit, RequestRateLimitConfig
+from egressproxy.filters.limits.filter_types import (
+    BodyLimit,
+    BodyLimitConfig,
+    ConcurrencyLimit,
+    ConcurrencyLimitConfig,
+    RequestRateLimit,
+    RequestRateLimitConfig,
+)
 from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import RequestHead
+from egressproxy.model.message import CHUNKED, RequestHead
 
 
 class Clock:
@@ -21,9 +28,10 @@ def context(config):
     return FilterContext(config, {}, "limit", "gateway a/gw", "EgressPolicy a/p")
 
 
-def exchange():
+def exchange(body=0):
     x = Exchange("127.0.0.1:1", "a/gw", "l", 0.0)
     x.request = RequestHead(b"POST", b"/", Fields())
+    x.request.body = body
     return x
 
 
@@ -101,12 +109,6 @@ def test_refused_requests_do_not_use_the_bucket_up():
     assert passed(limit, 1) == 1
 
 
-def test_configs_that_limit_nothing_or_everything_are_refused():
-    for config in ({"limit": 0}, {"limit": 1, "window": 0}, {"limit": 1, "window": float("inf")}):
-        with pytest.raises(ValueError):
-            validated(RequestRateLimitConfig, json.dumps(config))
-
-
 def test_what_is_left_is_explained_and_nothing_is_taken():
     limit, clock = rate(limit=10, window=5, burst=4)
     assert passed(limit, 3) == 3
@@ -116,3 +118,64 @@ def test_what_is_left_is_explained_and_nothing_is_taken():
         assert state.allows == "10 requests in 5 s, or more than 4 at once"
     clock.now += 10
     assert limit.explain(exchange())[0].left == 4
+
+
+def test_exchanges_in_progress_are_counted_once_and_released_once():
+    limit = ConcurrencyLimit(context(ConcurrencyLimitConfig(limit=2)))
+    one, two, three = exchange(), exchange(), exchange()
+    limit.request_headers(one)
+    limit.backend_request(two)
+    limit.backend_request(two)  # another attempt
+    assert limit.in_progress == 2
+    with pytest.raises(LimitExceeded) as caught:
+        limit.request_headers(three)
+    assert (caught.value.status, caught.value.reason, caught.value.retry_after_s) == (503, Reason.CONCURRENCY, 1)
+    limit.complete(three)
+    assert limit.in_progress == 2
+    limit.complete(two)
+    limit.complete(two)
+    assert limit.in_progress == 1
+    limit.request_headers(three)
+
+
+def test_two_limits_in_one_exchange_do_not_take_each_other_for_themselves():
+    first, second = (ConcurrencyLimit(context(ConcurrencyLimitConfig(limit=1))) for _ in range(2))
+    x = exchange()
+    first.request_headers(x)
+    second.request_headers(x)
+    assert first.in_progress == second.in_progress == 1
+    first.complete(x)
+    second.complete(x)
+    assert first.in_progress == second.in_progress == 0
+
+
+def test_a_declared_body_beyond_the_limit_is_refused_and_the_connection_closed():
+    limit = BodyLimit(context(BodyLimitConfig(max_bytes=10)))
+    limit.request_headers(exchange(10))
+    with pytest.raises(LimitExceeded) as caught:
+        limit.request_headers(exchange(11))
+    assert (caught.value.status, caught.value.reason, caught.value.close) == (413, Reason.BODY_TOO_LARGE, True)
+
+
+def test_the_smallest_of_several_body_limits_holds_for_chunked_bodies():
+    x = exchange(CHUNKED)
+    for size, now in ((20, 20), (10, 10), (30, 10)):
+        BodyLimit(context(BodyLimitConfig(max_bytes=size))).request_headers(x)
+        assert x.max_body_bytes == now
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (RequestRateLimitConfig, {"limit": 0}),
+        (RequestRateLimitConfig, {"limit": 1, "window": 0}),
+        (RequestRateLimitConfig, {"limit": 1, "window": float("inf")}),
+        (ConcurrencyLimitConfig, {"limit": 0}),
+        (ConcurrencyLimitConfig, {}),
+        (BodyLimitConfig, {"maxBytes": -1}),
+        (BodyLimitConfig, {}),
+    ],
+)
+def test_configs_that_limit_nothing_or_everything_are_refused(model, config):
+    with pytest.raises(ValueError):
+        validated(model, json.dumps(config))

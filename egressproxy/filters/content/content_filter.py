@@ -1,0 +1,49 @@
+"""ContentFilter: what filters share that look at what requests and answers say, on a route or at a Backend."""
+
+from __future__ import annotations
+
+from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.errors import Reason
+from egressproxy.filters.base import Filter, FilterContext, Phase, Rejected
+from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+
+
+class ContentFilter(Filter):
+    """`denies_unreadable`: what cannot be looked at is refused, and does not pass."""
+
+    decodes = True
+
+    def __init__(self, context: FilterContext, max_body_bytes: int, *, denies_unreadable: bool) -> None:
+        self._name = context.name
+        self._denies_unreadable = denies_unreadable
+        self.max_buffer_bytes = max_body_bytes
+        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
+        self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
+        if self._is_on_leg:
+            self.runs_in |= {Phase.CONNECT}
+
+    def connect(self, x: Exchange) -> None:
+        if x.is_tunnel:
+            self.request_headers(x)
+
+    def refusal(self, message: str, status: int) -> Rejected:
+        """What the client is told: names of rules, entities and places, and nothing that was found."""
+        return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
+
+    def _let_pass_unseen(self, x: Exchange) -> None:
+        """For a tunnel or an upgrade, which nobody looks into. Raises Rejected (403) where it may not pass."""
+        if self._denies_unreadable:
+            what = "a tunnel" if x.is_tunnel else "an upgraded connection"
+            raise self.refusal(f"what is said in {what} cannot be looked at", 403)
+
+    def _let_pass(self, what: str, fields: Fields, status: int) -> None:
+        """For a body of a type that cannot be looked at. Raises Rejected where it may not pass."""
+        if self._denies_unreadable:
+            shown = (fields.get(b"content-type") or b"none").decode("latin-1")[:80]
+            raise self.refusal(f"the {what}'s body cannot be looked at: its Content-Type is {shown}", status)
+
+    def _unreadable(self, data: bytes, error: Unreadable, what: str, status: int) -> bytes:
+        if self._denies_unreadable:
+            raise self.refusal(f"the {what}'s body cannot be looked at: {error}", status)
+        return data
