@@ -255,5 +255,4 @@ def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | No
 
 
 def terminates(spec: ListenerIR) -> bool:
-    """Whether the client's TLS ends at this listener."""
     return spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE

@@ -118,9 +118,6 @@ class ClientVariants(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._numbered[:-1])
 
-    def __repr__(self) -> str:
-        return f"ClientVariants({len(self._at)})"
-
 
 def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
     whose = f"gateway {identity.origin_gateway}" if identity.origin_gateway != "-" else "what has read its token"

@@ -52,6 +52,3 @@ class DefaultRoutes:
         if found is None:
             found = self._by_entry[policy, entry] = self.route.counted_in(self._count(policy, entry))
         return found
-
-    def __repr__(self) -> str:
-        return f"DefaultRoutes({len(self._by_entry)} entries, {len(self.known)} destinations)"

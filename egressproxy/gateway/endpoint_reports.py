@@ -41,9 +41,6 @@ class EndpointReporter:
         reason = "EndpointEjected" if health.state is HealthState.EJECTED else "EndpointUnhealthy"
         notices.endpoint_changed(backend, reason, f"endpoint {health.address} takes no requests: {why.text}")
 
-    def __repr__(self) -> str:
-        return "EndpointReporter()"
-
 
 class ParentReporter:
     """Called with each change (`NetworkReports.parent`)."""
@@ -61,9 +58,6 @@ class ParentReporter:
             return
         self._metrics.parents_put_aside[parent.name, reason.value] += 1
         self._metrics.notices.endpoint_changed(backend, "ParentPutAside", message)
-
-    def __repr__(self) -> str:
-        return "ParentReporter()"
 
 
 class FailoverReporter:
@@ -84,6 +78,3 @@ class FailoverReporter:
         self._notices.endpoint_changed(
             regarding, "BackendReturned", f"{why}: it takes requests again", EventType.NORMAL
         )
-
-    def __repr__(self) -> str:
-        return "FailoverReporter()"

@@ -230,7 +230,6 @@ class GatewayServer:
 
     @property
     def killed(self) -> KilledIdentities:
-        """The clients that are out of service."""
         return self.overload.gate.killed
 
     def kill(self, killed: KilledIdentities, new: KilledIdentities) -> int:
@@ -294,9 +293,6 @@ class GatewayServer:
 
     def _filter_counts(self) -> Iterable[FilterStats]:
         return self.snapshot.filters.stats() if self.snapshot is not None else ()
-
-    def __repr__(self) -> str:
-        return f"GatewayServer({self.snapshot}, {len(self._bound)} bound)"
 
 
 def _socket(place: tuple[str, int]) -> tuple[IPAddress, int]:

@@ -237,7 +237,6 @@ class OpenConnections:
 
     @property
     def tunnels(self) -> int:
-        """The number of tunnels of all listeners."""
         return sum(each.total for each in self.tunnels_of.values())
 
     def add_tunnel(self, listener: ListenerKey, client: str) -> None:
@@ -253,6 +252,3 @@ class OpenConnections:
         held.give_back(client)
         if not held.total:
             del self.tunnels_of[listener]
-
-    def __repr__(self) -> str:
-        return f"OpenConnections({self.port}, {len(self.connections)} connections, {self.tunnels} tunnels)"

@@ -106,7 +106,6 @@ class OverloadManager:
 
     @property
     def state(self) -> OverloadState:
-        """That of the last look."""
         return self.pressure.state
 
     def start(self) -> None:
@@ -115,7 +114,6 @@ class OverloadManager:
             self.look()
 
     def stop(self) -> None:
-        """Look no more."""
         self._deadline.close()
         if self._memory is not None:
             self._memory.close()
@@ -265,9 +263,6 @@ class OverloadManager:
     def _take_worst(self) -> int:
         worst, self._worst = self._worst, self.state
         return int(worst)
-
-    def __repr__(self) -> str:
-        return f"OverloadManager({self.pressure}, {self.gate})"
 
 
 def _size(size: int) -> str:

@@ -29,7 +29,7 @@ SELF_SERVICE: Final = "SelfService"
 GOLDEN: Final = 0.6180339887498949
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _HotRoute:
     """What each exchange looks at. It lies together in memory: where each of thousands of tenants has policies of its
     own, little of it is in the processor's cache.
@@ -49,7 +49,7 @@ class _HotRoute:
     idle_s: float = field(init=False)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Route(_HotRoute):
     """One rule of a route (`kind`), or what a policy allows without a route (`name` "-")."""
 
@@ -172,9 +172,6 @@ class Route(_HotRoute):
     def is_default(self) -> bool:
         """Whether it serves what no route matches."""
         return self.name == "-"
-
-    def __repr__(self) -> str:
-        return f"Route({self.name}, {len(self.backends)} backends)"
 
 
 def self_service(series: Series) -> Route:

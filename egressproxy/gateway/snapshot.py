@@ -44,7 +44,7 @@ _LIMITS: Final = tuple(each.name for each in fields(LimitsIR))
 _OTHER_WORDS: Final = (ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ActiveListener:
     """One listener of a Gateway."""
 
@@ -80,9 +80,6 @@ class ActiveListener:
     def leaves_for(self, host: str) -> LeafCache | None:
         """What clients are shown in tunnels to this host (lower case), which are opened; None: they are not."""
         return self.leaves.match(host) if self.leaves is not None and host != OWN_HOST else None
-
-    def __repr__(self) -> str:
-        return f"ActiveListener({self.gateway}/{self.name}:{self.spec.port})"
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +207,7 @@ def strictest_limits(each: Sequence[LimitsIR]) -> LimitsIR:
     return LimitsIR(**{name: least(name) for name in _LIMITS})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Snapshot:
     """One configuration, live."""
 
@@ -220,6 +217,3 @@ class Snapshot:
     filters: FilterInstances
     leaf_caches: LeafCaches = field(default_factory=LeafCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
-
-    def __repr__(self) -> str:
-        return f"Snapshot({self.generation}, {len(self.ports)} ports, {len(self.connectors)} connectors)"

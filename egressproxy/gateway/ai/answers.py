@@ -38,11 +38,9 @@ class TranslatedAnswer:
 
     @property
     def is_reusable(self) -> bool:
-        """As of the upstream."""
         return self._upstream.is_reusable
 
     def settle_length(self) -> int:
-        """How many bytes it has."""
         return len(self._body)
 
     def whole_body(self) -> bytes:
@@ -67,9 +65,6 @@ class TranslatedAnswer:
     def resume_reading(self) -> None:
         """Reads: nothing more comes."""
 
-    def __repr__(self) -> str:
-        return f"TranslatedAnswer({len(self._body)} bytes)"
-
 
 class TranslatedStream:
     """Between the backend, whose sink it is, and the client's connection, whose source it is.
@@ -89,15 +84,12 @@ class TranslatedStream:
 
     @property
     def is_reusable(self) -> bool:
-        """As of the upstream, once its answer is whole."""
         return self._upstream.is_reusable
 
     def settle_length(self) -> int:
-        """-1: it flows."""
         return -1
 
     def whole_body(self) -> None:
-        """None: it flows."""
         return
 
     def send_response_body_to(self, sink: BodySink) -> None:
@@ -114,16 +106,13 @@ class TranslatedStream:
 
     # --- Reads: the client's connection asks ------------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """Reads: hold the backend back."""
         self._upstream.pause_reading()
 
     def resume_reading(self) -> None:
-        """Reads: let the backend go on."""
         self._upstream.resume_reading()
 
     # --- BodySink: the backend gives --------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
-        """BodySink: translate a piece, and hand on what has come of it."""
         if self.has_ended:
             return
         self._client.seen_octets = -1  # events that the client does not know are a sign of life, too
@@ -151,9 +140,6 @@ class TranslatedStream:
         self._sink.end_body(b"")
         self._client.driver.resume()
 
-    def __repr__(self) -> str:
-        return f"TranslatedStream({'ended' if self.has_ended else 'open'})"
-
 
 #: What the conductor sends to a client.
 Answer = Upstream | TranslatedAnswer | TranslatedStream
@@ -172,7 +158,6 @@ class _Gathering:
         self.is_whole = self.is_too_long = False
 
     def send_body(self, data: bytes) -> None:
-        """BodySink: keep a piece; what is beyond the bound is dropped."""
         self._client.seen_octets = -1
         self._size += len(data)
         if self._size <= self._limit:
@@ -183,7 +168,6 @@ class _Gathering:
             self._client.driver.resume()
 
     def end_body(self, trailers: bytes) -> None:
-        """BodySink: the body is whole."""
         self.is_whole = True
         self._client.driver.resume()
 

@@ -309,9 +309,6 @@ class AiCall:
             said["ai_backend_model"] = self._sent.sent_model[:_LOGGED]
         return said
 
-    def __repr__(self) -> str:
-        return f"AiCall({self.api})"
-
 
 def _bad(why: str) -> UpstreamFault:
     return UpstreamFault(Reason.BAD_RESPONSE, f"the backend's answer {why}")

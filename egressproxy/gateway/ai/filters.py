@@ -34,12 +34,10 @@ class AiRequests(Filter):
         self._translations = translations
 
     def request_headers(self, x: Exchange) -> None:
-        """Look at what is asked for."""
         if not x.is_tunnel:
             AiCall.begin(x)
 
     def complete(self, x: Exchange) -> None:
-        """Count what was translated, and say in the log what was asked for."""
         call = AiCall.of(x)
         if call is None:
             return
@@ -51,6 +49,3 @@ class AiRequests(Filter):
         fields = call.log_fields()
         if fields:
             x.add_log_fields(fields)
-
-    def __repr__(self) -> str:
-        return f"AiRequests({self._route})"

@@ -31,20 +31,15 @@ class ProviderCall:
         self.api = api
 
     def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
-        """The body for the client."""
         return told_in_shape(self.api, error, about)
 
     def error_fields(self, error: GatewayError) -> tuple[tuple[bytes, bytes], ...]:
-        """What the head has for it."""
         return error_fields(self.api, error.status)
 
     def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
         """The event that ends a stream of this media type; b"" where there is none."""
         more = {name: value for name, value in about.items() if name not in _OWN}
         return error_in_stream(self.api, kind, error.status, _said(error), error.reason.value, more)
-
-    def __repr__(self) -> str:
-        return f"ProviderCall({self.api.value})"
 
 
 def told_in_shape(api: Api, error: GatewayError, about: dict[str, object], field: str | None = None) -> bytes:

@@ -38,7 +38,6 @@ class AiEndpoint:
 
     @property
     def renames(self) -> bool:
-        """Whether it has a name of its own for any model."""
         return bool(self._alias or self._aliases)
 
     @property
@@ -59,7 +58,6 @@ class AiEndpoint:
         return self.renames or self.api_for(api) is not api
 
     def path_of(self, api: Api) -> bytes:
-        """Where it serves an API."""
         return (self.prefix or _PREFIX) + DEFAULT_PATHS[api].removeprefix(_PREFIX)
 
     @property
@@ -84,6 +82,3 @@ class AiEndpoint:
         if self._alias:
             names.append(f"{self._alias} for {'every other model' if names else 'every model'}")
         return f"{said}, asks for {', '.join(names)}" if names else said
-
-    def __repr__(self) -> str:
-        return f"AiEndpoint({self.values})"

@@ -161,7 +161,6 @@ class BidirectionalCall(UpstreamCaller):
     def send_request(
         self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        """Send the head, and what was sent so far; again on another connection."""
         if self._kept is None:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "too much was sent to be sent again")
         super().send_request(x, upstream, None, pseudonym)
@@ -191,7 +190,6 @@ class BidirectionalCall(UpstreamCaller):
                 self._receiver.message_came(message)
 
     def end_body(self, trailers: bytes) -> None:
-        """The answer is over."""
         self._trailers = trailers
 
     async def _live(self, driver: Driver) -> None:
@@ -251,10 +249,6 @@ class BidirectionalCall(UpstreamCaller):
             if not future.done():
                 future.set_result(None)
 
-    def __repr__(self) -> str:
-        state = "over" if self._is_over else "ended by us" if self._has_ended else "open"
-        return f"BidirectionalCall({self._backend}, {state})"
-
 
 class _Feeder:
     """What the connection pauses and resumes: whoever sends on this stream."""
@@ -265,9 +259,7 @@ class _Feeder:
         self._stream = stream
 
     def pause_reading(self) -> None:
-        """The connection is full: senders wait."""
         self._stream.connection_is_full(is_full=True)
 
     def resume_reading(self) -> None:
-        """The connection has drained: senders go on."""
         self._stream.connection_is_full(is_full=False)

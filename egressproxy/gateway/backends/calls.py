@@ -45,7 +45,6 @@ class BackendCall:
         fault: GatewayError | None,
         counts: CallCounts,
     ) -> None:
-        """`name` is that of the filter."""
         self._filter = name
         self.backend = backend
         self._connector = connector
@@ -68,7 +67,6 @@ class BackendCall:
         timeout_s: float,
         x: Exchange | None = None,
     ) -> CallAnswer:
-        """As `FilterCall.request`."""
         started = monotonic()
         result = "ok"
         try:
@@ -88,7 +86,6 @@ class BackendCall:
             self._counts.count(self._filter, self.backend, result, monotonic() - started)
 
     async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
-        """As `FilterCall.open`."""
         started = monotonic()
         result = "ok"
         inner = self._question(RequestHead(b"CONNECT", b"/", Fields()), None)
@@ -118,7 +115,6 @@ class BackendCall:
         max_message_bytes: int,
         x: Exchange | None = None,
     ) -> BidirectionalCall:
-        """As `FilterCall.open_stream`."""
         inner = self._question(RequestHead(b"POST", path, Fields.of(fields)), x)
         counted = partial(self._counts.count, self._filter, self.backend)
         return BidirectionalCall(self._connector, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
@@ -148,9 +144,6 @@ class BackendCall:
         inner.path = head.path.partition(b"?")[0]
         inner.backend_is_secure = connector is not None and connector.spec.backend.tls is not None
         return inner
-
-    def __repr__(self) -> str:
-        return f"BackendCall({self.backend})"
 
 
 def unusable(error: str) -> GatewayFault:
@@ -210,12 +203,10 @@ class _Question(UpstreamCaller):
         self._size = 0
 
     def send_body(self, data: bytes) -> None:
-        """Keep a piece of the answer. Raises UpstreamFault above MAX_ANSWER_BYTES."""
         self._size += len(data)
         if self._size > MAX_ANSWER_BYTES:
             raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
         self.answer.append(data)
 
     def end_body(self, trailers: bytes) -> None:
-        """Keep the fields behind the answer."""
         self.trailers = trailers

@@ -121,7 +121,6 @@ class Connector:
         return self.endpoint_target(self._next_endpoint(x, avoid))
 
     def endpoint_target(self, endpoint: EndpointAddress) -> Target:
-        """The target of this endpoint of the backend."""
         return self.targets.configured(str(endpoint.address), endpoint.port, self.spec.backend.tls)
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
@@ -230,7 +229,6 @@ class Connector:
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
-        """As `ConnectionOpener.open`."""
         if self.ways is None:
             return await self.opener.open(x, target, connect, protocol, alpn)
         return await self.ways.reach(
@@ -429,7 +427,6 @@ class Connector:
 
     @property
     def is_retired(self) -> bool:
-        """Whether `retire` was called."""
         return self.targets.is_retired
 
     def counts(self) -> tuple[int, int]:
@@ -444,9 +441,6 @@ class Connector:
     def waiting(self) -> int:
         """Exchanges that wait for a connection, to the backend or its parent, for metrics."""
         return sum(hop.targets.waiting for hop in self.all_hops())
-
-    def __repr__(self) -> str:
-        return f"Connector({self.name}, {len(self.targets.known)} targets)"
 
 
 def _parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:

@@ -147,7 +147,6 @@ class Target(DialTarget):
 
     @property
     def is_secure(self) -> bool:
-        """Whether connections to it are over TLS."""
         return self.tls is not None
 
     @property
@@ -159,21 +158,17 @@ class Target(DialTarget):
 
     @property
     def key(self) -> Key:
-        """Its key in `Targets.known`."""
         return self.host, self.port, self.is_secure
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is open and no exchange waits."""
         return self.pool.is_empty and (self.shared is None or self.shared.is_empty)
 
     @property
     def is_all_idle(self) -> bool:
-        """Whether no connection is in use and no exchange waits."""
         return self.pool.is_all_idle and (self.shared is None or self.shared.is_all_idle)
 
     def counts(self) -> tuple[int, int]:
-        """Connections (active, idle)."""
         idle = self.pool.idle_count
         active = self.pool.open - idle
         if self.shared is None:
@@ -183,7 +178,6 @@ class Target(DialTarget):
 
     @property
     def waiting(self) -> int:
-        """Exchanges that wait for a connection."""
         return len(self.pool.waiting) + (self.shared.waiting if self.shared is not None else 0)
 
     def use_http_1(self) -> None:
@@ -196,7 +190,6 @@ class Target(DialTarget):
             connection.close()
 
     def retire(self) -> None:
-        """Close idle connections now, busy ones when their exchange ends."""
         for connection in self.pool.retire():
             connection.close()
         if self.shared is not None:
@@ -208,9 +201,6 @@ class Target(DialTarget):
         if connection.age is not None:
             connection.age.close()
         self.pool.lost(connection)
-
-    def __repr__(self) -> str:
-        return f"Target({self.host}:{self.port}{', TLS' if self.is_secure else ''}, {self.pool})"
 
 
 def backend_origin(host: str, port: int, tls: BackendTlsIR | None) -> BackendOrigin:
@@ -277,19 +267,16 @@ class Targets:
         return target
 
     def retire(self) -> None:
-        """Close idle connections now, busy ones when their exchange ends."""
         self.is_retired = True
         for target in self.known.values():
             target.retire()
 
     def counts(self) -> tuple[int, int]:
-        """Connections (active, idle)."""
         counts = [target.counts() for target in self.known.values()]
         return sum(active for active, _ in counts), sum(idle for _, idle in counts)
 
     @property
     def waiting(self) -> int:
-        """Exchanges that wait for a connection."""
         return sum(target.waiting for target in self.known.values())
 
     def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
@@ -321,6 +308,3 @@ class Targets:
                 if not own:
                     del self._of_client[target.client]
             target.retire()
-
-    def __repr__(self) -> str:
-        return f"Targets({self._name}, {len(self.known)})"

@@ -97,7 +97,6 @@ class Endpoints:
         return (named := self.named) is None or not isinstance(named.watch, NameWatch) or not named.watch.is_out
 
     def is_usable(self, target: Target) -> bool:
-        """Whether a request that wants this endpoint may go there now."""
         return not isinstance(target.watch, EndpointWatch) or target.watch.is_usable
 
     # --- retries -------------------------------------------------------------------------------------------------
@@ -110,7 +109,6 @@ class Endpoints:
         return True
 
     def end_retry(self) -> None:
-        """A retry is over."""
         self.retries -= 1
 
     # --- tunnels, and requests on connections of others ------------------------------------------------------------
@@ -164,9 +162,6 @@ class Endpoints:
             if breaker.max_requests is not None and target.in_flight >= breaker.max_requests:
                 yield "maxParallelRequests"
 
-    def __repr__(self) -> str:
-        return f"Endpoints({self.name}, {self.balancer})"
-
 
 class TargetGuard:
     """The circuit breaker of every target of a connector. As a watch it knows no health.
@@ -184,7 +179,6 @@ class TargetGuard:
         self.breaker = spec.resilience.breaker or CircuitBreakerIR()
 
     def watch(self, target: Target) -> TargetWatch:
-        """See WatchesTargets."""
         breaker, pool = self.breaker, target.pool
         if breaker.max_connections is not None:
             pool.limit = breaker.max_connections
@@ -255,7 +249,6 @@ class TargetGuard:
         return self._spec.resilience.panic_percent > 0
 
     def admit(self, target: Target) -> None:
-        """See TargetWatch."""
         most = self.breaker.max_requests
         if most is not None and target.in_flight >= most:
             raise open_circuit(self._name, "maxParallelRequests")
@@ -267,11 +260,7 @@ class TargetGuard:
         """See TargetWatch."""
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
-        """See TargetWatch."""
         return addresses
-
-    def __repr__(self) -> str:
-        return f"TargetGuard({self._name})"
 
 
 class EndpointWatch:
@@ -290,27 +279,20 @@ class EndpointWatch:
         return self.health.is_usable(self._guard.now)
 
     def admit(self, target: Target) -> None:
-        """See TargetWatch."""
         self._guard.admit(target)
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
-        """See TargetWatch."""
         if status >= 500 or not self.health.is_clean:
             self._detection.answered(self.health, status, self._guard.now)
 
     def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
-        """See TargetWatch."""
         if self._guard.is_failure(target, error, upstream):
             self._detection.failed(self.health, self._guard.now)
         elif self.health.state is HealthState.TRIAL:
             self.health.end_trial()
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
-        """See TargetWatch."""
         return addresses
-
-    def __repr__(self) -> str:
-        return f"EndpointWatch({self.health})"
 
 
 class DistantWatch(EndpointWatch):
@@ -322,7 +304,6 @@ class DistantWatch(EndpointWatch):
         super().__init__(guard, OutlierDetection(None, (health,)), health)
 
     def admit(self, target: Target) -> None:
-        """See TargetWatch. Raises UpstreamFault where the health checks fail."""
         self._guard.admit(target)
         if self.health.state is HealthState.UNHEALTHY and not self._guard.may_panic:
             raise self._guard.none_left(1)
@@ -343,7 +324,6 @@ class NameWatch:
         self._due = 0.0
 
     def admit(self, target: Target) -> None:
-        """See TargetWatch. Raises UpstreamFault where all known addresses are out."""
         self._guard.admit(target)
         if self.is_out:
             raise self._guard.none_left(len(self.known))
@@ -360,7 +340,6 @@ class NameWatch:
         return self._is_out
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
-        """See TargetWatch."""
         health = self.known.get(upstream)
         if health is not None and (status >= 500 or not health.is_clean):
             self._settle(target, health, self._detection.answered(health, status, self._guard.now))
@@ -379,7 +358,6 @@ class NameWatch:
                 health.end_trial()
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
-        """See TargetWatch."""
         now = self._guard.now
         texts = self.learn(target, addresses)
         usable = [texts[text] for text, health in self.known.items() if health.is_usable(now)]
@@ -401,9 +379,6 @@ class NameWatch:
     def _settle(self, target: DialTarget, health: EndpointHealth, is_ejected: bool) -> None:
         if is_ejected:
             target.name.leave(health.address.rpartition(":")[0].strip("[]"))
-
-    def __repr__(self) -> str:
-        return f"NameWatch({len(self.known)} addresses)"
 
 
 def hash_key(spec: LoadBalancerIR) -> Callable[[Exchange], bytes | None] | None:

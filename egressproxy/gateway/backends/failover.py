@@ -118,9 +118,6 @@ class FailoverGroup:
             return random.choices(equals, [endpoint.weight for endpoint in equals])[0]  # noqa: S311
         return min(left, key=lambda endpoint: _health(endpoint).aside_until, default=None)
 
-    def __repr__(self) -> str:
-        return f"FailoverGroup({self.spec.name}, {len(self.endpoints)} endpoints)"
-
 
 class Course:
     """The way of one request through a Failover."""
@@ -152,7 +149,6 @@ class Course:
         return self._failover.choose(self._asked, now)
 
     def begin(self, backend: RouteBackend, now: float) -> None:
-        """An attempt at this backend begins."""
         self._attempts += 1
         self._asked.append(backend)
         _health(backend).begin(now)
@@ -232,9 +228,6 @@ class Course:
         if error.retry is not RetrySafety.SAFE or error.reason in _OF_ALL or len(connector.endpoints) < 2:
             return False
         return any(connector.endpoint_target(each) not in tried for each in connector.endpoints)
-
-    def __repr__(self) -> str:
-        return f"Course({self._failover}, {self._attempts} attempts)"
 
 
 def is_over(error: GatewayError) -> bool:

@@ -23,11 +23,9 @@ class HealthAnswer:
         self.trailers = Fields(b"")
 
     def send_body(self, data: bytes) -> None:
-        """Keep a piece. Raises UpstreamFault above MAX_BYTES."""
         self.body += data
         if len(self.body) > MAX_BYTES:
             raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_BYTES} bytes")
 
     def end_body(self, trailers: bytes) -> None:
-        """The answer is whole."""
         self.trailers = Fields(trailers)

@@ -72,7 +72,6 @@ class HealthChecks:
             self._resolve()
 
     def stop(self) -> None:
-        """Ask nobody any more; checks in progress are given up."""
         if self._look is not None:
             self._look.close()
         if self._resolving is not None:
@@ -118,9 +117,6 @@ class HealthChecks:
                 only = known[text]
                 self._add(check, health, DialTarget(backend.hostname, backend.port, backend.tls, only=only))
 
-    def __repr__(self) -> str:
-        return f"HealthChecks({self.spec.backend.label}, {len(self._checks)} endpoints)"
-
 
 class EndpointCheck:
     """The checks of one endpoint, one after the other."""
@@ -159,7 +155,6 @@ class EndpointCheck:
             self._due.after(max(seconds, TICK_S))
 
     def close(self) -> None:
-        """Ask no more."""
         if self._due is not None:
             self._due.close()
             self._due = None
@@ -241,9 +236,6 @@ class EndpointCheck:
         from egressproxy.gateway.backends.http2_checks import ask_over_http2
 
         return await ask_over_http2(self._opener, self._network, self._driver, self._target, x, host, LIMITS, body)
-
-    def __repr__(self) -> str:
-        return f"EndpointCheck({self._health})"
 
 
 def host_field(target: DialTarget) -> bytes:

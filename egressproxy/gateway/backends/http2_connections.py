@@ -105,33 +105,27 @@ class Http2Connections:
 
     # --- as a part of its target -----------------------------------------------------------------------------------
     def retire(self) -> None:
-        """No connection takes another exchange; idle ones close now."""
         for connection in list(self._pool.connections):
             assert isinstance(connection, Http2Upstream)
             connection.retire()
 
     def counts(self) -> tuple[int, int]:
-        """Connections (active, idle)."""
         return self._pool.counts()
 
     @property
     def waiting(self) -> int:
-        """Exchanges that wait for a connection."""
         return len(self._pool.waiting)
 
     @property
     def in_flight(self) -> int:
-        """Exchanges that are there now."""
         return sum(connection.active for connection in self._pool.connections) + self._pool.opening
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is open and no exchange waits."""
         return self._pool.is_empty
 
     @property
     def is_all_idle(self) -> bool:
-        """Whether no connection is in use and no exchange waits."""
         return not self._pool.waiting and not self._pool.counts()[0]
 
     # --- connections -----------------------------------------------------------------------------------------------
@@ -200,6 +194,3 @@ class Http2Connections:
         finally:
             deadline.close()
             del future  # its error's traceback holds this frame: no cycle
-
-    def __repr__(self) -> str:
-        return f"Http2Connections({self._target.host}:{self._target.port}, {self._pool})"

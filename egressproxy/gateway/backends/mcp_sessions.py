@@ -123,9 +123,6 @@ class McpSessions:
         text = b"mcp %b\0%b\0%b" % (purpose, self._route.encode(), message)
         return hmac.digest(self._key.reveal(), text, "sha256")[:_DIGEST]
 
-    def __repr__(self) -> str:
-        return f"McpSessions({self._route}, {len(self._places)} endpoints)"
-
 
 def session_not_found() -> BadRequest:
     """What makes a client begin a new session (Model Context Protocol, Transports, Session Management)."""
@@ -134,7 +131,6 @@ def session_not_found() -> BadRequest:
 
 
 def speaks_mcp(backend: RouteBackend) -> bool:
-    """Whether this backend can be used and speaks MCP."""
     return backend.connector is not None and backend.connector.spec.backend.protocol is Protocol.MCP
 
 

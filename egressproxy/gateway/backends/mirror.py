@@ -28,7 +28,7 @@ MAX_HELD_TOGETHER: Final = 16 * MAX_HELD
 REST_S: Final = 60.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Mirror:
     """One RequestMirror filter, live: where copies go, and which requests are copied.
 
@@ -75,6 +75,3 @@ class Mirror:
             return False
         self._due -= denominator
         return True
-
-    def __repr__(self) -> str:
-        return f"Mirror({self.backend}, {self.ratio[0]}/{self.ratio[1]}, {self.in_progress.total} in progress)"

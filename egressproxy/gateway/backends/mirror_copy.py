@@ -71,27 +71,21 @@ class Copies:
             each.end_body(trailers)
 
     def send_body(self, data: bytes) -> None:
-        """BodySink: a piece of the body, for the real sink and every copy."""
         assert self._sink is not None
         self._sink.send_body(data)
         for each in self._copies:
             each.send_body(data)
 
     def end_body(self, trailers: bytes) -> None:
-        """BodySink: the end of the body, for the real sink and every copy. `trailers` are field lines, or b""."""
         assert self._sink is not None
         self._sink.end_body(trailers)
         for each in self._copies:
             each.end_body(trailers)
 
     def end(self) -> None:
-        """Drop copies whose body is not whole, because the exchange is over."""
         self._sink = None
         for each in self._copies:
             each.end()
-
-    def __repr__(self) -> str:
-        return f"Copies({len(self._copies)})"
 
 
 class Copy(UpstreamCaller):
@@ -177,7 +171,6 @@ class Copy(UpstreamCaller):
         self.resume_reading()
 
     def end(self) -> None:
-        """Drop the copy if its body is not whole, because the exchange is over."""
         if not self._is_over and self._trailers is None:
             self.driver.throw(_Dropped())
 
@@ -186,7 +179,6 @@ class Copy(UpstreamCaller):
         """Reads: nothing to do, since pieces that come are held."""
 
     def resume_reading(self) -> None:
-        """Reads: send what is held, as far as the connection takes it."""
         upstream = self._upstream
         if upstream is None or self._is_over:
             return
@@ -256,7 +248,6 @@ class Copy(UpstreamCaller):
     def send_request(
         self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        """Send the head, and the part of the body that is here; the rest follows as it comes."""
         super().send_request(x, upstream, body, pseudonym)
         if x.request.body != 0:
             self._upstream = upstream
@@ -275,9 +266,6 @@ class Copy(UpstreamCaller):
         self._held_bytes -= amount
         self._mirror.held.give_back(self._client, amount)
         self._mirror.connector.network.copied_bytes.give_back(self._client, amount)
-
-    def __repr__(self) -> str:
-        return f"Copy({self._mirror.backend}, {'over' if self._is_over else 'under way'}, {self._held_bytes} held)"
 
 
 class _Dropped(Exception):

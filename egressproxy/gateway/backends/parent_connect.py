@@ -65,7 +65,6 @@ def identity_line(backend: BackendIR, x: Exchange, method: bytes, authority: str
 
 
 def is_socks(backend: BackendIR | None) -> bool:
-    """Whether this parent is a SOCKS5 proxy."""
     return backend is not None and backend.protocol is Protocol.SOCKS5
 
 
@@ -145,7 +144,6 @@ class ParentHandshake(asyncio.Protocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """asyncio.Protocol: as `eof_received`."""
         self._fail(self._closed())
 
     def timed_out(self) -> None:
@@ -194,7 +192,6 @@ class ConnectHandshake(ParentHandshake):
         self._reader.expect(b"CONNECT")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio.Protocol: send CONNECT, with the credentials that the backend has for its parent."""
         target = str(self._authority).encode()
         shown = proxy_authorization(self._backend)
         line = shown.reveal() if shown is not None else b""
@@ -202,7 +199,6 @@ class ConnectHandshake(ParentHandshake):
         self._transport.write(b"CONNECT %b HTTP/1.1\r\nHost: %b%b%b\r\n\r\n" % (target, target, self._lines, line))
 
     def data_received(self, data: bytes) -> None:
-        """asyncio.Protocol: read the answer, past interim ones; `established` has the outcome."""
         if self.established.done():
             return
         try:

@@ -42,12 +42,10 @@ class SocksHandshake(ParentHandshake):
         self._client = SocksClient(authority, credentials.authorization if credentials is not None else None, via)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio.Protocol: send the greeting."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(self._client.greeting())
 
     def data_received(self, data: bytes) -> None:
-        """asyncio.Protocol: answer what the parent says; `established` has the outcome."""
         if self.established.done():
             return
         try:

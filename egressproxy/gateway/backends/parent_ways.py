@@ -99,7 +99,6 @@ class ParentWays(Generic[C]):
 
     @property
     def connectors(self) -> list[C]:
-        """All of them."""
         return [way.connector for way in self._ways] + ([self._direct] if self._direct is not None else [])
 
     def put_aside(self) -> Iterator[tuple[str, float]]:
@@ -164,11 +163,6 @@ class ParentWays(Generic[C]):
         message = f"{error.message}: it is put aside for {pause_s:.0f} s ({error.reason.value})"
         self._tell(way.parent, error.reason, message)
 
-    def __repr__(self) -> str:
-        now = self._now()
-        names = (f"{way.parent.name} (aside)" if way.until > now else way.parent.name for way in self._ways)
-        return f"ParentWays({', '.join(names)})"
-
 
 class OpenerOfWays(ConnectionOpener):
     """Opens connections of health checks as those of requests: by the first way whose parent can be connected to."""
@@ -176,7 +170,6 @@ class OpenerOfWays(ConnectionOpener):
     __slots__ = ("_ways",)
 
     def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, ways: ParentWays[Any]) -> None:
-        """`ways` gives connectors."""
         super().__init__(spec, network, parent)
         self._ways = ways
 
@@ -188,7 +181,6 @@ class OpenerOfWays(ConnectionOpener):
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
-        """As `ConnectionOpener.open`."""
         opened: asyncio.Transport = await self._ways.reach(
             target.host, target.port, lambda way: way.opener.open(x, target, connect, protocol, alpn)
         )

@@ -76,6 +76,3 @@ class PassiveHealth:
         self._hold_off_s = min(max(self._hold_off_s * 2, MIN_HOLD_OFF_S), MAX_HOLD_OFF_S)
         self.aside_until = now + self._hold_off_s
         return self._hold_off_s
-
-    def __repr__(self) -> str:
-        return f"PassiveHealth({self._failures} failures in a row, hold-off {self._hold_off_s:g} s)"

@@ -188,12 +188,10 @@ class ReplayableBody:
 
     # --- Reads: the backend's connection asks ----------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """Reads: hold the source back."""
         if self._source is not None:
             self._source.pause_reading()
 
     def resume_reading(self) -> None:
-        """Reads: let the source go on."""
         if self._source is not None:
             self._source.resume_reading()
 
@@ -213,7 +211,6 @@ class ReplayableBody:
             end_if_no_memory(self._collecting, self._bytes)
 
     def end_body(self, trailers: bytes) -> None:
-        """BodySink: the body is whole. `trailers` are kept for further attempts."""
         self.has_begun = True
         self.whole_at = monotonic()
         self._trailers = trailers
@@ -233,6 +230,3 @@ class ReplayableBody:
             self._bytes > REPLAY_LIMIT and self._client is not None and self._client.handler_has_no_memory
         ):
             self.forget()
-
-    def __repr__(self) -> str:
-        return f"ReplayableBody({self._bytes} bytes, {'kept' if self.is_kept else 'not kept'})"

@@ -128,9 +128,6 @@ class RetryPolicy:
         least = self._retry.backoff_s
         return random.uniform(least, min(least * 2.0 ** min(retries, 30), self._retry.max_backoff_s))  # noqa: S311
 
-    def __repr__(self) -> str:
-        return f"RetryPolicy({self._retry.attempts} retries, {self.sessions})"
-
 
 class Budget:
     """At most a share of the requests of an interval goes again: retries must not become the load that ends a backend.
@@ -172,9 +169,6 @@ class Budget:
             self._began += age // interval_s * interval_s
             age %= interval_s
         return 1 - age / interval_s
-
-    def __repr__(self) -> str:
-        return f"Budget({self._retries} of {self._requests})"
 
 
 def untried(backend: RouteBackend, x: Exchange, tried: Collection[Target], down: Collection[Target]) -> Target:

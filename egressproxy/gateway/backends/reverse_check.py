@@ -31,7 +31,6 @@ class ReverseFinding(NamedTuple):
 
     @property
     def result(self) -> str:
-        """As metrics count it."""
         if self.agrees:
             return "agrees"
         return "differs" if self.names.reason is Reason.OK else "failed"

@@ -21,7 +21,7 @@ from egressproxy.telemetry.series import Series
 EXACT_BELOW_S: Final = 1.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _HotRouteBackend:
     """What each exchange looks at. It lies together in memory: where each of thousands of tenants has policies of its
     own, little of it is in the processor's cache.
@@ -35,7 +35,7 @@ class _HotRouteBackend:
     mirrors: tuple[Mirror, ...] | None = field(default=None, kw_only=True)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class RouteBackend(_HotRouteBackend):
     """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
 
@@ -86,7 +86,6 @@ class RouteBackend(_HotRouteBackend):
 
     @property
     def originates_tls(self) -> bool:
-        """Whether the backend is configured with TLS."""
         return self.connector is not None and self.connector.spec.backend.tls is not None
 
     @property
@@ -106,9 +105,6 @@ class RouteBackend(_HotRouteBackend):
     def counted_in(self, series: Series) -> RouteBackend:
         """A copy whose traffic is counted in this series."""
         return replace(self, series=series)
-
-    def __repr__(self) -> str:
-        return f"RouteBackend({self.name}, weight={self.weight})"
 
 
 def on_the_wheel(seconds: float) -> float:

@@ -83,7 +83,6 @@ class SessionPlaces:
                 self._names[backend, host, port] = place
 
     def find(self, place: bytes) -> tuple[RouteBackend, EndpointAddress | None] | None:
-        """The backend and the endpoint with this digest."""
         return self._places.get(place)
 
     def digest_of(self, backend: RouteBackend, target: Target) -> bytes:
@@ -181,9 +180,6 @@ class PersistentSessions:
     def _digest(self, purpose: bytes, message: bytes) -> bytes:
         text = b"%b\0%b\0%b" % (purpose, self._spec.scope.encode(), message)
         return hmac.digest(self._key.reveal(), text, "sha256")[:16]
-
-    def __repr__(self) -> str:
-        return f"PersistentSessions({self._spec.name}, {len(self._places)} endpoints)"
 
 
 def _now_ms() -> int:

@@ -58,34 +58,25 @@ class TenantConnections:
         self._of.pop(idle).retire()
 
     def retire(self) -> None:
-        """No connection takes another exchange; idle ones close now."""
         for each in list(self._of.values()):
             each.retire()
 
     def counts(self) -> tuple[int, int]:
-        """Connections (active, idle)."""
         counts = [each.counts() for each in self._of.values()]
         return sum(active for active, _ in counts), sum(idle for _, idle in counts)
 
     @property
     def waiting(self) -> int:
-        """Exchanges that wait for a connection."""
         return sum(each.waiting for each in self._of.values())
 
     @property
     def in_flight(self) -> int:
-        """Exchanges that are there now."""
         return sum(each.in_flight for each in self._of.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is open and no exchange waits."""
         return all(each.is_empty for each in self._of.values())
 
     @property
     def is_all_idle(self) -> bool:
-        """Whether no connection is in use and no exchange waits."""
         return all(each.is_all_idle for each in self._of.values())
-
-    def __repr__(self) -> str:
-        return f"TenantConnections({len(self._of)} tenants)"

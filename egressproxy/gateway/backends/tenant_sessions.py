@@ -29,6 +29,3 @@ class TenantSessions:
         if len(self._of) > MAX_SESSIONS:
             del self._of[next(iter(self._of))]
         return found
-
-    def __repr__(self) -> str:
-        return f"TenantSessions({len(self._of)})"

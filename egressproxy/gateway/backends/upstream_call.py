@@ -48,7 +48,6 @@ class CountedWay:
     __slots__ = ("_claim", "_target", "_via", "behind", "network")
 
     def __init__(self, via: Connector, target: Target, client: str) -> None:
-        """Count it."""
         self._via = via
         self._target = target
         self._claim: Claim[Upstream] = Claim(client)
@@ -60,9 +59,6 @@ class CountedWay:
         """Give the connection back and its place among the attempts, too."""
         self._target.pool.lost(self._claim)
         self._via.release(target, connection, reusable=reusable)
-
-    def __repr__(self) -> str:
-        return f"CountedWay({self._via}, {self._target})"
 
 
 class HeldConnection:
@@ -84,7 +80,6 @@ class HeldConnection:
         self.upstream = None
 
     def hold(self, connector: Connector | CountedWay, target: Target, upstream: Upstream) -> None:
-        """Hold this connection, to be given back to this connector."""
         self.connector = connector
         self.target = target
         self.upstream = upstream

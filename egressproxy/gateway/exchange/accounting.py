@@ -111,6 +111,3 @@ class Accounting:
         assert self.gate is not None
         if self.gate.killed.has(x.identity):
             x.reason, x.denied = Reason.IDENTITY_KILLED, True
-
-    def __repr__(self) -> str:
-        return f"Accounting({len(self.recent)} recent decisions)"

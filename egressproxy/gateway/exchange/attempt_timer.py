@@ -49,6 +49,3 @@ class AttemptTimer:
             self._handle = asyncio.get_running_loop().call_later(left_s, self._look)
         else:
             self._client.end_late_attempt()
-
-    def __repr__(self) -> str:
-        return f"AttemptTimer({self._client})"

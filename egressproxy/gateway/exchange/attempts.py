@@ -418,9 +418,6 @@ class Attempts:
             assert self._target is not None
             sessions.keep(x, self._shown, self._backend, self._target)
 
-    def __repr__(self) -> str:
-        return f"Attempts({len(self._chosen)}, {self._backend})"
-
 
 def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
     """Add an attempt to the trail of this exchange. `began`: monotonic seconds."""

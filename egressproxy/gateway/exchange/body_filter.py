@@ -62,7 +62,6 @@ class BodyFilter:
 
     @property
     def is_write_blocked(self) -> bool:
-        """Whether the sink takes nothing more for now."""
         return self._is_sink_full
 
     def feed_from(self, source: Reads) -> None:
@@ -72,12 +71,10 @@ class BodyFilter:
             source.pause_reading()
 
     def pause_reading(self) -> None:
-        """The sink is full: the source pauses."""
         self._is_sink_full = True
         self._source.pause_reading()
 
     def resume_reading(self) -> None:
-        """The sink has drained: the source goes on, unless a filter waits."""
         self._is_sink_full = False
         if self._more:
             self._take_more()
@@ -91,7 +88,6 @@ class BodyFilter:
         self._take_more()
 
     def send_body(self, data: bytes) -> None:
-        """Take one piece."""
         if self._task is not None or self.chain.holds or self.is_over:
             self._take(data, None)
             return
@@ -107,7 +103,6 @@ class BodyFilter:
             self._sink.send_body(outcome)
 
     def end_body(self, trailers: bytes) -> None:
-        """The body is whole."""
         self._take(b"", trailers)
 
     def cancel(self) -> None:
@@ -251,11 +246,9 @@ class Collector:
 
     @property
     def body(self) -> bytes:
-        """The whole body."""
         return self._parts.joined()
 
     def send_body(self, data: bytes) -> None:
-        """Take one piece."""
         self._parts.append(data)
         self._size += len(data)
         if 0 <= self._limit < self._size:
@@ -265,7 +258,6 @@ class Collector:
         end_if_no_memory(self._client, self._size)
 
     def end_body(self, trailers: bytes) -> None:
-        """The body is whole."""
         self.is_whole = True
         self.trailers = trailers
         self._client.driver.resume()
@@ -282,11 +274,9 @@ class ShortBody:
         self.is_whole = False
 
     def send_body(self, data: bytes) -> None:
-        """Take one piece."""
         self.body += data
 
     def end_body(self, trailers: bytes) -> None:
-        """The body is whole."""
         self.is_whole = True
         self._driver.resume()
 

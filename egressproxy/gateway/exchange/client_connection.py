@@ -59,25 +59,20 @@ class ClientConnection(DownstreamConnection, Client):
 
     @property
     def handler_is_pressed(self) -> bool:
-        """See Client."""
         return is_pressed(self.handler)
 
     @property
     def request_handler(self) -> RequestHandler:
-        """See Client."""
         return self.handler
 
     @property
     def handler_has_no_memory(self) -> bool:
-        """See Client."""
         return has_no_memory(self.handler)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
-        """Those of a request."""
         return self.passable_of_request(trailers)
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
-        """Those of an answer."""
         return self.passable_trailers(trailers)
 
     def eof_received(self) -> bool:
@@ -86,11 +81,9 @@ class ClientConnection(DownstreamConnection, Client):
         return super().eof_received() and not is_held
 
     def continued(self) -> None:
-        """See Client."""
         self.tunnel_ended()
 
     def enter_tunnel(self, tunnel: OpenedTunnel, limits: HeadLimits) -> None:
-        """Read requests anew, inside a tunnel that we speak HTTP in."""
         self.tunnel = tunnel
         self.read_anew(limits)
 
@@ -100,7 +93,6 @@ class ClientConnection(DownstreamConnection, Client):
         self.driver.on_idle = None
 
     def close_if_idle(self) -> bool:
-        """Close it unless an exchange is under way; returns whether it closes."""
         if not self.is_idle:
             return False
         self.close(lingers=False)  # whoever makes way for another is counted no more: its descriptor goes, too

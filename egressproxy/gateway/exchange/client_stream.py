@@ -82,7 +82,6 @@ class ClientStream(DownstreamStream, Client):
         self.http2 = connection
 
     def remember(self, verdict: Verdict) -> None:
-        """As of Client, for the streams that follow."""
         self.verdict = self.http2.verdict = verdict
 
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
@@ -100,25 +99,20 @@ class ClientStream(DownstreamStream, Client):
 
     @property
     def handler_is_pressed(self) -> bool:
-        """See Client."""
         return is_pressed(self.connection.handler)
 
     @property
     def request_handler(self) -> RequestHandler:
-        """See Client."""
         return self.connection.handler
 
     @property
     def handler_has_no_memory(self) -> bool:
-        """See Client."""
         return has_no_memory(self.connection.handler)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
-        """Those of a request."""
         return self.passable_of_request(trailers)
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
-        """Those of an answer; of a call they have the status."""
         passed = self.passable_trailers(trailers)
         if self.call is not None:
             self.call.note(parsed_status(passed))
@@ -166,7 +160,6 @@ class ClientStream(DownstreamStream, Client):
         return inner if cast(object, inner) is not self else None
 
     def serving(self) -> tuple[HeldResources, ...]:
-        """As of Client, or of the exchanges in its tunnel."""
         serving = getattr(self.in_tunnel, "serving", None)
         return super().serving() if serving is None else tuple(serving())
 
@@ -196,7 +189,6 @@ class ClientStream(DownstreamStream, Client):
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
     ) -> None:
-        """As of Client. Of a call the head may be all, with the status in it."""
         super().send_response(head, request, pseudonym, body, close=close)
         call = self.call
         if call is not None:
@@ -204,11 +196,9 @@ class ClientStream(DownstreamStream, Client):
             call.is_open = body is None and head.body == CHUNKED and is_grpc(head.fields.get(b"content-type"))
 
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
-        """As of Client; of a call trailers alone."""
         return super().error_answer(error, x) if self.call is None else error_of_call(error, x.request_id)
 
     def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
-        """As of Client; of a call trailers alone."""
         call = self.call
         if call is None:
             return super().own_answer(answer, x)
@@ -303,17 +293,14 @@ class ClientHttp2(DownstreamHttp2):
         self.verdict: Verdict | None = None
 
     def new_stream(self, number: int) -> DownstreamStream:
-        """What the conductor serves."""
         self.reader.is_forward = self.state.port.first.is_forward  # after a reload it may be
         return ClientStream(self, number)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection leaves its listener."""
         super().connection_lost(error)
         self.state.leave(self)
 
     def was_broken_off(self, code: ErrorCodes, why: str) -> None:
-        """Count and log what ends the connection of a client that keeps to no rule."""
         name = code.name if isinstance(code, ErrorCodes) else "PROTOCOL_ERROR"
         self.metrics.http2_connection_broken(name.lower())
         level = logging.DEBUG
@@ -343,7 +330,6 @@ class ClientHttp2(DownstreamHttp2):
             self.leave(gently=True)
 
     def serving(self) -> list[HeldResources]:
-        """What is held by each exchange in progress."""
         streams = list(self.streams.values())
         return [held for each in streams if isinstance(each, ClientStream) for held in each.serving()]
 
@@ -365,7 +351,6 @@ class OpenedHttp2(ClientHttp2):
         self.tunnel = tunnel
 
     def new_stream(self, number: int) -> ClientStream:
-        """As of ClientHttp2."""
         made = super().new_stream(number)
         assert isinstance(made, ClientStream)
         made.tunnel = self.tunnel

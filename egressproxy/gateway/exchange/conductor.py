@@ -88,7 +88,6 @@ class Conductor:
 
     # --- called by client connections ----------------------------------------------------------------------------
     def on_request(self, client: Client, head: RequestHead) -> None:
-        """RequestHandler: a request head has come. Serve it."""
         client.driver.start(self.serve(client, head))
 
     def on_bad_request(self, client: Client, error: GatewayError) -> None:
@@ -105,7 +104,6 @@ class Conductor:
             client.driver.throw(fault)
 
     def on_lost(self, client: Client) -> None:
-        """RequestHandler: the client's connection is gone."""
         client.state.leave(client)
 
     # --- the life of an exchange ---------------------------------------------------------------------------------
@@ -450,9 +448,6 @@ class Conductor:
     def must_close(self, x: Exchange, client: Client) -> bool:
         """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
         return x.says_close or self.ends_connections or client.state.is_closed or client.is_last
-
-    def __repr__(self) -> str:
-        return f"Conductor({'draining' if self.is_draining else 'serving'})"
 
 
 def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:

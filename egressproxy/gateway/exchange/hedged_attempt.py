@@ -163,7 +163,6 @@ class HedgedAttempt(UpstreamCaller):
 
     # --- UpstreamCaller --------------------------------------------------------------------------------------------
     def start_attempt(self) -> None:
-        """See UpstreamCaller. The time for the attempt begins."""
         seconds = self.backend.backend_request_s
         self.ends_at = self._client.wheel.now + self.backend.clock_s if seconds else NEVER
         limits = [limit for limit in (seconds, self.first_byte_s) if limit]
@@ -177,7 +176,6 @@ class HedgedAttempt(UpstreamCaller):
         self.driver.throw(error)
 
     def count_attempt(self, result: str) -> None:
-        """See UpstreamCaller."""
         self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
 
     def send_request(
@@ -213,7 +211,3 @@ class HedgedAttempt(UpstreamCaller):
         resources = self._client.resources
         resources.backend, resources.connector = self.backend, self.resources.connector
         self._client.pass_interim(head, x)
-
-    def __repr__(self) -> str:
-        state = "cancelled" if self.is_cancelled else "over" if self.is_over else "under way"
-        return f"HedgedAttempt({self.backend.name}, {state})"

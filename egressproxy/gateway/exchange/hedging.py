@@ -272,9 +272,6 @@ class HedgedCall:
         if not attempt.is_first:
             attempt.backend.series.hedge("won" if attempt.error is None else "failed")
 
-    def __repr__(self) -> str:
-        return f"HedgedCall({self._attempts}, {self.decisive})"
-
 
 def finish_attempts(x: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
     """Run `complete` of those filters that ran for each of these attempts: several attempts at once begin with nothing

@@ -66,7 +66,6 @@ class HeldResources(HeldConnection):
 
     @property
     def identity(self) -> CallerIdentity:
-        """Who the client of the exchange is, as far as that is known."""
         return self.exchange.identity if self.exchange is not None else ANONYMOUS
 
     def when_complete(self, call: Callable[[], None]) -> None:
@@ -81,9 +80,6 @@ class HeldResources(HeldConnection):
         for body_filter in filters:
             if body_filter is not None:
                 body_filter.cancel()
-
-    def __repr__(self) -> str:
-        return f"HeldResources({self.route}, {self.upstream})"
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:

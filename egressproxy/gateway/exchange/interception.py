@@ -260,7 +260,6 @@ class OpenedTls(ServedTls):
             begun.set_result(outcome)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As of ServedTls; so does the tunnel."""
         super().connection_lost(exc)
         if self._give_slot_back is not None:
             self._give_slot_back()

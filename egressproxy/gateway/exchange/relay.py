@@ -118,11 +118,9 @@ class ServedTunnel(SocketTunnel):
 
     @property
     def identity(self) -> CallerIdentity:
-        """Who the client is."""
         return self.exchange.identity
 
     def serving(self) -> tuple[HeldResources, ...]:
-        """What is held by the tunnel's exchange."""
         return (self.resources,)
 
     def over(self) -> None:

@@ -51,7 +51,6 @@ class ServedTls(TlsStream):
         self._client.server_name = server_name(peer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection leaves its listener, and lets go of what it was for."""
         state = self._client.state
         super().connection_lost(exc)
         state.leave(self)
@@ -77,9 +76,7 @@ class ServedTls(TlsStream):
 
     @property
     def identity(self) -> CallerIdentity:
-        """Who the client is."""
         return self._client.identity
 
     def serving(self) -> Iterable[Holder]:
-        """What is held by each exchange in progress."""
         return self._client.serving()

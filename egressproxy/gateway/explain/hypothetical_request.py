@@ -92,7 +92,6 @@ class HypotheticalRequest:
 
     @property
     def is_connect(self) -> bool:
-        """Whether it asks for a tunnel."""
         return self.method == "CONNECT"
 
     @property

@@ -74,7 +74,6 @@ def identity_values(rules: IdentityIR) -> dict[str, Any]:
 
 
 def match_values(match: Match[Route]) -> dict[str, Any]:
-    """One match of one rule, as plain values."""
     return {
         "kind": match.origin.kind, "name": match.origin.route, "rule": match.origin.rule,
         "ruleName": match.origin.rule_name, "hostname": match.hostname, "match": match.text,

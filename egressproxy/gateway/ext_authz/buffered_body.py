@@ -101,7 +101,6 @@ class BufferedRequest:
 
     # --- a sink --------------------------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
-        """Keep a piece."""
         self._parts.append(data)
         self._size += len(data)
         if 0 <= self._wanted <= self._size:
@@ -109,7 +108,6 @@ class BufferedRequest:
             self._wake()
 
     def end_body(self, trailers: bytes) -> None:
-        """The body is whole: `take_body` goes on."""
         self._is_whole = True
         self._wake()
 

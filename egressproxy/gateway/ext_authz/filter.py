@@ -117,14 +117,12 @@ class ExternalAuth(Filter):
         return verdict.answer
 
     def response_headers(self, x: Exchange) -> None:
-        """Change the fields for the client as the server has said."""
         changes = x.notes.get(_ADDED) if x.notes is not None else None
         if changes:
             apply(changes, x.response.fields)
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is a server that can be asked."""
         return self._client is not None
 
     def unusable(self) -> GatewayError:
@@ -139,6 +137,3 @@ class ExternalAuth(Filter):
     def _fault(self, happened: str, status: int, detail: str, reason: Reason = Reason.EXT_AUTH_ERROR) -> GatewayFault:
         message = f"the authorization server of this route {happened}"
         return GatewayFault(reason, message, status=status, rule=self._source, detail=detail)
-
-    def __repr__(self) -> str:
-        return f"ExternalAuth({self._route} by {self.server})"

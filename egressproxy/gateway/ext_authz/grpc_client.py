@@ -38,7 +38,6 @@ class GrpcAuthzClient:
         self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
 
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        """As `AuthzClient.check`: one Check call."""
         message = framed(check_request(self._attributes(x, body), _address(x.client), held.local_address()))
         head = RequestHead(b"POST", CHECK, Fields.of(call_fields(timeout_s)))
         head.te_trailers = True

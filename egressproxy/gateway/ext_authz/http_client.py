@@ -40,7 +40,6 @@ class HttpAuthzClient:
         self._copies_all = not spec.allowed_response_headers
 
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        """As `AuthzClient.check`: one HTTP request with the head that the server may see."""
         head = RequestHead(x.request.method, x.request.target, self._fields(x.request.fields))
         head.path = self._path(x.request.path)
         head.body = len(body)

@@ -275,9 +275,6 @@ class Authenticator:
         if self.spec.is_required and not _is_known(x.identity):
             raise self._challenges.missing()
 
-    def __repr__(self) -> str:
-        return f"Authenticator({self._credentials})"
-
 
 class _Field:
     """A field that carries a credential."""

@@ -71,9 +71,6 @@ class Authenticators:
         """Those in service before are no longer looked for."""
         self._known, self._known_checked = {}, {}
 
-    def __repr__(self) -> str:
-        return f"Authenticators({len(self._made)})"
-
 
 _Key = tuple[IdentityIR, tuple[KeyUrlIR, ...], bool]
 

@@ -63,9 +63,6 @@ class Challenges:
         remedy = self._remedy_refused
         return Unauthenticated(Reason.CREDENTIALS_REFUSED, message, self._status, fields, remedy=remedy, detail=detail)
 
-    def __repr__(self) -> str:
-        return f"Challenges({self._status}, {len(self._missing)})"
-
 
 def _wanted(of_tokens: str, of_passwords: str, *, is_refused: bool = False) -> str:
     """What to show in which field; "" for a field in which there is nothing to show."""

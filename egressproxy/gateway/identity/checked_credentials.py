@@ -41,9 +41,6 @@ class Epoch:
     def __init__(self, rules: object) -> None:
         self.rules: object = rules
 
-    def __repr__(self) -> str:
-        return f"Epoch({'over' if self.rules is None else 'holds'})"
-
 
 class Verdict:
     """Who a client is, and what that was concluded from: `raw`, in an `epoch`, until `until` (seconds since 1970). Who
@@ -60,9 +57,6 @@ class Verdict:
         self.identity = identity
         self.until = until
         self.fresh_until = min(until, fresh_until)
-
-    def __repr__(self) -> str:
-        return f"Verdict({self.identity.name})"
 
 
 #: Checks a credential, in a thread. Takes the time of now (seconds since 1970); raises CredentialRefused.
@@ -169,9 +163,6 @@ class CheckedCredentials:
         self._epochs[issuer].rules = None
         self._epochs[issuer] = Epoch(self.rules)
         self._withdrawn += 1
-
-    def __repr__(self) -> str:
-        return f"CheckedCredentials({len(self._known)} known)"
 
 
 def _outcome(verify: Verify, credential: Credential, now: float) -> Found:

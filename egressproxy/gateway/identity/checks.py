@@ -111,6 +111,3 @@ class Checks:
             else:
                 done.set_result(running.result())
         self._start()
-
-    def __repr__(self) -> str:
-        return f"Checks({self._running} running, {len(self._waiting)} waiting)"

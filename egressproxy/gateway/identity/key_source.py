@@ -124,6 +124,3 @@ class KeySource:
         self._fetched_at = monotonic()
         if before is not None and not before.fingerprints <= found.fingerprints:
             self._withdraw()
-
-    def __repr__(self) -> str:
-        return f"KeySource({self._issuer})"

@@ -140,9 +140,6 @@ class LeafCache:
             else:
                 future.set_exception(unusable(self.policy, error))
 
-    def __repr__(self) -> str:
-        return f"LeafCache({self.policy}, {len(self._leaves)} leaves)"
-
 
 def seen(made: asyncio.Future[ssl.SSLContext]) -> None:
     """Whoever has begun this may have left: an error that nobody waits for is none."""

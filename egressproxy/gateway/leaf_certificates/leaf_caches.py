@@ -26,6 +26,3 @@ class LeafCaches:
     def forget_known(self) -> None:
         """Those in service before are no longer looked for."""
         self._known = {}
-
-    def __repr__(self) -> str:
-        return f"LeafCaches({len(self._made)}, {self._minter})"

@@ -157,6 +157,3 @@ class Minter:
                 return False
             self._thread = None
             return True
-
-    def __repr__(self) -> str:
-        return f"Minter({'idle' if self._thread is None else 'running'})"

@@ -211,7 +211,6 @@ class BoundPort:
 
     @property
     def open_connections(self) -> int:
-        """How many are open, those of former terms included."""
         return sum(len(state.connections) for state in (self.state, *self._former))
 
     def close_idle(self) -> None:
@@ -224,6 +223,3 @@ class BoundPort:
         for state in (self.state, *self._former):
             for connection in list(state.connections):
                 connection.abort()
-
-    def __repr__(self) -> str:
-        return f"BoundPort({self.state})"

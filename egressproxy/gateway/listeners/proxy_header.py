@@ -68,7 +68,6 @@ class ProxyHeaderFront(asyncio.Protocol):
         self._is_waiting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the header, or begin."""
         self._transport = cast(asyncio.Transport, transport)
         peer = peer_name(transport)
         if self._senders.find(peer) is None:
@@ -83,7 +82,6 @@ class ProxyHeaderFront(asyncio.Protocol):
         self._deadline.after(HEADER_S)
 
     def data_received(self, data: bytes) -> None:
-        """A part of the header, or all of it and what is behind."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -105,7 +103,6 @@ class ProxyHeaderFront(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
         self._ends_waiting()
         self._transport = None
 
@@ -130,6 +127,3 @@ class ProxyHeaderFront(asyncio.Protocol):
         self._state.count_refusal(self._metrics, NO_HEADER)
         if self._transport is not None:
             self._transport.abort()
-
-    def __repr__(self) -> str:
-        return f"ProxyHeaderFront({self._reader})"

@@ -55,7 +55,6 @@ class RefusedClient(asyncio.Protocol):
         self._deadline.after(WAIT_S)
 
     def data_received(self, data: bytes) -> None:
-        """What the client begins with says what it is told."""
         if not self._is_waiting:
             return
         self._begin = (self._begin + data)[: len(PREFACE)]
@@ -69,7 +68,6 @@ class RefusedClient(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
         self._clients.refused -= 1
         self._is_waiting = False
         self._deadline.close()

@@ -44,7 +44,6 @@ class SniDispatch(asyncio.Protocol):
         self._deadline = Deadline(wheel, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection counts from here, and has a time for its ClientHello."""
         self._transport = cast(asyncio.Transport, transport)
         state = self._state
         if state.is_closed:
@@ -78,7 +77,6 @@ class SniDispatch(asyncio.Protocol):
             protocol.data_received(bytes(self._reader.data))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client left before it had named a server."""
         self._leave()
 
     def _leave(self) -> None:
@@ -86,22 +84,16 @@ class SniDispatch(asyncio.Protocol):
         self._state.leave(self)
 
     def abort(self) -> None:
-        """Break the connection off."""
         self._transport.abort()
 
     @property
     def identity(self) -> CallerIdentity:
-        """Nobody yet."""
         return ANONYMOUS
 
     def serving(self) -> tuple[Holder, ...]:
-        """Nothing yet."""
         return ()
 
     def close_if_idle(self) -> bool:
         """Until its ClientHello is there nothing is served."""
         self.abort()
         return True
-
-    def __repr__(self) -> str:
-        return f"SniDispatch({self._state})"

@@ -61,7 +61,6 @@ class SocksConnection(CountedClient):
         self._last_word: bytes | None = None  # where what the client has said is refused
 
     def data_received(self, data: bytes) -> None:
-        """Negotiate; then what comes is the tunnel's."""
         negotiation = self._negotiation
         if negotiation is None:
             super().data_received(data)
@@ -106,7 +105,6 @@ class SocksConnection(CountedClient):
         self.send(reply(None))
 
     def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
-        """The client is told of it with a code alone."""
         self._code = reply_code(error)
         return super().error_answer(error, x)
 
@@ -127,9 +125,6 @@ class SocksConnection(CountedClient):
     def refuse_connection(self, answer: LocalResponse) -> None:
         """There is no reply before a request."""
         self.transport.abort()
-
-    def __repr__(self) -> str:
-        return f"SocksConnection({self.client})"
 
 
 def reply_code(error: GatewayError) -> ReplyCode:

@@ -97,7 +97,6 @@ class StreamConnection(FlowControl):
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection counts from here, and its exchange begins."""
         super().connection_made(transport)
         self.client = self.peer_name()
         refused = self.state.admit(self, self.client)
@@ -132,7 +131,6 @@ class StreamConnection(FlowControl):
         return self.driver.is_busy and (self.reader is None or self.hello is not None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The client left before its tunnel began."""
         self.is_lost = True
         if self.driver.is_busy:
             self.driver.throw(ClientGone())
@@ -144,7 +142,6 @@ class StreamConnection(FlowControl):
         self.state.leave(self)
 
     def abort(self) -> None:
-        """Break the connection off."""
         self.transport.abort()
 
     def close_if_idle(self) -> bool:
@@ -156,11 +153,9 @@ class StreamConnection(FlowControl):
 
     @property
     def identity(self) -> CallerIdentity:
-        """Who the client is, where that is known."""
         return self.resources.identity
 
     def serving(self) -> tuple[HeldResources, ...]:
-        """What is held by the stream's exchange."""
         return (self.resources,) if self.driver.is_busy else ()
 
     def refuse(self, error: GatewayError) -> None:
@@ -173,7 +168,6 @@ class StreamConnection(FlowControl):
         self.transport.abort()
 
     def tunnel_ended(self) -> None:
-        """The tunnel that was given the transport has ended, and the transport with it."""
         self.is_lost = True
 
     def take_held(self) -> bytes:
@@ -184,9 +178,6 @@ class StreamConnection(FlowControl):
 
     def _too_late(self) -> None:
         self.driver.throw(Denied(Reason.NOT_TLS, "no ClientHello came in time"))
-
-    def __repr__(self) -> str:
-        return f"StreamConnection({self.client}, {'lost' if self.is_lost else 'open'})"
 
 
 async def serve_stream(accounting: Accounting, client: StreamConnection) -> None:
@@ -325,20 +316,17 @@ class OpenedStream(ClientConnection):
 
     @property
     def counted(self) -> Connection:
-        """The stream."""
         return self._stream
 
     def accept_tunnel(self) -> None:
         """It has never asked."""
 
     def detach(self) -> bytes:
-        """As of ClientConnection: what the stream holds."""
         super().detach()
         self.has_ended = self._stream.has_ended
         return self._stream.take_held()
 
     def continued(self) -> None:
-        """See Client."""
         super().continued()
         self._stream.tunnel_ended()
 

@@ -88,7 +88,6 @@ class TransparentConnection(CountedClient):
             self._open_tunnel(None)
 
     def eof_received(self) -> bool:
-        """Nothing more comes: what was said is all that decides."""
         if self._is_decided or not self._said:
             return super().eof_received()
         self.has_ended = True
@@ -194,6 +193,3 @@ class TransparentConnection(CountedClient):
     def refuse_connection(self, answer: LocalResponse) -> None:
         """Nobody knows yet what the client speaks."""
         self.transport.abort()
-
-    def __repr__(self) -> str:
-        return f"TransparentConnection({self.client} to {self.destination})"

@@ -32,7 +32,6 @@ class McpCall:
 
     @classmethod
     def begin(cls, x: Exchange, supported: tuple[str, ...]) -> McpCall:
-        """The call of this exchange, made and kept."""
         made = cls(supported)
         x.keep(_CALL, made)
         return made
@@ -76,6 +75,3 @@ class McpCall:
         if first.tool != UNNAMED:
             said["mcp_tool"] = first.tool
         return said
-
-    def __repr__(self) -> str:
-        return f"McpCall({self.body})"

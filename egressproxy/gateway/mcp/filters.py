@@ -79,7 +79,6 @@ class McpRequests(Filter):
                 raise BadRequest(Reason.MCP_VERSION, message, close=False)
 
     def complete(self, x: Exchange) -> None:
-        """Count the messages, and say them in the log."""
         call = McpCall.of(x)
         if call is None or call.body is None:
             return
@@ -87,9 +86,6 @@ class McpRequests(Filter):
         for message in call.body.messages:
             self._calls.count(self._route, x.backend, message.method, message.tool, result)
         x.add_log_fields(call.log_fields())
-
-    def __repr__(self) -> str:
-        return f"McpRequests({self._route})"
 
 
 class McpPath(Filter):
@@ -102,13 +98,9 @@ class McpPath(Filter):
         self._endpoints = endpoints
 
     def backend_request(self, x: Exchange) -> None:
-        """Set the path; the query stays."""
         path, mark, query = x.request.path.partition(b"?")
         if path in self._endpoints:
             x.request.path = self._path + mark + query
-
-    def __repr__(self) -> str:
-        return f"McpPath({self._path.decode()})"
 
 
 def is_json(x: Exchange) -> bool:

@@ -24,7 +24,6 @@ _URL_REWRITE: Final = "egressproxy.io/UrlRewrite:v1"
 
 
 def speaks_mcp(rule: HttpRuleIR) -> bool:
-    """Whether a backend of this rule speaks MCP."""
     return any(each.backend is not None and each.backend.protocol is Protocol.MCP for each in rule.backends)
 
 

@@ -24,7 +24,6 @@ class OverloadState(IntEnum):
 
     @property
     def text(self) -> str:
-        """As it is written in logs and Events."""
         return self.name.lower()
 
 
@@ -103,6 +102,3 @@ class MemoryPressure:
             if resident >= max(self.limit * share, self.kept + room * above):
                 found = state
         return found
-
-    def __repr__(self) -> str:
-        return f"MemoryPressure({self.state.text}, {self.kept} of {self.limit} bytes kept)"

@@ -60,9 +60,6 @@ class Tenant:
                 del self.gate.tenants[tenant.key]
             tenant = tenant.parent
 
-    def __repr__(self) -> str:
-        return f"Tenant({'/'.join(self.key)}, {self.held} in progress)"
-
 
 class RequestGate:
     """Counts requests in progress by tenant. `limit` is how many there may be; 0: any number, and they are counted.
@@ -147,9 +144,6 @@ class RequestGate:
         self.shed[why, priority.text] += 1
         after_s = random.randint(*RETRY_S)  # noqa: S311 (no secret)
         return LimitExceeded(Reason.OVERLOADED, message, status=503, retry_after_s=after_s)
-
-    def __repr__(self) -> str:
-        return f"RequestGate({self.active} of {self.limit or 'any number'}, {len(self.tenants)} tenants)"
 
 
 def _weights(path: Sequence[tuple[str, ...]]) -> tuple[int, ...]:

@@ -64,7 +64,6 @@ class ExternalProcessor(Filter):
 
     # --- phases ------------------------------------------------------------------------------------------------------
     async def request_headers(self, x: Exchange) -> LocalResponse | None:
-        """Open the stream, show the head of the request, and do what the processor says."""
         session = self._begin(x)
         try:
             return await self._request_headers(session, x)
@@ -77,7 +76,6 @@ class ExternalProcessor(Filter):
         return None if self._of_attempt(x) is not None else await self.request_headers(x)
 
     async def response_headers(self, x: Exchange) -> LocalResponse | None:
-        """Show the head of the response, and do what the processor says."""
         session = self._session(x)
         if session is None:
             return None
@@ -106,7 +104,6 @@ class ExternalProcessor(Filter):
         return None if session.is_over else body_mode(mode, is_held=of_request or not is_event_stream(x))
 
     async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
-        """Show the body, or a piece of it. Returns what the processor has made of it."""
         if self._is_of_backend and self._of_attempt(x) is None:
             answer = await self.request_headers(x)
             if answer is not None:
@@ -125,11 +122,9 @@ class ExternalProcessor(Filter):
         await self._trailers(x, MessagePart.REQUEST_TRAILERS, fields)
 
     async def response_trailers(self, x: Exchange, fields: Fields) -> None:
-        """As `request_trailers`."""
         await self._trailers(x, MessagePart.RESPONSE_TRAILERS, fields)
 
     def complete(self, x: Exchange) -> None:
-        """End the stream."""
         session: ProcessorSession | None = x.notes.pop(self._note, None) if x.notes is not None else None
         if session is not None:
             session.finish()
@@ -267,9 +262,6 @@ class ExternalProcessor(Filter):
         """The session, while the processor may be asked."""
         session: ProcessorSession | None = x.notes.get(self._note) if x.notes is not None else None
         return None if session is None or session.is_off else session
-
-    def __repr__(self) -> str:
-        return f"ExternalProcessor({', '.join(ref.label for ref in self._config.backend_refs)})"
 
 
 def _refs(config: ExternalProcessorConfig) -> tuple[tuple[str, CalledBackendRef], ...]:

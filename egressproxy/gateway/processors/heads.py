@@ -37,7 +37,6 @@ def response_lines(x: Exchange, pattern: re.Pattern[bytes] | None) -> Lines:
 
 
 def shown(lines: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[bytes] | None) -> Lines:
-    """The lines whose names are shown."""
     return tuple(lines) if pattern is None else tuple(line for line in lines if pattern.fullmatch(line[0]))
 
 

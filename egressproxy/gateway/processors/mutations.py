@@ -163,9 +163,6 @@ class MutationChecker:
             return False
         return not name.startswith(b"x-envoy") or rules.allow_envoy
 
-    def __repr__(self) -> str:
-        return f"MutationChecker({self._rules})"
-
 
 def rejected_mutations(meter: FilterMeter) -> FilterCounter:
     """The counter of changes that the rules have left out."""

@@ -120,6 +120,3 @@ class ProcessedBodies:
                 return b"".join(made)
             if not pieces:
                 return unanswered(session, data if not made else None)
-
-    def __repr__(self) -> str:
-        return f"ProcessedBodies(at most {self._limit} bytes)"

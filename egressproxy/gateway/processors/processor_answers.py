@@ -177,6 +177,3 @@ class ProcessorAnswers:
         if mode is _BUFFERED or (mode is _DUPLEX and not is_event_stream(x)):
             return answer
         raise Rejected("the processor ended the response with one of its own", status=answer.status)
-
-    def __repr__(self) -> str:
-        return f"ProcessorAnswers({self._source})"

@@ -134,7 +134,6 @@ class ProcessorSession:
     )
 
     def __init__(self, settings: SessionSettings, call: FilterCall, x: Exchange) -> None:
-        """Open the stream."""
         self._settings = settings
         self.attempt = x.attempts
         self.mode = settings.mode
@@ -252,7 +251,6 @@ class ProcessorSession:
 
     @property
     def has_failed(self) -> bool:
-        """`check` raises."""
         return self._failure is not None
 
     @property
@@ -273,7 +271,6 @@ class ProcessorSession:
         self.close()
 
     def close(self) -> None:
-        """Give the stream up."""
         self.is_over = True
         self.has_more = None
         if self._stream is not None:
@@ -377,7 +374,3 @@ class ProcessorSession:
                 answer.set_result(None)
         if self.has_more is not None:
             self.has_more()
-
-    def __repr__(self) -> str:
-        state = "failed" if self._failure is not None else "over" if self.is_over else "open"
-        return f"ProcessorSession({state}, {len(self._waiting)} answers awaited)"

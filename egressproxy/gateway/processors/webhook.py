@@ -126,7 +126,6 @@ class Webhook(Filter):
         self.runs_in = frozenset(runs)
 
     async def request_headers(self, x: Exchange) -> None:
-        """Send the head of the request. Raises Rejected for a denial."""
         if Phase.REQUEST_HEADERS in self._sends or not _has_body(x):
             phase = Phase.REQUEST_HEADERS if Phase.REQUEST_HEADERS in self._sends else Phase.REQUEST_BODY
             answer = await self._ask(x, phase, None)
@@ -135,13 +134,11 @@ class Webhook(Filter):
     backend_request = request_headers
 
     async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        """Send the request with its body. Raises Rejected for a denial."""
         answer = await self._ask(x, Phase.REQUEST_BODY, data)
         self._checker.change_request(answer.headers, x)
         return data if answer.body is None else answer.body
 
     async def response_headers(self, x: Exchange) -> None:
-        """Send the head of the response. Raises Rejected for a denial."""
         has_body = x.response.body != 0 and x.request.method != b"HEAD" and x.response.status != 101
         if Phase.RESPONSE_HEADERS in self._sends or not has_body:
             phase = Phase.RESPONSE_HEADERS if Phase.RESPONSE_HEADERS in self._sends else Phase.RESPONSE_BODY
@@ -151,13 +148,11 @@ class Webhook(Filter):
     backend_response = response_headers
 
     async def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        """Send the response with its body. Raises Rejected for a denial."""
         answer = await self._ask(x, Phase.RESPONSE_BODY, data)
         self._checker.change_response(answer.headers, x)
         return data if answer.body is None else answer.body
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """Whole: a webhook decides once."""
         return BodyMode.BUFFER
 
     async def _ask(self, x: Exchange, phase: Phase, body: bytes | None) -> WebhookAnswer:
@@ -184,9 +179,6 @@ class Webhook(Filter):
                 retry_after_s=answer.retry_after_s,
             )
         return answer
-
-    def __repr__(self) -> str:
-        return f"Webhook({', '.join(ref.label for ref in self._config.backend_refs)})"
 
 
 def signature_fields(key: bytes, number: str, time_s: int, message: bytes) -> tuple[tuple[bytes, bytes], ...]:
