@@ -97,8 +97,8 @@ def _flips(
     old: ConfigIR | None, new: ConfigIR, admin: tuple[str, int] | None, access_log: Path | None
 ) -> dict[str, Any]:
     """The decisions that flip, and how many were made again."""
+    from egressproxy.gateway.build import offline
     from egressproxy.gateway.explain.decision_diff import flips
-    from egressproxy.gateway.explain.offline import offline
     from egressproxy.model.steps import finished
 
     async def replayed() -> tuple[list[DecisionChange], int]:

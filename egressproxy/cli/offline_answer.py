@@ -28,8 +28,8 @@ def answer_offline(
     """
     import asyncio
 
+    from egressproxy.gateway.build import offline
     from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
-    from egressproxy.gateway.explain.offline import offline
 
     async def answered() -> dict[str, Any]:
         return await answer(offline(spec), question)

@@ -13,9 +13,9 @@ from egressproxy.ext_proc_server.head_changes import immediate_response
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain, run
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.passing_trailers import passing_trailers
+from egressproxy.gateway.backends.own_leg import passing_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.grpc_answers import answer_of_call
+from egressproxy.gateway.exchange.error_responses import answer_of_call
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.phases import answer_of
 from egressproxy.model.exchange import Exchange

@@ -23,8 +23,7 @@ from egressproxy.ext_proc_server.response_side import ResponseSide
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.error_responses import answer_for
-from egressproxy.gateway.exchange.grpc_answers import error_of_call
+from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
 from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.protobuf import WireError

@@ -7,23 +7,23 @@ with their counts. Makes no socket and changes nothing of what is in service.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address
 
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.client_variants import ClientVariants
-from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.identity.authenticators import Authenticators
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
-from egressproxy.gateway.leaf_certificates.leaf_caches import LeafCaches
-from egressproxy.gateway.route import Route, self_service
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
+from egressproxy.gateway.route import DefaultRoutes, Route, self_service
 from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
@@ -37,10 +37,13 @@ from egressproxy.ir.route import (
 from egressproxy.model.authority import Authority
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.steps import Cooperative, finished
+from egressproxy.model.unix_socket import is_unix
+from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap
 from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Metrics
+from egressproxy.upstream.own_sockets import OwnSockets
 
 
 def build(
@@ -256,3 +259,14 @@ def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | No
 
 def terminates(spec: ListenerIR) -> bool:
     return spec.tls is not None and spec.tls.mode is TlsMode.TERMINATE
+
+
+def offline(config: ConfigIR) -> Snapshot:
+    """A snapshot built as for a process that serves; its listeners count as ours. Call it on an event loop.
+
+    Raises FilterBuildError, ssl.SSLError or ValueError. The files of Python filters are run.
+    """
+    network = Network(asyncio.get_running_loop(), TimerWheel(), b"")
+    snapshot = build(config, Catalog(), network, Metrics(""), None)
+    network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports if not is_unix(address))
+    return snapshot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
@@ -15,9 +15,10 @@ from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.policy import NO_POLICY, DestinationsIR, Mode, PolicyIR, Priority
+from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.own_host import OWN_HOST
-from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.series import Series
 
@@ -181,3 +182,45 @@ def self_service(series: Series) -> Route:
         OWN_HOST, Chain(request_headers=()), (), series, NO_POLICY, nowhere, {},
         request_s=NO_POLICY.timeouts.request_s, kind=SELF_SERVICE, looks_at_bodies=True,
     )  # fmt: skip
+
+
+#: Gives the counters for a policy and its entry.
+Count = Callable[[str, str], Series]
+
+
+class DefaultRoutes:
+    """What serves the destinations of one listener that no route matches, under the name "-": one route, and a copy of
+    it for each entry of `destinations.allow` that was used, whose traffic is counted under the policy and the entry.
+
+    `known` has the routes of destinations that were allowed, by host and port. They stay true: policies change with the
+    snapshot only.
+    """
+
+    __slots__ = ("_by_entry", "_count", "_destinations", "_mode", "_policy", "known", "route")
+
+    def __init__(self, route: Route, policy: PolicyIR, destinations: DestinationPolicy, count: Count) -> None:
+        self.route = route
+        self.known: dict[tuple[str, int], Route] = {}
+        self._destinations = destinations
+        self._policy = policy.mode_source
+        self._mode = f"mode: {policy.mode.value}"
+        self._count = count
+        self._by_entry: dict[tuple[str, str], Route] = {}
+
+    def allowed(self, authority: Authority) -> Route:
+        """The route of a destination that policy allows, which is `known` from now on."""
+        route = self._of_entry(*(self._destinations.entry(authority) or (self._policy, self._mode)))
+        if len(self.known) >= MAX_KNOWN:
+            self.known.clear()
+        self.known[authority.host, authority.port] = route
+        return route
+
+    def reported(self) -> Route:
+        """The route of a destination that passes in mode Report only. It is not remembered: each denial is noted."""
+        return self._of_entry(self._policy, self._mode)
+
+    def _of_entry(self, policy: str, entry: str) -> Route:
+        found = self._by_entry.get((policy, entry))
+        if found is None:
+            found = self._by_entry[policy, entry] = self.route.counted_in(self._count(policy, entry))
+        return found

@@ -8,9 +8,9 @@ from functools import partial
 from time import monotonic
 
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.ai.filters import MARK as AI_MARK
-from egressproxy.gateway.ai.filters import REQUESTS as AI_REQUESTS
-from egressproxy.gateway.ai.filters import AiRequests, import_translation
+from egressproxy.gateway.ai.call import MARK as AI_MARK
+from egressproxy.gateway.ai.call import REQUESTS as AI_REQUESTS
+from egressproxy.gateway.ai.call import AiRequests, import_translation
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.failover import with_failovers
@@ -21,8 +21,7 @@ from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBacke
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
-from egressproxy.gateway.mcp.filters import MARK
-from egressproxy.gateway.mcp.rules import PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
+from egressproxy.gateway.mcp.filters import MARK, PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.ir.backend import Destination, Protocol

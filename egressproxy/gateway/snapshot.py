@@ -13,12 +13,10 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.client_variants import ClientVariants
-from egressproxy.gateway.default_routes import DefaultRoutes
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
-from egressproxy.gateway.leaf_certificates.leaf_caches import LeafCaches
-from egressproxy.gateway.route import Route
+from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
+from egressproxy.gateway.route import DefaultRoutes, Route
 from egressproxy.identity.addresses import AddressTable
 from egressproxy.identity.certificates import CertificateTable
 from egressproxy.ir.backend import ConnectionIR

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.shared import operation
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
+from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.content_coding import note_change
 from egressproxy.gateway.ai.answers import (
+    EVENT_STREAM,
+    JSON,
     MAX_ANSWER,
     MAX_ERROR,
     Answer,
@@ -22,8 +25,9 @@ from egressproxy.gateway.ai.answers import (
     TranslatedAnswer,
     TranslatedStream,
     gathered,
+    set_request_head,
+    set_response_head,
 )
-from egressproxy.gateway.ai.heads import EVENT_STREAM, JSON, set_request_head, set_response_head
 from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
 from egressproxy.gateway.ai.provider_errors import ProviderCall, told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
@@ -31,11 +35,13 @@ from egressproxy.gateway.backends.failover import Course
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
+from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
+from egressproxy.telemetry.translations import Translations
 from egressproxy.translation.apis import DEFAULT_PATHS, api_of
 from egressproxy.translation.errors import Untranslatable
 
@@ -49,6 +55,12 @@ _LOGGED: Final = 128
 #: The note of an exchange with it.
 _CALL: Final = "ai call"
 _UNTRANSLATABLE: Final = "untranslatable"
+#: Before all others: the API is told by the path as the client has sent it.
+REQUESTS: Final = ExtensionIR(
+    "ai", "egressproxy.io/Ai:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0
+)
+#: The note that asks for `complete`.
+MARK: Final = "ai"
 
 
 class AiClient(InvitedClient, ReadingClient, Protocol):
@@ -312,3 +324,35 @@ class AiCall:
 
 def _bad(why: str) -> UpstreamFault:
     return UpstreamFault(Reason.BAD_RESPONSE, f"the backend's answer {why}")
+
+
+def import_translation() -> None:
+    """Have what translates here before the first request that needs it. Takes 20 milliseconds, once."""
+    import egressproxy.translation.translator  # noqa: F401
+
+
+class AiRequests(Filter):
+    """The gateway's own filter in the chain of a rule with AI providers: it begins calls, and tells of them."""
+
+    runs_in = frozenset((Phase.REQUEST_HEADERS,))
+
+    def __init__(self, route: str, translations: Translations) -> None:
+        self._route = route
+        self._translations = translations
+
+    def request_headers(self, x: Exchange) -> None:
+        if not x.is_tunnel:
+            AiCall.begin(x)
+
+    def complete(self, x: Exchange) -> None:
+        call = AiCall.of(x)
+        if call is None:
+            return
+        if call.api is not None and x.reason is Reason.UNTRANSLATABLE:
+            self._translations.count(self._route, "-", call.api.value, "-", Reason.UNTRANSLATABLE.value)
+        elif call.api is not None and call.backend_api is not None and call.is_translated:
+            result = "ok" if x.reason is Reason.OK and 200 <= x.status < 400 else "error"
+            self._translations.count(self._route, x.backend, call.api.value, call.backend_api.value, result)
+        fields = call.log_fields()
+        if fields:
+            x.add_log_fields(fields)

@@ -13,7 +13,7 @@ from typing import Final
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.errors import api_of_host, error_body, error_fields, error_in_stream
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.ai.heads import JSON
+from egressproxy.gateway.ai.answers import JSON
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type

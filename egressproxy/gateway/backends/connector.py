@@ -20,8 +20,7 @@ from egressproxy.gateway.backends.health_checks import HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
-from egressproxy.gateway.backends.parent_specs import direct_spec, parent_spec, specs_of_ways
-from egressproxy.gateway.backends.parent_ways import OpenerOfWays, ParentWays
+from egressproxy.gateway.backends.parent_ways import OpenerOfWays, ParentWays, direct_spec, parent_spec, specs_of_ways
 from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.model.exchange import Exchange, tenant_of
@@ -349,8 +348,7 @@ class Connector:
         """The connections of HTTP/2 to this target."""
         if target.shared is None:
             # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
-            from egressproxy.gateway.backends.http2_connections import Http2Connections
-            from egressproxy.gateway.backends.tenant_connections import TenantConnections
+            from egressproxy.gateway.backends.http2_connections import Http2Connections, TenantConnections
 
             make = partial(Http2Connections, self.spec, target, self.network, self.opener, UPSTREAM_LIMITS)
             target.shared = TenantConnections(make) if self.spec.kept.is_per_tenant else make()

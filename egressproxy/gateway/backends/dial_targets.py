@@ -5,12 +5,12 @@ forward proxy name as many as they like. A DialTarget is what is dialled, and ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
-from egressproxy.gateway.backends.tenant_sessions import TenantSessions
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import BackendOrigin, Exchange, tenant_of
@@ -29,7 +29,11 @@ MAX_TARGETS: Final = 4096
 MAX_TARGETS_OF_CLIENT: Final = 1024
 #: How many are freed at one time.
 FREED_TARGETS: Final = 64
+#: TLS sessions of all tenants and targets of a connector, some kilobytes each: beyond them what was used the longest
+#: ago is forgotten, and costs a whole handshake.
+MAX_SESSIONS: Final = 4096
 Key = tuple[str, int, bool]  # host, port, whether over TLS
+TenantSessions = Callable[[tuple[str, int], str], TlsResumption]  # by host and port, and tenant
 
 
 class TargetWatch(Protocol):
@@ -86,7 +90,7 @@ class DialTarget:
         """What a handshake for this exchange may be resumed with; None for a whole one."""
         if self.sessions is None:
             return self.resumption
-        return self.sessions.of((self.host, self.port), tenant_of(x.identity))
+        return self.sessions((self.host, self.port), tenant_of(x.identity))
 
 
 class SharedConnections(Protocol):
@@ -211,6 +215,13 @@ def backend_origin(host: str, port: int, tls: BackendTlsIR | None) -> BackendOri
     return BackendOrigin(host, port, tls is not None, names)
 
 
+def _new_sessions(_target: tuple[str, int], _tenant: str) -> TlsResumption:
+    """A session is no more another tenant's than the connection that it came from, by which a server may know who it
+    has to do with.
+    """
+    return TlsResumption()
+
+
 class Targets:
     """The destinations of one connector, each with its pool. `known` is for reading.
 
@@ -237,7 +248,7 @@ class Targets:
         self.is_retired = False
         self._name = name
         self._new_pool: Callable[[str], Pool[Upstream]] = TenantPool if is_per_tenant else Pool
-        self._sessions = TenantSessions() if is_per_tenant else None
+        self._sessions: TenantSessions | None = lru_cache(MAX_SESSIONS)(_new_sessions) if is_per_tenant else None
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop

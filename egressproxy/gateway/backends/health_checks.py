@@ -16,7 +16,6 @@ from time import monotonic
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import DialTarget, Target
 from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch
-from egressproxy.gateway.backends.health_answer import HealthAnswer
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener
 from egressproxy.ir.backend import ConnectionIR, Protocol
@@ -24,7 +23,7 @@ from egressproxy.ir.resilience import CheckType, HealthCheckIR
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import RequestHead
+from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import address_text
 from egressproxy.net.timers import TICK_S, Deadline
@@ -200,8 +199,8 @@ class EndpointCheck:
             return await self._is_serving(x, host)
         x.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
         if check.type is CheckType.HTTP and self._spec.backend.protocol in HTTP_2_PROTOCOLS:
-            answer = await self._ask_over_http2(x, host, b"")
-            return answer.head is not None and answer.head.status in check.statuses
+            head, _, _ = await self._ask_over_http2(x, host, b"")
+            return head.status in check.statuses
         return await self._ask_over_http1(x, host)
 
     async def _ask_over_http1(self, x: Exchange, host: bytes) -> bool:
@@ -227,11 +226,10 @@ class EndpointCheck:
         """grpc.health.v1.Health/Check."""
         x.request = RequestHead(b"POST", CHECK, Fields.of(call_fields(self._check.timeout_s)))
         x.request.te_trailers = True
-        answer = await self._ask_over_http2(x, host, framed(check_message(self._check.service)))
-        assert answer.head is not None
-        return is_serving(reply(answer.head.status, answer.head.fields, answer.body, answer.trailers))
+        head, body, trailers = await self._ask_over_http2(x, host, framed(check_message(self._check.service)))
+        return is_serving(reply(head.status, head.fields, body, trailers))
 
-    async def _ask_over_http2(self, x: Exchange, host: bytes, body: bytes) -> HealthAnswer:
+    async def _ask_over_http2(self, x: Exchange, host: bytes, body: bytes) -> tuple[ResponseHead, bytes, Fields]:
         # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
         from egressproxy.gateway.backends.http2_checks import ask_over_http2
 

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import DialTarget
-from egressproxy.gateway.backends.health_answer import HealthAnswer
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import ResponseHead
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.upstream import Http2Upstream
+
+#: The longest answer that is read.
+MAX_BYTES: Final = 64 * 1024
+
+
+class HealthAnswer:
+    """The answer; as a sink it collects the body."""
+
+    __slots__ = ("body", "trailers")
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.trailers = Fields(b"")
+
+    def send_body(self, data: bytes) -> None:
+        self.body += data
+        if len(self.body) > MAX_BYTES:
+            raise UpstreamFault(Reason.BAD_RESPONSE, f"the answer is longer than {MAX_BYTES} bytes")
+
+    def end_body(self, trailers: bytes) -> None:
+        self.trailers = Fields(trailers)
+
 
 ALPN = ("h2",)
 
@@ -19,8 +44,10 @@ ALPN = ("h2",)
 async def ask_over_http2(
     opener: ConnectionOpener, network: Network, driver: Driver, target: DialTarget, x: Exchange, host: bytes,
     limits: HeadLimits, body: bytes,
-) -> HealthAnswer:  # fmt: skip
-    """Send `x.request` with this body; the whole answer. Raises GatewayError. The connection is closed in any case."""
+) -> tuple[ResponseHead, bytes, Fields]:  # fmt: skip
+    """Send `x.request` with this body; the whole answer: head, body and trailers. Raises GatewayError. The connection
+    is closed in any case.
+    """
     connection = Http2Upstream(network.wheel, limits, is_secure=target.tls is not None, idle_s=0.0)
     answer = HealthAnswer()
     is_open = False
@@ -45,11 +72,10 @@ async def ask_over_http2(
         while (head := stream.next_head()) is None or head.is_interim:
             if head is None:
                 await PAUSE
-        answer.head = head
         if not stream.has_ended:
             stream.send_response_body_to(answer)
             await stream.response_end()
-        return answer
+        return head, answer.body, answer.trailers
     finally:
         connection.deadline.close()
         connection.age.close()

@@ -20,11 +20,11 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.parent_connect import (
     ConnectHandshake,
     ParentHandshake,
+    SocksHandshake,
     fault_at_parent,
     identity_line,
     is_socks,
 )
-from egressproxy.gateway.backends.parent_socks import SocksHandshake
 from egressproxy.gateway.backends.reverse_check import check_addresses
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol

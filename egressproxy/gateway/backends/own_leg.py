@@ -12,9 +12,10 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.base import REQUEST_TRAILERS
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain
-from egressproxy.gateway.backends.passing_trailers import passing_trailers
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.exchange import Exchange
+from egressproxy.protocols.grpc.statuses import grpc_trailers
+from egressproxy.protocols.http1.chunked import late_fields
 
 #: Notes of the exchange: the chain for a body that flows, and a whole body as it was before the chain.
 _FLOWING: Final = "leg of the backend"
@@ -74,3 +75,11 @@ def unfiltered_body(x: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
     none of them had it.
     """
     return x.notes.get(_UNFILTERED) if chain.leg_request_body is not None and x.notes is not None else None
+
+
+def passing_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
+    """The trailers to forward: those that came, minus those that filters of the body removed (RFC 9110 section 6.5)."""
+    passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
+    if not grpc_trailers(passing, with_text=False):
+        passing += grpc_trailers(came, with_text=False)  # without a status no call ends
+    return passing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,7 +19,9 @@ from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, Parent
 from egressproxy.gateway.backends.parent_connect import ParentUnreachable
-from egressproxy.ir.backend import BackendIR, ConnectionIR, NoProxyRule
+from egressproxy.ir.backend import BackendIR, ConnectionIR, Destination, NoProxyRule
+from egressproxy.ir.policy import AddressAllowance
+from egressproxy.ir.resilience import NO_RESILIENCE
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.tls_contexts import HTTP_1_1
 
@@ -189,3 +192,47 @@ class OpenerOfWays(ConnectionOpener):
 
 def _pause_s(failures: int) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16), MAX_PAUSE_S)
+
+
+def specs_of_ways(spec: ConnectionIR) -> Iterator[tuple[BackendIR, ConnectionIR]]:
+    """The backend through each of its parents alone, in their order, each with that parent. None without a parent."""
+    backend = replace(spec.backend, other_parents=(), no_proxy=())
+    if backend.parent is not None:
+        yield backend.parent, replace(spec, backend=backend)
+    for each in spec.backend.other_parents:
+        way = replace(
+            backend,
+            parent=each.backend,
+            parent_credentials=each.credentials,
+            parent_dns=each.dns,
+            parent_identity_key=each.identity_key,
+        )
+        yield each.backend, replace(spec, backend=way)
+
+
+def direct_spec(spec: ConnectionIR) -> ConnectionIR:
+    """The backend without a parent."""
+    alone = replace(
+        spec.backend,
+        parent=None,
+        parent_credentials=None,
+        parent_dns=None,
+        parent_identity_key=None,
+        other_parents=(),
+        no_proxy=(),
+    )
+    return replace(spec, backend=alone)
+
+
+def parent_spec(spec: ConnectionIR) -> ConnectionIR:
+    """The parent is reached under the same rules as the backend behind it, but that its name may lead into the network:
+    an operator wrote it, and such proxies stand inside. Not to this machine, to metadata, nor to what is denied.
+    """
+    parent = spec.backend.parent
+    assert parent is not None
+    addresses = spec.addresses
+    if parent.destination is Destination.FQDN:
+        own = AddressAllowance(hostnames=(parent.hostname,))
+        addresses = replace(addresses, allow=tuple((*group, own) for group in addresses.allow) or ((own,),))
+    dns = spec.backend.parent_dns or spec.dns
+    return replace(spec, backend=parent, addresses=addresses, dns=dns, resilience=NO_RESILIENCE)

@@ -2,8 +2,8 @@
 here.
 
 `name_request` and `name_stream` write into the exchange what the client has named, `identify` and `identify_stream` who
-it is. Everything else takes values and returns a decision: a route and what is to be noted, or it raises. So `explain`
-calls what traffic calls.
+it is; `take_tunnel_slot` counts a tunnel. Everything else takes values and returns a decision: a route and what is to
+be noted, or it raises. So `explain` calls what traffic calls.
 Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.3 (loops) and 9.3.8 (TRACE).
 """
 
@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
-from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
+from egressproxy.errors import BadRequest, Denied, GatewayFault, LimitExceeded, Reason
 from egressproxy.gateway.enforcement import lifted
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.policy import Mode, PolicyIR
@@ -28,6 +30,7 @@ from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, s
 from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.shares import client_of
 from egressproxy.protocols.tls.client_hello import ClientHello
 from egressproxy.routing.hosts import patterns_of
 
@@ -383,3 +386,22 @@ def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route
         return (defaults.allowed(authority), ()) if denied is None else (defaults.reported(), (lifted(mode, denied),))
     finally:
         del denied  # its traceback holds this frame: no cycle
+
+
+def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResources, listener: ActiveListener) -> None:
+    """Count a tunnel against `limits.tunnels` of this listener, and against what of them one client may have, until its
+    connection or stream has ended. Raises LimitExceeded (503).
+    """
+    limits, client = listener.spec.policy.limits, client_of(x)
+    place = listener.gateway, listener.name
+    limit, taken = limits.tunnels, state.tunnels_of.get(place)
+    if limit and taken is not None:
+        if taken.total >= limit:
+            message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
+        if taken.of(client) >= limits.tunnels_per_client:
+            message = f"this client already has {limits.tunnels_per_client} of the {limit} tunnels of this listener"
+            remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
+    state.add_tunnel(place, client)
+    resources.when_complete(partial(state.give_tunnel_back, place, client))

@@ -19,23 +19,24 @@ from egressproxy.gateway.ai.answers import Answer
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.failover import Course, may_serve, status_of_answer
+from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve, status_of_answer
 from egressproxy.gateway.backends.mcp_sessions import McpSession, session_not_found
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
-from egressproxy.gateway.exchange.attempt_timer import AttemptTimer
+from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
-from egressproxy.gateway.exchange.kept_body import kept_body
+from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.route import Route
 from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import ResponseHead
+from egressproxy.model.message import CHUNKED, ResponseHead
+from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.protocols.grpc.statuses import is_grpc, parsed_status, retry_pushback_s
 from egressproxy.protocols.upstream import Upstream
 
@@ -467,3 +468,72 @@ def wake(over: asyncio.Future[None]) -> None:
     """Let the waiting attempt go on."""
     if not over.done():
         over.set_result(None)
+
+
+def kept_body(
+    x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
+) -> ReplayableBody | None:
+    """The request's body, kept up to `limit` bytes to be sent again; None where it has none. Filters of the rule are
+    before it, so that they see it once, however many attempts there are. `collected`: the body, if it is here already.
+    """
+    length, chain = x.request.body, None
+    if route.chain.request_body is not None:
+        chain = client.resources.request_chain
+    early: BufferedRequest | None = x.notes.get(HELD) if x.notes is not None else None
+    source = early or client
+    if isinstance(collected, ReplayableBody):
+        return collected
+    if collected is not None:
+        return ReplayableBody.whole(collected)
+    if length == 0:
+        return None
+
+    def start(sink: BodySink) -> Reads:
+        if chain is None:
+            source.send_request_body_to(sink)
+            return client
+        body_filter = client.resources.request_filter = BodyFilter(x, chain, sink, client, client)
+        source.send_request_body_to(body_filter)
+        return body_filter
+
+    return ReplayableBody(length if chain is None or chain.keeps_length else CHUNKED, start, limit, client)
+
+
+class AttemptTimer:
+    """Ends an attempt that is late: after a `backendRequest` below a second (the wheel of timers may be late by all of
+    it), and without a first byte. While the rest of the body has to come from the client, nobody waits for that.
+    """
+
+    __slots__ = ("_body", "_client", "_first_byte_s", "_handle", "_rest")
+
+    def __init__(
+        self, client: Client, backend: RouteBackend, failover: FailoverGroup | None, body: ReplayableBody | None
+    ) -> None:
+        self._client = client
+        self._body = body
+        self._first_byte_s = failover.spec.first_byte_s if failover is not None else 0.0
+        self._handle = self._rest = None
+        loop = asyncio.get_running_loop()
+        if backend.is_brief:
+            self._rest = loop.call_later(backend.backend_request_s, client.end_late_attempt)
+        if self._first_byte_s:
+            self._handle = loop.call_later(self._first_byte_s, self._look)
+
+    def cancel(self) -> None:
+        """The answer has begun, or the attempt is over."""
+        for handle in (self._handle, self._rest):
+            if handle is not None:
+                handle.cancel()
+
+    def _look(self) -> None:
+        body, upstream = self._body, self._client.resources.upstream
+        left_s = 0.0
+        if body is not None and upstream is not None:
+            if body.is_flowing and not upstream.is_write_blocked:
+                left_s = self._first_byte_s
+            elif not body.is_flowing:
+                left_s = body.whole_at + self._first_byte_s - monotonic()
+        if left_s > 0:
+            self._handle = asyncio.get_running_loop().call_later(left_s, self._look)
+        else:
+            self._client.end_late_attempt()

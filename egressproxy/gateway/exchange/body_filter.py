@@ -9,7 +9,7 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
-from egressproxy.gateway.backends.passing_trailers import passing_trailers
+from egressproxy.gateway.backends.own_leg import passing_trailers
 from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver

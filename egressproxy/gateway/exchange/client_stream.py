@@ -14,7 +14,7 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, has_no_memory, is_pressed
-from egressproxy.gateway.exchange.grpc_answers import answer_of_call, error_of_call, last_fields
+from egressproxy.gateway.exchange.error_responses import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.authenticator import copy_identity

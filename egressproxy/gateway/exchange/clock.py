@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.ai.heads import EVENT_STREAM
+from egressproxy.gateway.ai.answers import EVENT_STREAM
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.held_resources import HeldResources

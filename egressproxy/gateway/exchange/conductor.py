@@ -31,8 +31,7 @@ from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Col
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
-from egressproxy.gateway.exchange.phases import answer_of, dressed
-from egressproxy.gateway.exchange.preflight import answer_to_browser
+from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, dressed
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall

@@ -30,6 +30,7 @@ from egressproxy.gateway.exchange.admission import (
     of_client,
     read_authority,
     route_tunnel,
+    take_tunnel_slot,
     ways_to_http_port,
 )
 from egressproxy.gateway.exchange.client import Client
@@ -38,7 +39,6 @@ from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.gateway.exchange.relay import hand_over, relay
-from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import SniCheck

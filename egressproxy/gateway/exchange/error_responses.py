@@ -3,7 +3,10 @@
 A denial says in every form it takes what was refused, by which rule, why, and what to add. It shows no secret, no
 address that DNS gave, and nothing of the request but the host that policy was asked about. All of it comes from the
 error itself (`egressproxy.errors`); `gateway/listeners/bound_port` alone refuses without one, where there are too many
-connections. Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15.
+connections. A client of gRPC gets trailers alone, whose `grpc-message` begins with our reason; the fields that say more
+to people and tools stay, those about the content go with it.
+
+Sources: RFC 9209 (Proxy-Status), RFC 9110 section 15; grpc.io, gRPC over HTTP2, Trailers-Only.
 """
 
 from __future__ import annotations
@@ -13,14 +16,16 @@ from typing import Final
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
 from egressproxy.filters.body import BodyChain
+from egressproxy.gateway.ai.answers import EVENT_STREAM
 from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.heads import EVENT_STREAM
 from egressproxy.gateway.ai.provider_errors import ProviderCall
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import media_type
+from egressproxy.model.fields import Fields, media_type
+from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED
+from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc, status_of
 from egressproxy.protocols.http1.writer import safe_phrase
 
 #: The end of a server-sent event, in each way that lines end.
@@ -197,3 +202,49 @@ def _about(error: GatewayError, request_id: str) -> dict[str, object]:
         about["remedy"] = error.remedy
     about["request_id"] = request_id
     return about
+
+
+_CONTENT_TYPE = (b"content-type", b"application/grpc")
+
+
+def error_of_call(error: GatewayError, request_id: str) -> LocalResponse:
+    """The response to a call that this error ends before it has another."""
+    made = answer_for(error, request_id)
+    fields = [field for field in made.fields if not field[0].lower().startswith(b"content-")]
+    return LocalResponse(200, (_CONTENT_TYPE, *fields, *last_fields(error)))
+
+
+def last_fields(error: GatewayError, *, is_late: bool = False) -> list[tuple[bytes, bytes]]:
+    """The status and the message of a call that this error ends; `is_late`: behind the head of its response.
+
+    A stream in which nothing moves any more may be begun anew: that is not the deadline of its caller.
+    """
+    said = f"{error.reason}: {error.message}"
+    if error.remedy:
+        said = f"{said} ({error.remedy})"
+    status = status_of(error.reason, error.status, error.reset_code)
+    if is_late and error.reason is Reason.RESPONSE_TIMEOUT:
+        status = GrpcStatus.UNAVAILABLE
+    return _status(status, said)
+
+
+def answer_of_call(answer: LocalResponse, reason: Reason) -> LocalResponse:
+    """A response of a filter, as a call is told of it; one that is gRPC already stays.
+
+    `reason` is that of the exchange: OK where the filter itself has none.
+    """
+    fields = Fields.of(answer.fields)
+    content_type = fields.get(b"content-type")
+    if is_grpc(content_type) or b"grpc-status" in fields:
+        return answer
+    said = answer.phrase.decode("latin-1") or f"HTTP status {answer.status}"
+    if answer.body and b"html" not in (content_type or b""):
+        said = answer.body.decode("utf-8", "replace").strip()
+    if reason is not Reason.OK:
+        said = f"{reason}: {said}"
+    kept = [field for field in answer.fields if not field[0].lower().startswith(b"content-")]
+    return LocalResponse(200, (_CONTENT_TYPE, *kept, *_status(status_of(reason, answer.status), said)))
+
+
+def _status(status: GrpcStatus, said: str) -> list[tuple[bytes, bytes]]:
+    return [(b"grpc-status", b"%d" % status), (b"grpc-message", encoded_message(said))]

@@ -15,14 +15,13 @@ from typing import Final
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import default_route, judge, of_client
+from egressproxy.gateway.exchange.admission import default_route, judge, of_client, take_tunnel_slot
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, is_connection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, OpenedHttp2
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.served_tls import ServedTls
-from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
 from egressproxy.gateway.route import Route

@@ -1,14 +1,19 @@
-"""What a phase of filters has found: a response of its own, or nothing. Sends nothing."""
+"""What filters answer in place of a backend: a phase of them, and Cors to a client that is not known. Sends nothing."""
 
 from __future__ import annotations
 
+from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import Outcome, run_to_end
 from egressproxy.filters.filter_step import Steps
+from egressproxy.gateway.exchange.admission import of_client, route_request
+from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.identity.challenges import Unauthenticated
+from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import ResponseHead
+from egressproxy.model.message import RequestHead, ResponseHead
 
 
 async def answer_of(outcome: Outcome, steps: Steps, x: Exchange, resources: HeldResources) -> LocalResponse | None:
@@ -33,3 +38,32 @@ async def dressed(
     if outcome is not None:
         return outcome
     return LocalResponse(x.response.status, tuple(x.response.fields), answer.body, x.response.phrase)
+
+
+def answer_to_browser(
+    x: Exchange, client: Client, listener: ActiveListener, head: RequestHead, refused: Unauthenticated
+) -> LocalResponse | None:
+    """The answer of the route's Cors filter to a preflight request, which browsers send without a credential, on a
+    reverse listener. None for all other requests, and where the route has no such filter: they stay refused, with the
+    fields in `refused` that the filter adds, so that the page that has sent one may read why.
+
+    Source: the Fetch standard, CORS-preflight fetch ("credentials mode is "same-origin"") and CORS check.
+    """
+    if b"origin" not in head.fields or listener.is_forward or client.tunnel is not None or x.authority is None:
+        return None
+    from egressproxy.filters.cors import Cors, is_preflight  # here: few gateways have browsers for clients
+
+    try:
+        route, _, _ = route_request(of_client(x, listener), x.authority, head)
+        found = next((step for step in route.chain.request_headers or () if isinstance(step.filter, Cors)), None)
+        if found is None or not isinstance(found.filter, Cors):
+            return None
+        if refused.reason is Reason.CREDENTIALS_REQUIRED and is_preflight(x):
+            answer = found.call(x)
+            if isinstance(answer, LocalResponse):
+                x.route, x.series, client.resources.route = route.name, route.series, route
+                return answer
+        refused.fields += found.filter.refusal_fields(head.fields)
+    except GatewayError as error:
+        error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
+    return None

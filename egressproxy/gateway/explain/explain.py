@@ -28,7 +28,9 @@ from egressproxy.gateway.explain.render import (
     BACKEND_PHASES,
     REQUEST_PHASES,
     TUNNEL_PHASES,
+    address_values,
     backend_values,
+    describe_resolved,
     entry_values,
     error_values,
     filter_values,
@@ -40,7 +42,6 @@ from egressproxy.gateway.explain.render import (
     timeout_values,
     tls_values,
 )
-from egressproxy.gateway.explain.resolved_addresses import address_values, describe_resolved
 from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.backend import BackendTlsIR, Destination

@@ -14,8 +14,7 @@ from egressproxy.errors import Denied, GatewayError
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.exchange.admission import default_route
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
-from egressproxy.gateway.explain.render import error_values
-from egressproxy.gateway.explain.resolved_addresses import describe_resolved
+from egressproxy.gateway.explain.render import describe_resolved, error_values
 from egressproxy.gateway.snapshot import ActiveListener, Snapshot
 from egressproxy.ir.backend import ConnectionIR, Destination
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority

@@ -11,15 +11,19 @@ from egressproxy.filters.filter_step import Step
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.failover import aside_s
 from egressproxy.gateway.backends.mirror import Mirror
+from egressproxy.gateway.backends.opener import ConnectionOpener
+from egressproxy.gateway.backends.reverse_check import find_names, raise_unless_one_agrees
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.identity import IdentityIR
-from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR
+from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, ReverseCheck
+from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match
+from egressproxy.upstream.resolved import Resolved
 
 REQUEST_PHASES = ("request_headers", "request_body")
 #: Those that a tunnel meets: before a backend is chosen, and before it is dialled.
@@ -245,3 +249,38 @@ def _parents(backend: BackendIR) -> Iterator[BackendIR]:
     while backend.parent is not None:
         backend = backend.parent
         yield backend
+
+
+def address_values(address: IPAddress, port: int, verdict: str, why: str) -> dict[str, Any]:
+    """One address as plain values; `verdict` is "dial" or "refuse"."""
+    return {"address": str(address), "port": port, "verdict": verdict, "why": why}
+
+
+async def describe_resolved(made: dict[str, Any], opener: ConnectionOpener, host: str, port: int) -> None:
+    """Resolve a name as the traffic of this opener does, and put into `made` what it leads to: `dns` (whether a server
+    was asked), `cnames` where there are any, and `addresses`.
+
+    Raises UpstreamFault and Denied as a dial does, with `made` filled as far as is known.
+    """
+    resolver, policy = opener.resolver, opener.address_policy()
+    why_not_asked = resolver.why_not_asked(host)
+    made["dns"] = f"not asked: {why_not_asked}" if why_not_asked else "asked"
+    found = await resolver.resolve(host)
+    through = found.through if isinstance(found, Resolved) else ()
+    if through:
+        made["cnames"] = list(through)
+    made["addresses"] = []
+    for address in found:
+        may_be_dialled, why = policy.verdict(host, address, port, through)
+        made["addresses"].append(address_values(address, port, "dial" if may_be_dialled else "refuse", why))
+    left = policy.check(host, found, port)
+    if opener.reverse_check is ReverseCheck.OFF or why_not_asked:
+        return
+    findings = await find_names(resolver, host, left, through)
+    said = {str(each.address): f"{each.result}: {each.why}" for each in findings}
+    for each in made["addresses"]:
+        each["reverse"] = said.get(each["address"], "not asked")
+        if opener.reverse_check is ReverseCheck.ENFORCE and not each["reverse"].startswith("agrees"):
+            each["verdict"] = "refuse"
+    if opener.reverse_check is ReverseCheck.ENFORCE:
+        raise_unless_one_agrees(Authority(host, port), findings)

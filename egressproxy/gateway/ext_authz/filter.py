@@ -7,22 +7,58 @@ server judges what the client has asked for. Source: Gateway API HTTPExternalAut
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter
+from egressproxy.filters.header_policy import is_protected
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
-from egressproxy.gateway.ext_authz.check_result import CheckResult
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.field_change import apply
+from egressproxy.model.field_change import FieldChange, apply
+from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.routing.destinations import Denial
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What an authorization server has said. `answer` is a denial, as the client gets it. None: the request goes on,
+    changed by `request`, and the response to the client is changed by `response`.
+    """
+
+    answer: LocalResponse | None = None
+    request: tuple[FieldChange, ...] = ()
+    response: tuple[FieldChange, ...] = ()
+
+
+def is_ours(name: bytes) -> bool:
+    """Whether only the gateway writes this field, in any spelling: framing, routing, this hop."""
+    return is_protected(name.decode("latin-1"))
+
+
+def is_for_clients(name: bytes) -> bool:
+    """Whether a server may send this field to clients. X-Egress-…, in either spelling, are fields of the gateway."""
+    return not (is_ours(name) or name.lower().replace(b"_", b"-").startswith(b"x-egress-"))
+
+
+def denial(status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes, phrase: bytes = b"") -> CheckResult:
+    """A refusal in the server's own words. Raises ValueError for a status or a field that no answer can have.
+
+    A 407 would make clients send us the credentials that they have for a proxy.
+    """
+    if not 200 <= status <= 599 or status == 407:
+        raise ValueError(f"status {status}")
+    kept = tuple((name, value) for name, value in fields if is_for_clients(name) and name.lower() != b"date")
+    return CheckResult(LocalResponse(status, tuple(Fields.of(kept)), b"" if status in (204, 304) else body, phrase))
+
 
 #: How long a server may think where no policy says it (`backendRequest`).
 AUTH_TIMEOUT_S = 5.0

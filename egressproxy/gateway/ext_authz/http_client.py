@@ -11,7 +11,7 @@ from egressproxy.gateway.backends.calls import converse
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.questions import asked_host, passed_body, question
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
-from egressproxy.gateway.ext_authz.check_result import CheckResult, denial, is_ours
+from egressproxy.gateway.ext_authz.filter import CheckResult, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange

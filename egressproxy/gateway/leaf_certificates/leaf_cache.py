@@ -1,7 +1,8 @@
 """LeafCache: what clients are shown in tunnels that are opened: a certificate for each name, minted at its first use.
 
 The certificate of a name is valid for a day, kept, and replaced some hours before it ends. Its TLS context, which takes
-as long to make as a certificate and twenty times its memory, is kept for names that are in use.
+as long to make as a certificate and twenty times its memory, is kept for names that are in use. A snapshot has the
+`LeafCaches` of its CAs.
 """
 
 from __future__ import annotations
@@ -155,3 +156,26 @@ def unusable(policy: str, error: BaseException) -> GatewayFault:
     return GatewayFault(
         Reason.INTERCEPTION_FAILED, message, rule=f"EgressPolicy {policy}", remedy=remedy, detail=detail
     )
+
+
+class LeafCaches:
+    """Those of one snapshot, by CA. That of a CA which the next one has, too, is kept, and so is the minter. `known`
+    are those in service.
+    """
+
+    __slots__ = ("_known", "_made", "_minter")
+
+    def __init__(self, known: LeafCaches | None = None) -> None:
+        self._known = known._made if known is not None else {}
+        self._made: dict[LeafKey, LeafCache] = {}
+        self._minter: Minter = known._minter if known is not None else Minter()
+
+    def of(self, key: LeafKey, counted: Interceptions) -> LeafCache:
+        """The one for this CA."""
+        found = self._made.get(key) or self._known.get(key) or LeafCache(key, counted, self._minter)
+        self._made[key] = found
+        return found
+
+    def forget_known(self) -> None:
+        """Those in service before are no longer looked for."""
+        self._known = {}

@@ -20,6 +20,7 @@ from egressproxy.gateway.exchange.admission import (
     of_client,
     opened_stream,
     route_of_stream,
+    take_tunnel_slot,
 )
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.conductor import Conductor
@@ -27,7 +28,6 @@ from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.interception import intercept
 from egressproxy.gateway.exchange.relay import hand_over, relay
-from egressproxy.gateway.exchange.tunnel_slots import take_tunnel_slot
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route

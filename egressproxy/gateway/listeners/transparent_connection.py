@@ -17,8 +17,7 @@ from egressproxy.gateway.exchange.admission import route_tunnel
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.exchange.opened_tunnel import Redirection
 from egressproxy.gateway.listeners.counted_client import CountedClient
-from egressproxy.gateway.listeners.first_bytes import Spoken, spoken
-from egressproxy.gateway.listeners.redirection import destination_of
+from egressproxy.gateway.listeners.redirection import Spoken, destination_of, spoken
 from egressproxy.gateway.listeners.stream_connection import alert_for
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.authority import Authority

@@ -1,4 +1,7 @@
-"""Attributes of an exchange and dynamic metadata, as processors are told them. Source: Envoy, Attributes."""
+"""What processors are told of an exchange: attributes, dynamic metadata, heads (pseudo-headers first, as in HTTP/2).
+
+Source: Envoy, Attributes.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Any, Final
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.ext_proc.messages import ProcessingResponse
+
+Lines = tuple[tuple[bytes, bytes], ...]
 
 #: The note with the dynamic metadata of the exchange, by namespace: all processors of it share it.
 METADATA: Final = "dynamic metadata"
@@ -39,6 +44,32 @@ def keep_metadata(x: Exchange, response: ProcessingResponse, wanted: Iterable[st
     if said:
         known = (x.notes or {}).get(METADATA, {})
         x.note(METADATA, {**known, **said})
+
+
+def request_lines(x: Exchange, pattern: re.Pattern[bytes] | None) -> Lines:
+    """The head of the request; `pattern` matches the names that are shown, None: all."""
+    request = x.request
+    host = x.upstream_host or request.host or (str(x.authority).encode() if x.authority is not None else b"")
+    lines = [(b":method", request.method), (b":authority", host)]
+    if request.method != b"CONNECT":
+        lines += [(b":scheme", x.scheme), (b":path", request.path)]
+    lines += request.fields
+    if request.body > 0:
+        lines.append((b"content-length", b"%d" % request.body))
+    return shown(lines, pattern)
+
+
+def response_lines(x: Exchange, pattern: re.Pattern[bytes] | None) -> Lines:
+    """The head of the response."""
+    response = x.response
+    lines = [(b":status", b"%d" % response.status), *response.fields]
+    if response.body > 0:
+        lines.append((b"content-length", b"%d" % response.body))
+    return shown(lines, pattern)
+
+
+def shown(lines: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[bytes] | None) -> Lines:
+    return tuple(lines) if pattern is None else tuple(line for line in lines if pattern.fullmatch(line[0]))
 
 
 def _text(value: bytes | None) -> str:

@@ -13,15 +13,13 @@ from typing import Final
 from egressproxy.errors import Reason
 from egressproxy.filters.base import MORE, BodyMode, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import CalledBackendRef
-from egressproxy.gateway.processors.attributes import attributes, known_metadata
-from egressproxy.gateway.processors.bodies import body_mode, is_event_stream
-from egressproxy.gateway.processors.heads import request_lines, response_lines
+from egressproxy.gateway.processors.attributes import attributes, known_metadata, request_lines, response_lines
+from egressproxy.gateway.processors.bodies import body_mode, is_event_stream, trailer_message
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
 from egressproxy.gateway.processors.processed_bodies import ProcessedBodies
 from egressproxy.gateway.processors.processor_answers import ProcessorAnswers
 from egressproxy.gateway.processors.session import ProcessorSession, SessionSettings, StreamBroke
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
-from egressproxy.gateway.processors.trailers import trailer_message
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse

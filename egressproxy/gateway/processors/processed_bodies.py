@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 
 from egressproxy.gateway.processors.bodies import (
+    before_trailers,
     duplex_piece,
     is_event_stream,
+    last_duplex_piece,
     partial,
     pieces_of,
     streamed,
     tell_body,
+    trailers_behind,
     unanswered,
 )
 from egressproxy.gateway.processors.processor_answers import ProcessorAnswers
 from egressproxy.gateway.processors.session import ProcessorSession
-from egressproxy.gateway.processors.trailers import before_trailers, last_duplex_piece, trailers_behind
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.ext_proc.messages import BodySendMode, MessagePart, ProcessingRequest
 

@@ -13,14 +13,20 @@ from egressproxy.filters.base import Rejected
 from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.processors.attributes import keep_metadata
 from egressproxy.gateway.processors.bodies import is_event_stream
-from egressproxy.gateway.processors.heads import local_response
 from egressproxy.gateway.processors.mutations import MutationChecker
 from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingResponse
+from egressproxy.protocols.ext_proc.messages import (
+    BodySendMode,
+    HeaderSendMode,
+    ImmediateResponse,
+    MessagePart,
+    ProcessingResponse,
+)
+from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc
 
 _MAX_DETAILS: Final = 200
 
@@ -177,3 +183,14 @@ class ProcessorAnswers:
         if mode is _BUFFERED or (mode is _DUPLEX and not is_event_stream(x)):
             return answer
         raise Rejected("the processor ended the response with one of its own", status=answer.status)
+
+
+def local_response(immediate: ImmediateResponse, status: int, fields: Fields, x: Exchange) -> LocalResponse:
+    """The response that a processor wants a client to have, with these fields; in the words of gRPC for a call."""
+    if immediate.grpc_status is not None and is_grpc(x.request.fields.get(b"content-type")):
+        fields.set(b"content-type", b"application/grpc")
+        fields.set(b"grpc-status", b"%d" % immediate.grpc_status)
+        if immediate.body:
+            fields.set(b"grpc-message", encoded_message(immediate.body.decode("utf-8", "replace")))
+        return LocalResponse(200, tuple(fields))
+    return LocalResponse(status, tuple(fields), b"" if status in (204, 205, 304) else immediate.body)

@@ -28,7 +28,7 @@ from egressproxy.filters.settings import (
     Within,
     seconds,
 )
-from egressproxy.gateway.processors.heads import shown
+from egressproxy.gateway.processors.attributes import shown
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
 from egressproxy.gateway.processors.settings import (
     SHOWS_ALL,

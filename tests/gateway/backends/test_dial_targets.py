@@ -10,7 +10,9 @@ import pytest
 from egressproxy.errors import LimitExceeded
 from egressproxy.gateway.backends import dial_targets
 from egressproxy.gateway.backends.dial_targets import MAX_TARGETS_OF_CLIENT, Target, Targets
+from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.pool import Claim
 from tests.gateway.conftest import Start
@@ -141,3 +143,16 @@ def test_the_bounds_hold_where_they_cannot_be_patched():
     with pytest.raises(LimitExceeded, match="this client has connections to too many destinations"):
         name("greedy", 9)
     assert name("other", 9).client == "other"
+
+
+def test_no_tls_session_serves_two_tenants():
+    targets = Targets("agents/x", cast(Any, None), TimerWheel(), None, is_per_tenant=True)
+    one, other = (targets.configured(host, 443, BackendTlsIR()) for host in ("192.0.2.1", "192.0.2.2"))
+    first = one.resumption_of(asks("one"))
+    assert first is not None
+    assert one.resumption_of(asks("one")) is first
+    assert first not in (one.resumption_of(asks("two")), other.resumption_of(asks("one")))
+
+
+def asks(namespace: str) -> Exchange:
+    return Exchange("192.0.2.9:1", "-", "-", 0.0, CallerIdentity(namespace, "default"))

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters.testing import exchange
-from egressproxy.gateway.backends.tenant_connections import LEAST, MAX_TENANTS, TenantConnections
+from egressproxy.gateway.backends.http2_connections import LEAST, MAX_TENANTS, TenantConnections
 
 
 class Connections:

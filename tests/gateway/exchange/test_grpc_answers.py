@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
-from egressproxy.gateway.exchange.grpc_answers import answer_of_call
+from egressproxy.gateway.exchange.error_responses import answer_of_call
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.local_response import LocalResponse

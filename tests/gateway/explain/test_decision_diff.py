@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from egressproxy.gateway.build import offline
 from egressproxy.gateway.exchange.recent_decisions import MAX_PATH, RecentDecision
 from egressproxy.gateway.explain import decision_diff as module
 from egressproxy.gateway.explain.decision_diff import DecisionChange, flips
-from egressproxy.gateway.explain.offline import offline
 from egressproxy.model.steps import finished
 from tests.e2e.world import tls_secret
 from tests.gateway.backends.test_retries import pods

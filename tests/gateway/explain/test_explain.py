@@ -11,9 +11,9 @@ import pytest
 
 from egressproxy.cli.explanation import lines
 from egressproxy.gateway.backends.opener import TlsFailure
+from egressproxy.gateway.build import offline
 from egressproxy.gateway.explain.explain import explain
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
-from egressproxy.gateway.explain.offline import offline
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.protocols.tls.minting import new_ca
 from tests.e2e.world import terminate, tls_secret

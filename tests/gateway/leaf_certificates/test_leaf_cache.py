@@ -14,7 +14,7 @@ import pytest
 from egressproxy.app import SWITCH_S
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.leaf_certificates import leaf_cache
-from egressproxy.gateway.leaf_certificates.leaf_cache import RENEWED_S, LeafCache
+from egressproxy.gateway.leaf_certificates.leaf_cache import RENEWED_S, LeafCache, LeafCaches
 from egressproxy.gateway.leaf_certificates.minter import Minter
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import LEAF_S, new_ca
@@ -214,3 +214,25 @@ async def test_five_thousand_names_are_minted_without_a_stall_of_the_loop():
         sys.setswitchinterval(between)
     assert counted.minted == 5001
     assert worst < 0.05, f"the loop stood still for {worst * 1e3:.1f} ms"
+
+
+ONE, TWO = ("chain", SecretBytes(b"key"), "agents/one"), ("other", SecretBytes(b"key"), "agents/one")
+
+
+def test_a_ca_that_is_still_there_keeps_its_leaves_and_one_minter_serves_all():
+    counted = Interceptions()
+    before = LeafCaches()
+    one = before.of(ONE, counted)
+    after = LeafCaches(before)
+    assert after.of(ONE, counted) is one is after.of(ONE, counted)
+    assert after.of(TWO, counted)._minter is one._minter
+
+
+def test_a_ca_that_was_gone_for_a_while_begins_anew():
+    counted = Interceptions()
+    before = LeafCaches()
+    one = before.of(ONE, counted)
+    between = LeafCaches(before)
+    between.forget_known()
+    assert LeafCaches(between).of(ONE, counted) is not one
+    assert between.of(ONE, counted) is not one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.gateway.listeners.first_bytes import MAX_LINE, Spoken, spoken
+from egressproxy.gateway.listeners.redirection import MAX_LINE, Spoken, spoken
 from tests.gateway.exchange.test_connect import client_hello
 
 HELLO = client_hello("a.example")
