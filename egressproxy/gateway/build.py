@@ -30,10 +30,7 @@ from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.extensions import extensions as all_extensions
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR
-from egressproxy.ir.route import (
-    HttpRouteIR,
-    HttpRuleIR,
-)
+from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.own_host import OWN_HOST
 from egressproxy.model.steps import Cooperative, finished

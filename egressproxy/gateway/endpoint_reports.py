@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from egressproxy.errors import Reason
 from egressproxy.gateway.backends.network import NetworkReports
 from egressproxy.ir.backend import BackendIR
@@ -16,65 +18,39 @@ def reports_to(metrics: Metrics) -> NetworkReports:
     """What happens on the way to backends, counted and told there."""
     queries = metrics.dns_queries
     return NetworkReports(
-        metrics.count_dns, queries.count, queries.count_reverse, EndpointReporter(metrics), ParentReporter(metrics),
-        FailoverReporter(metrics.notices),
+        metrics.count_dns, queries.count, queries.count_reverse, partial(report_endpoint, metrics),
+        partial(report_parent, metrics), partial(report_failover, metrics.notices),
     )  # fmt: skip
 
 
-class EndpointReporter:
-    """Called with each change (`NetworkReports.endpoint`)."""
-
-    __slots__ = ("_metrics",)
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def __call__(self, health: EndpointHealth, why: Why) -> None:
-        """Count an ejection; an Event in any case, at the backend's object."""
-        backend = InvolvedObject.of(health.kind.removesuffix(OWN), health.name)
-        notices = self._metrics.notices
-        if health.state is HealthState.HEALTHY:
-            message = f"endpoint {health.address} takes requests again: {why.text}"
-            notices.endpoint_changed(backend, "EndpointReturned", message, EventType.NORMAL)
-            return
-        self._metrics.count_ejection(health.backend, health.address, why.value)
-        reason = "EndpointEjected" if health.state is HealthState.EJECTED else "EndpointUnhealthy"
-        notices.endpoint_changed(backend, reason, f"endpoint {health.address} takes no requests: {why.text}")
+def report_endpoint(metrics: Metrics, health: EndpointHealth, why: Why) -> None:
+    """Count an ejection; an Event in any case, at the backend's object."""
+    backend = InvolvedObject.of(health.kind.removesuffix(OWN), health.name)
+    notices = metrics.notices
+    if health.state is HealthState.HEALTHY:
+        message = f"endpoint {health.address} takes requests again: {why.text}"
+        notices.endpoint_changed(backend, "EndpointReturned", message, EventType.NORMAL)
+        return
+    metrics.count_ejection(health.backend, health.address, why.value)
+    reason = "EndpointEjected" if health.state is HealthState.EJECTED else "EndpointUnhealthy"
+    notices.endpoint_changed(backend, reason, f"endpoint {health.address} takes no requests: {why.text}")
 
 
-class ParentReporter:
-    """Called with each change (`NetworkReports.parent`)."""
-
-    __slots__ = ("_metrics",)
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def __call__(self, parent: BackendIR, reason: Reason | None, message: str) -> None:
-        """Count that it is put aside; an Event in any case, at the parent's object."""
-        backend = InvolvedObject.of(parent.kind.removesuffix(OWN), parent.name)
-        if reason is None:
-            self._metrics.notices.endpoint_changed(backend, "ParentReturned", message, EventType.NORMAL)
-            return
-        self._metrics.parents_put_aside[parent.name, reason.value] += 1
-        self._metrics.notices.endpoint_changed(backend, "ParentPutAside", message)
+def report_parent(metrics: Metrics, parent: BackendIR, reason: Reason | None, message: str) -> None:
+    """Count that it is put aside; an Event in any case, at the parent's object."""
+    backend = InvolvedObject.of(parent.kind.removesuffix(OWN), parent.name)
+    if reason is None:
+        metrics.notices.endpoint_changed(backend, "ParentReturned", message, EventType.NORMAL)
+        return
+    metrics.parents_put_aside[parent.name, reason.value] += 1
+    metrics.notices.endpoint_changed(backend, "ParentPutAside", message)
 
 
-class FailoverReporter:
-    """Called with each change (`NetworkReports.failover`)."""
-
-    __slots__ = ("_notices",)
-
-    def __init__(self, notices: Notices) -> None:
-        self._notices = notices
-
-    def __call__(self, backend: BackendIR, why: str, aside: float) -> None:
-        """An Event at the backend's object. `aside`: the seconds for which it is put aside; 0.0 where it returns."""
-        regarding = InvolvedObject.of(backend.kind.removesuffix(OWN), backend.name)
-        if aside:
-            message = f"{why}: a Failover asks others for {aside:.0f} s, and then tries it"
-            self._notices.endpoint_changed(regarding, "BackendPutAside", message)
-            return
-        self._notices.endpoint_changed(
-            regarding, "BackendReturned", f"{why}: it takes requests again", EventType.NORMAL
-        )
+def report_failover(notices: Notices, backend: BackendIR, why: str, aside: float) -> None:
+    """An Event at the backend's object. `aside`: the seconds for which it is put aside; 0.0 where it returns."""
+    regarding = InvolvedObject.of(backend.kind.removesuffix(OWN), backend.name)
+    if aside:
+        message = f"{why}: a Failover asks others for {aside:.0f} s, and then tries it"
+        notices.endpoint_changed(regarding, "BackendPutAside", message)
+        return
+    notices.endpoint_changed(regarding, "BackendReturned", f"{why}: it takes requests again", EventType.NORMAL)

@@ -161,11 +161,7 @@ class OverloadManager:
         if state is OverloadState.SHEDDING:
             now = max(gate.active, LEAST_REQUESTS)
             limit = min(limit, now) if limit else now
-        gate.set_limit(
-            limit,
-            is_closed=state is OverloadState.REFUSING,
-            is_pressed=state is OverloadState.SHEDDING,
-        )
+        gate.set_limit(limit, is_closed=state is OverloadState.REFUSING, is_pressed=state is OverloadState.SHEDDING)
         if state is OverloadState.NORMAL:
             self._idle = []
             self._accounting.gate = gate if limit or gate.killed else None

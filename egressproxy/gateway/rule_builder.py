@@ -28,13 +28,7 @@ from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.extensions import extensions_of
 from egressproxy.ir.gateway import ListenerIR
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
-from egressproxy.ir.route import (
-    AuthProtocol,
-    ExternalAuthIR,
-    HttpRuleIR,
-    MirrorIR,
-    WeightedBackend,
-)
+from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRuleIR, MirrorIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.steps import Cooperative
 from egressproxy.routing.permission import Permission, strictest

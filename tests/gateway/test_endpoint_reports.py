@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egressproxy.errors import Reason
-from egressproxy.gateway.endpoint_reports import EndpointReporter, FailoverReporter, ParentReporter
+from egressproxy.gateway.endpoint_reports import reports_to
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 from egressproxy.telemetry.exposition import Exposition
@@ -13,7 +13,7 @@ from egressproxy.upstream.endpoint_health import HealthRegistry, Why
 
 def test_ejections_and_returns_are_events_of_the_backend_and_ejections_are_counted():
     metrics = Metrics("0")
-    registry = HealthRegistry(EndpointReporter(metrics))
+    registry = HealthRegistry(reports_to(metrics).endpoint)
     owner = BackendIR("agents/api", Destination.FQDN, kind="Backend.egressproxy.io")
     check = HealthCheckIR(unhealthy_threshold=1)
     health = registry.of("s", "agents/api", owner, "10.0.0.1:443", OutlierDetectionIR(), check, 0.0)
@@ -68,7 +68,7 @@ def test_the_state_of_endpoints_is_shown_and_that_of_workers_added_up():
 def test_parents_that_are_put_aside_and_return_are_events_of_their_backend_and_counted():
     def gathered(*, is_aside: bool):
         metrics = Metrics("0")
-        tell = ParentReporter(metrics)
+        tell = reports_to(metrics).parent
         parent = BackendIR("agents/corp", Destination.FQDN, kind="Backend.egressproxy.io")
         tell(parent, Reason.CONNECT_REFUSED, "refused")
         tell(parent, None, "it is back")
@@ -96,7 +96,7 @@ def test_parents_that_are_put_aside_and_return_are_events_of_their_backend_and_c
 
 def test_backends_of_failovers_that_are_put_aside_and_return_are_events_of_their_object():
     metrics = Metrics("0")
-    tell = FailoverReporter(metrics.notices)
+    tell = reports_to(metrics).failover
     tell(BackendIR("agents/openai", Destination.FQDN, kind="Backend.egressproxy.io"), "it answers 429", 20.4)
     tell(BackendIR("agents/local", Destination.SERVICE, kind="Service"), "an attempt has ended well", 0.0)
     assert [(str(n.regarding), n.severity, n.reason, n.message) for n in metrics.notices.take()] == [

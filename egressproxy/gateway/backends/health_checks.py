@@ -120,18 +120,7 @@ class HealthChecks:
 class EndpointCheck:
     """The checks of one endpoint, one after the other."""
 
-    __slots__ = (
-        "_check",
-        "_driver",
-        "_due",
-        "_health",
-        "_limit",
-        "_network",
-        "_opener",
-        "_owner",
-        "_spec",
-        "_target",
-    )
+    __slots__ = ("_check", "_driver", "_due", "_health", "_limit", "_network", "_opener", "_owner", "_spec", "_target")
 
     def __init__(
         self, network: Network, opener: ConnectionOpener, spec: ConnectionIR, health: EndpointHealth, target: DialTarget

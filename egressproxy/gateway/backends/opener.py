@@ -149,12 +149,7 @@ class ConnectionOpener:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=RetrySafety.SAFE)
         return parked
 
-    async def _endpoints(
-        self,
-        x: Exchange,
-        target: DialTarget,
-        connect: Steps | None,
-    ) -> list[tuple[IPAddress, int]]:
+    async def _endpoints(self, x: Exchange, target: DialTarget, connect: Steps | None) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self.address_policy()
         is_named = False  # the client has named an address, about which `destinations` has decided

@@ -20,13 +20,7 @@ from egressproxy.model.shares import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.codec import ResponseReader
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.socks5.client import (
-    LoginRefused,
-    NoCommonMethod,
-    Refused,
-    SocksClient,
-    SocksError,
-)
+from egressproxy.protocols.socks5.client import LoginRefused, NoCommonMethod, Refused, SocksClient, SocksError
 from egressproxy.protocols.socks5.messages import ReplyCode
 
 _LIMITS: Final = HeadLimits()

@@ -19,13 +19,7 @@ from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import driven
-from egressproxy.protocols.grpc.ext_authz import (
-    CHECK,
-    CheckAnswer,
-    HttpAttributes,
-    check_answer,
-    check_request,
-)
+from egressproxy.protocols.grpc.ext_authz import CHECK, CheckAnswer, HttpAttributes, check_answer, check_request
 from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 
 

@@ -53,8 +53,7 @@ class SocksConnection(CountedClient):
         rules = state.port.first.spec.policy.identity
         asks = rules is not None and bool(rules.users or (rules.issuers and not rules.token_field))
         self._negotiation: SocksServer | None = SocksServer(
-            asks_login=asks,
-            may_be_nobody=rules is None or not asks or not rules.is_required or bool(rules.addresses),
+            asks_login=asks, may_be_nobody=rules is None or not asks or not rules.is_required or bool(rules.addresses)
         )
         self._is_http = False
         self._code: ReplyCode | None = None  # of the error that ends the exchange

@@ -156,10 +156,7 @@ async def last_duplex_piece(
 
 
 async def before_trailers(
-    session: ProcessorSession,
-    part: MessagePart,
-    behind: MessagePart,
-    answer: asyncio.Future[ProcessingResponse | None],
+    session: ProcessorSession, part: MessagePart, behind: MessagePart, answer: asyncio.Future[ProcessingResponse | None]
 ) -> bytes:
     """FULL_DUPLEX_STREAMED: the answer to the trailers says that no piece of the body before them comes any more.
 

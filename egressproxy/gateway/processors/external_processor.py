@@ -12,14 +12,13 @@ from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.filters.base import MORE, BodyMode, Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.settings import CalledBackendRef
-from egressproxy.gateway.processors.attributes import attributes, known_metadata, request_lines, response_lines
+from egressproxy.gateway.processors.attributes import Lines, attributes, known_metadata, request_lines, response_lines
 from egressproxy.gateway.processors.bodies import body_mode, is_event_stream, trailer_message
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
 from egressproxy.gateway.processors.processed_bodies import ProcessedBodies
 from egressproxy.gateway.processors.processor_answers import ProcessorAnswers
 from egressproxy.gateway.processors.session import ProcessorSession, SessionSettings, StreamBroke
-from egressproxy.gateway.processors.settings import ExternalProcessorConfig
+from egressproxy.gateway.processors.settings import ExternalProcessorConfig, called_refs
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
@@ -62,26 +61,51 @@ class ExternalProcessor(Filter):
 
     # --- phases ------------------------------------------------------------------------------------------------------
     async def request_headers(self, x: Exchange) -> LocalResponse | None:
-        session = self._begin(x)
-        try:
-            return await self._request_headers(session, x)
-        except BaseException:  # cancelled, too: its time is over, or the client has left
-            session.give_up()
-            raise
+        with self._begin(x) as session:
+            if session.mode.request_header_mode is not _SEND:
+                return None
+            has_body = x.request.body != 0 and not x.is_tunnel
+            part, lines = MessagePart.REQUEST_HEADERS, request_lines(x, self._shown)
+            message = self._head_message(x, part, lines, self._config.request_attributes, has_body=has_body)
+            answer = None
+            if self._observes:
+                session.tell(message)
+            elif has_body and session.mode.request_body_mode is _DUPLEX:
+                session.check()  # the processor may answer when it has the body: the answer is waited for there
+                session.late_head = session.expect(part)
+                session.tell(message)
+            else:
+                answer = self._answers.take_request_head(session, x, await session.ask(message), has_body=has_body)
+            if x.is_tunnel:
+                session.finish()
+            return answer
 
     async def backend_request(self, x: Exchange) -> LocalResponse | None:
         """As `request_headers`, unless the head was shown with a body that is taken whole, which comes before it."""
         return None if self._of_attempt(x) is not None else await self.request_headers(x)
 
     async def response_headers(self, x: Exchange) -> LocalResponse | None:
-        session = self._session(x)
-        if session is None:
+        known = self._session(x)
+        if known is None:
             return None
-        try:
-            return await self._response_headers(session, x)
-        except BaseException:  # cancelled, too: its time is over, or the client has left
-            session.give_up()
-            raise
+        with known as session:
+            session.check()
+            if session.is_over or session.mode.response_header_mode is not _SEND:
+                return None
+            has_body = x.response.body != 0 and x.request.method != b"HEAD"
+            part, lines = MessagePart.RESPONSE_HEADERS, response_lines(x, self._shown)
+            message = self._head_message(x, part, lines, self._config.response_attributes, has_body=has_body)
+            answer = None
+            if self._observes:
+                session.tell(message)
+            elif has_body and session.mode.response_body_mode is _DUPLEX and not is_event_stream(x):
+                session.late_head = session.expect(part)
+                session.tell(message)
+            else:
+                answer = self._answers.take_response_head(session, x, await session.ask(message), has_body=has_body)
+            if x.response.status == 101:
+                session.finish()
+            return answer
 
     backend_response = response_headers
 
@@ -127,60 +151,18 @@ class ExternalProcessor(Filter):
         if session is not None:
             session.finish()
 
-    # --- heads -------------------------------------------------------------------------------------------------------
-    async def _request_headers(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
-        if session.mode.request_header_mode is not _SEND:
-            return None
-        has_body = x.request.body != 0 and not x.is_tunnel
-        message = ProcessingRequest(
-            MessagePart.REQUEST_HEADERS,
-            request_lines(x, self._shown),
+    def _head_message(
+        self, x: Exchange, part: MessagePart, lines: Lines, names: tuple[str, ...], *, has_body: bool
+    ) -> ProcessingRequest:
+        """With the attributes of these names."""
+        return ProcessingRequest(
+            part,
+            lines,
             end_of_stream=not has_body,
-            attributes=self._attributes(self._config.request_attributes, x),
+            attributes={_NAMESPACE: attributes(names, x, self._shown)} if names else {},
             metadata=known_metadata(x, self._config.metadata_options.forwarding_namespaces),
             observability_mode=self._observes,
         )
-        answer = None
-        if self._observes:
-            session.tell(message)
-        elif has_body and session.mode.request_body_mode is _DUPLEX:
-            session.check()  # the processor may answer when it has the body: the answer is waited for there
-            session.late_head = session.expect(MessagePart.REQUEST_HEADERS)
-            session.tell(message)
-        else:
-            response = await session.ask(message)
-            answer = self._answers.take_request_head(session, x, response, has_body=has_body)
-        if x.is_tunnel:
-            session.finish()
-        return answer
-
-    async def _response_headers(self, session: ProcessorSession, x: Exchange) -> LocalResponse | None:
-        if session.is_off:
-            return None
-        session.check()
-        if session.is_over or session.mode.response_header_mode is not _SEND:
-            return None
-        has_body = x.response.body != 0 and x.request.method != b"HEAD"
-        message = ProcessingRequest(
-            MessagePart.RESPONSE_HEADERS,
-            response_lines(x, self._shown),
-            end_of_stream=not has_body,
-            attributes=self._attributes(self._config.response_attributes, x),
-            metadata=known_metadata(x, self._config.metadata_options.forwarding_namespaces),
-            observability_mode=self._observes,
-        )
-        answer = None
-        if self._observes:
-            session.tell(message)
-        elif has_body and session.mode.response_body_mode is _DUPLEX and not is_event_stream(x):
-            session.late_head = session.expect(MessagePart.RESPONSE_HEADERS)
-            session.tell(message)
-        else:
-            response = await session.ask(message)
-            answer = self._answers.take_response_head(session, x, response, has_body=has_body)
-        if x.response.status == 101:
-            session.finish()
-        return answer
 
     # --- bodies ------------------------------------------------------------------------------------------------------
     async def _body(self, x: Exchange, part: MessagePart, data: bytes, *, last: bool) -> bytes | LocalResponse:
@@ -190,16 +172,13 @@ class ExternalProcessor(Filter):
         if part is MessagePart.RESPONSE_BODY and session.has_more is None and x.notes is not None:
             more = x.notes.get(MORE)
             session.has_more = partial(more, self) if more is not None else None
-        try:
+        with session:
             made = await self._bodies.changed(session, x, part, data, last=last)
             if session.immediate is not None and not session.is_off:
                 answer = self._answers.immediate(session, x)
                 if answer is not None:
                     return self._answers.in_time(answer, x, part, session)
             return made
-        except BaseException:  # cancelled, too: its time is over, or the client has left
-            session.give_up()
-            raise
 
     # --- trailers ----------------------------------------------------------------------------------------------------
     async def _trailers(self, x: Exchange, part: MessagePart, fields: Fields) -> None:
@@ -211,32 +190,20 @@ class ExternalProcessor(Filter):
             return
         if session is None:
             return
-        try:
-            await self._changed_trailers(session, x, part, fields)
-        except BaseException:  # cancelled, too: its time is over, or the client has left
-            session.give_up()
-            raise
-
-    async def _changed_trailers(
-        self, session: ProcessorSession, x: Exchange, part: MessagePart, fields: Fields
-    ) -> None:
-        if part in session.early_trailers:
-            response = session.early_trailers.pop(part)
-        elif session.is_over:
-            session.check()
-            return
-        elif self._observes:
-            if session.is_full:
-                session.close()
-            session.tell(trailer_message(part, fields, self._shown, is_observed=True))
-            return
-        else:
-            response = await session.ask(trailer_message(part, fields, self._shown))
-        self._answers.take_trailers(session, x, fields, response)
-
-    # --- what goes with a message ------------------------------------------------------------------------------------
-    def _attributes(self, names: tuple[str, ...], x: Exchange) -> dict[str, dict[str, object]]:
-        return {_NAMESPACE: attributes(names, x, self._shown)} if names else {}
+        with session:
+            if part in session.early_trailers:
+                response = session.early_trailers.pop(part)
+            elif session.is_over:
+                session.check()
+                return
+            elif self._observes:
+                if session.is_full:
+                    session.close()
+                session.tell(trailer_message(part, fields, self._shown, is_observed=True))
+                return
+            else:
+                response = await session.ask(trailer_message(part, fields, self._shown))
+            self._answers.take_trailers(session, x, fields, response)
 
     # --- the session -------------------------------------------------------------------------------------------------
     def _begin(self, x: Exchange) -> ProcessorSession:
@@ -262,16 +229,12 @@ class ExternalProcessor(Filter):
         return None if session is None or session.is_off else session
 
 
-def _refs(config: ExternalProcessorConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return tuple((f"backendRefs[{index}]", ref) for index, ref in enumerate(config.backend_refs))
-
-
 EXTERNAL_PROCESSOR: Final = FilterType(
     name="egressproxy.io/ExternalProcessor:v1",
     phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
     config_model=ExternalProcessorConfig,
     build=ExternalProcessor,
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    backend_refs=_refs,
+    backend_refs=called_refs,
     summary="Shows exchanges to a server that speaks Envoy's ext_proc, and does what it says.",
 )

@@ -56,46 +56,40 @@ class MutationChecker:
         request = x.request
         before = request.fields.block, request.path, request.method, x.upstream_host
         try:
-            self._change_request(changes, x, replaces=replaces)
+            for name, value in self._apply(changes, request.fields, is_response=False, replaces=replaces):
+                if name == b":path":
+                    if not _PATH.fullmatch(value) or has_dot_segment(value.partition(b"?")[0]):
+                        raise InvalidMutation(":path is not the path of a request, or contains dot segments")
+                    request.path = value
+                elif name == b":method":
+                    # What frames the answer (HEAD) and what opens a tunnel (CONNECT) stays what the client has asked
+                    # for; TRACE would have the backend tell what was injected (RFC 9110 section 9.3.8).
+                    if not TOKEN.fullmatch(value) or value in _METHODS_OF_CLIENTS or request.method == b"HEAD":
+                        raise InvalidMutation(":method cannot become this one")
+                    request.method = value
+                elif name in (b":authority", b"host"):
+                    if not value or len(value) > 259 or not re.fullmatch(rb"[A-Za-z0-9.\-_:\[\]]+", value):
+                        raise InvalidMutation(":authority is not a host")
+                    x.upstream_host = value
         except Exception:  # the exchange may go on without the processor
             request.fields.block, request.path, request.method, x.upstream_host = before
             raise
-
-    def _change_request(self, changes: Sequence[FieldChange], x: Exchange, *, replaces: bool) -> None:
-        for name, value in self._apply(changes, x.request.fields, is_response=False, replaces=replaces):
-            if name == b":path":
-                if not _PATH.fullmatch(value) or has_dot_segment(value.partition(b"?")[0]):
-                    raise InvalidMutation(":path is not the path of a request, or contains dot segments")
-                x.request.path = value
-            elif name == b":method":
-                # What frames the answer (HEAD) and what opens a tunnel (CONNECT) stays what the client has asked for;
-                # TRACE would have the backend tell what was injected (RFC 9110 section 9.3.8).
-                if not TOKEN.fullmatch(value) or value in _METHODS_OF_CLIENTS or x.request.method == b"HEAD":
-                    raise InvalidMutation(":method cannot become this one")
-                x.request.method = value
-            elif name in (b":authority", b"host"):
-                if not value or len(value) > 259 or not re.fullmatch(rb"[A-Za-z0-9.\-_:\[\]]+", value):
-                    raise InvalidMutation(":authority is not a host")
-                x.upstream_host = value
 
     def change_response(self, changes: Sequence[FieldChange], x: Exchange) -> None:
         """Change the head of the response. Raises as `change_request`."""
         response = x.response
         before = response.fields.block, response.status, response.phrase
         try:
-            self._change_response(changes, x)
+            for name, value in self._apply(changes, response.fields, is_response=True):
+                if name == b":status":
+                    status = int(value) if _STATUS.fullmatch(value) else 0
+                    has_no_body = status in (204, 205, 304)
+                    if not status or status == 407 or (has_no_body and response.body != 0) or response.status < 200:
+                        raise InvalidMutation(":status cannot become this one")
+                    response.status, response.phrase = status, PHRASES.get(status, b"")
         except Exception:
             response.fields.block, response.status, response.phrase = before
             raise
-
-    def _change_response(self, changes: Sequence[FieldChange], x: Exchange) -> None:
-        for name, value in self._apply(changes, x.response.fields, is_response=True):
-            if name == b":status":
-                status = int(value) if _STATUS.fullmatch(value) else 0
-                has_no_body = status in (204, 205, 304)
-                if not status or status == 407 or (has_no_body and x.response.body != 0) or x.response.status < 200:
-                    raise InvalidMutation(":status cannot become this one")
-                x.response.status, x.response.phrase = status, PHRASES.get(status, b"")
 
     def change_answer(self, changes: Sequence[FieldChange], fields: Fields) -> None:
         """Change the fields of a response that is made here. Raises as `change_request`."""

@@ -21,11 +21,7 @@ from egressproxy.gateway.processors.session import ProcessorSession
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.ext_proc.messages import BodySendMode, MessagePart, ProcessingRequest
 
-_STREAMED, _PARTIAL, _DUPLEX = (
-    BodySendMode.STREAMED,
-    BodySendMode.BUFFERED_PARTIAL,
-    BodySendMode.FULL_DUPLEX_STREAMED,
-)
+_STREAMED, _PARTIAL, _DUPLEX = (BodySendMode.STREAMED, BodySendMode.BUFFERED_PARTIAL, BodySendMode.FULL_DUPLEX_STREAMED)
 
 
 class ProcessedBodies:
@@ -82,12 +78,7 @@ class ProcessedBodies:
         return self._answers.take_whole_body(session, x, part, data, response)
 
     async def _duplex_whole(
-        self,
-        session: ProcessorSession,
-        x: Exchange,
-        part: MessagePart,
-        data: bytes,
-        trailers: ProcessingRequest | None,
+        self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, trailers: ProcessingRequest | None
     ) -> bytes:
         """FULL_DUPLEX_STREAMED, of a body that is here: the head waits until its answer has come, too."""
         session.collected.add(part)

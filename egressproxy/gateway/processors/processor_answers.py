@@ -5,8 +5,9 @@ Source: Envoy API v3, service/ext_proc/v3/external_processor.proto.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, ParamSpec
 
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Rejected
@@ -27,6 +28,8 @@ from egressproxy.protocols.ext_proc.messages import (
     ProcessingResponse,
 )
 from egressproxy.protocols.grpc.statuses import encoded_message, is_grpc
+
+P = ParamSpec("P")
 
 _MAX_DETAILS: Final = 200
 
@@ -69,10 +72,7 @@ class ProcessorAnswers:
         # The request of a backend goes as the config says: that was decided before the processor was asked.
         session.override(response.mode_override, of_response=self._is_of_backend)
         keep_metadata(x, response, self._namespaces)
-        try:
-            self._checker.change_request(response.headers, x, replaces=response.replaces)
-        except Exception as error:
-            raise session.failed(error) from None
+        self._change(session, self._checker.change_request, response.headers, x, replaces=response.replaces)
         if response.replaces:
             session.mode = replace(session.mode, request_body_mode=_NONE, request_trailer_mode=HeaderSendMode.SKIP)
             body = response.body or b""
@@ -95,10 +95,7 @@ class ProcessorAnswers:
             return self.immediate(session, x)
         session.override(response.mode_override, of_response=True)
         keep_metadata(x, response, self._namespaces)
-        try:
-            self._checker.change_response(response.headers, x)
-        except Exception as error:
-            raise session.failed(error) from None
+        self._change(session, self._checker.change_response, response.headers, x)
         if response.replaces:
             session.mode = replace(session.mode, response_body_mode=_NONE, response_trailer_mode=HeaderSendMode.SKIP)
             body = response.body or b""
@@ -122,13 +119,9 @@ class ProcessorAnswers:
         """
         if response is None:
             return data
-        try:
-            if part is MessagePart.REQUEST_BODY:
-                self._checker.change_request(response.headers, x)
-            else:
-                self._checker.change_response(response.headers, x)
-        except Exception as error:
-            raise session.failed(error) from None
+        of_request = part is MessagePart.REQUEST_BODY
+        change = self._checker.change_request if of_request else self._checker.change_response
+        self._change(session, change, response.headers, x)
         keep_metadata(x, response, self._namespaces)
         return data if response.body is None else response.body
 
@@ -145,8 +138,13 @@ class ProcessorAnswers:
                 raise Rejected("the processor answered in place of trailers", status=answer.status)
             return
         keep_metadata(x, response, self._namespaces)
+        self._change(session, self._checker.change_trailers, response.headers, fields)
+
+    @staticmethod
+    def _change(session: ProcessorSession, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """The session fails with what the change raises."""
         try:
-            self._checker.change_trailers(response.headers, fields)
+            change(*args, **kwargs)
         except Exception as error:
             raise session.failed(error) from None
 
@@ -164,10 +162,7 @@ class ProcessorAnswers:
         fields = Fields()
         if immediate.body:
             fields.add(b"content-type", b"text/plain")
-        try:
-            self._checker.change_answer(immediate.headers, fields)
-        except Exception as error:
-            raise session.failed(error) from None
+        self._change(session, self._checker.change_answer, immediate.headers, fields)
         if status >= 400:
             x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
             x.detail = immediate.details[:_MAX_DETAILS]

@@ -39,10 +39,7 @@ _AROUND_A_BODY: Final = 1024 * 1024
 _SHORTEST_S: Final = 0.001
 
 _DUPLEX: Final = BodySendMode.FULL_DUPLEX_STREAMED
-_BODY_MODES: Final = {
-    MessagePart.REQUEST_BODY: "request_body_mode",
-    MessagePart.RESPONSE_BODY: "response_body_mode",
-}
+_BODY_MODES: Final = {MessagePart.REQUEST_BODY: "request_body_mode", MessagePart.RESPONSE_BODY: "response_body_mode"}
 
 
 class MessageTimeout(Exception):
@@ -265,10 +262,16 @@ class ProcessorSession:
         if self._stream is not None:
             self._stream.end(self._settings.linger_s)
 
-    def give_up(self) -> None:
-        """The filter has failed in this exchange: the processor is asked nothing more of it."""
-        self.is_off = True
-        self.close()
+    def __enter__(self) -> ProcessorSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Where the filter has failed in this exchange, or is cancelled (its time is over, or the client has left), the
+        processor is asked nothing more of it.
+        """
+        if kind is not None:
+            self.is_off = True
+            self.close()
 
     def close(self) -> None:
         self.is_over = True

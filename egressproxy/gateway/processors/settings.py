@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from egressproxy.filters.settings import (
+    CalledBackendRef,
     CalledGrpcBackendRef,
     Checked,
     FieldName,
@@ -192,3 +193,7 @@ class ExternalProcessorConfig(FilterConfig):
         if self.observability_mode and self.allow_mode_override:
             why = "observabilityMode ignores all answers, so that allowModeOverride has no effect"
             raise FieldFault(why, "allowModeOverride")
+
+
+def called_refs(config: Any) -> tuple[tuple[str, CalledBackendRef], ...]:
+    return tuple((f"backendRefs[{index}]", ref) for index, ref in enumerate(config.backend_refs))

@@ -36,6 +36,7 @@ from egressproxy.gateway.processors.settings import (
     DurationText,
     ForwardRules,
     MutationRules,
+    called_refs,
 )
 from egressproxy.gateway.processors.webhook_messages import InvalidAnswer, WebhookAnswer, read_answer, webhook_message
 from egressproxy.ir.policy import FieldFault
@@ -209,10 +210,6 @@ def _has_body(x: Exchange) -> bool:
     return x.request.body != 0 and not x.is_tunnel
 
 
-def _refs(config: WebhookConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return tuple((f"backendRefs[{index}]", ref) for index, ref in enumerate(config.backend_refs))
-
-
 def _secrets(config: WebhookConfig) -> tuple[SecretRef, ...]:
     return (config.secret_ref,) if config.secret_ref is not None else ()
 
@@ -224,6 +221,6 @@ WEBHOOK: Final = FilterType(
     build=Webhook,
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
     secret_refs=_secrets,
-    backend_refs=_refs,
+    backend_refs=called_refs,
     summary="Asks a server by HTTP and JSON whether requests and responses may pass, and how to change them.",
 )
