@@ -64,9 +64,8 @@ class GatewayServer:
         zone: str = "",
         limits: ProcessLimits = NO_LIMITS,
     ) -> None:
-        """`pseudonym` is the name in Via; `session_key`, `zone`: see Network; `limits` are those of
-        this process; `bind` gives the listening socket of an
-        address and port, or raises OSError.
+        """`pseudonym` is the name in Via; `session_key`, `zone`: see Network; `limits` are those of this process;
+        `bind` gives the listening socket of an address and port, or raises OSError.
         """
         loop = asyncio.get_running_loop()
         pseudonym = pseudonym or new_pseudonym()
@@ -185,8 +184,7 @@ class GatewayServer:
 
     def _forget_resolvers(self) -> None:
         """Keep those of the snapshot in service."""
-        connectors = self.snapshot.connectors.values() if self.snapshot is not None else ()
-        self.network.keep_resolvers(hop.spec for connector in connectors for hop in connector.all_hops())
+        self.network.keep_resolvers(hop.spec for connector in self._connectors() for hop in connector.all_hops())
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:
@@ -248,11 +246,10 @@ class GatewayServer:
     # --- metrics -----------------------------------------------------------------------------------------------------
     def _upstream_counts(self) -> Iterator[tuple[str, int, int, int]]:
         totals: dict[str, tuple[int, int, int]] = {}
-        if self.snapshot is not None:
-            for connector in self.snapshot.connectors.values():
-                active, idle = connector.counts()
-                known = totals.get(connector.name, (0, 0, 0))
-                totals[connector.name] = (known[0] + active, known[1] + idle, known[2] + connector.waiting)
+        for connector in self._connectors():
+            active, idle = connector.counts()
+            known = totals.get(connector.name, (0, 0, 0))
+            totals[connector.name] = (known[0] + active, known[1] + idle, known[2] + connector.waiting)
         for name, numbers in totals.items():
             yield name, *numbers
 
@@ -262,23 +259,17 @@ class GatewayServer:
             yield first.gateway, first.name, port.open_connections
 
     def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
-        for backend, healths in self._endpoints().items():
-            for address, state in healths.items():
-                yield backend, address, state.value
-
-    def _endpoints(self) -> dict[str, dict[str, HealthState]]:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""
-        found: dict[str, dict[str, HealthState]] = {}
-        for connector in self.snapshot.connectors.values() if self.snapshot is not None else ():
-            if connector.watched is not None:
-                known = found.setdefault(connector.name, {})
-                for health in connector.watched.healths():
-                    if known.get(health.address, HealthState.HEALTHY) is HealthState.HEALTHY:
-                        known[health.address] = health.state
-        return found
+        found: dict[tuple[str, str], HealthState] = {}
+        for connector in self._connectors():
+            for health in connector.watched.healths() if connector.watched is not None else ():
+                key = connector.name, health.address
+                if found.get(key, HealthState.HEALTHY) is HealthState.HEALTHY:
+                    found[key] = health.state
+        return ((*key, state.value) for key, state in found.items())
 
     def _open_circuits(self) -> Iterator[tuple[str, str]]:
-        for connector in self.snapshot.connectors.values() if self.snapshot is not None else ():
+        for connector in self._connectors():
             if connector.watched is not None:
                 for limit in connector.watched.open_circuits():
                     yield connector.name, limit
@@ -286,7 +277,7 @@ class GatewayServer:
     def _parents_aside(self) -> Iterable[tuple[str, bool]]:
         """By parent: whether one of the backends behind it has it put aside."""
         found: dict[str, bool] = {}
-        for connector in self.snapshot.connectors.values() if self.snapshot is not None else ():
+        for connector in self._connectors():
             for parent, left_s in connector.ways.put_aside() if connector.ways is not None else ():
                 found[parent] = found.get(parent, False) or left_s > 0
         return found.items()

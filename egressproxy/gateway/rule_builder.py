@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
+from egressproxy.filters.base import Phase
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.ai.call import MARK as AI_MARK
 from egressproxy.gateway.ai.call import REQUESTS as AI_REQUESTS
@@ -66,7 +67,9 @@ class RuleBuilder:
         extensions, policy, auth = rule.extensions, rule.policy, None
         if rule.auth is not None:
             auth = self._external_auth(name, rule.auth)
-            extensions = (*extensions, self.parts.place_asking(name, rule.auth.place, auth, self.metrics.notices))
+            also = frozenset((Phase.RESPONSE_HEADERS,))
+            place = self.parts.place_own(name, rule.auth.place, auth, self.metrics.notices, also=also)
+            extensions = (*extensions, place)
         copied = self._mirrors(attached, rule.mirrors)  # for all backends: a request counts once
         backends = [self._backend(attached, rule, each, extensions, copied) for each in rule.backends]
         choices, failovers = with_failovers(rule.backends, backends)
@@ -160,15 +163,8 @@ class RuleBuilder:
         denied, connector = self.parts.reachable(weighted)
         path = path_filter(rule, weighted) if attached.kind == "HTTPRoute" else None
         if path is not None:
-            extensions = (
-                *extensions,
-                self.parts.place_own(
-                    attached.route,
-                    replace(PATH, source=f"{attached.kind} {attached.route}"),
-                    path,
-                    self.metrics.notices,
-                ),
-            )
+            spec = replace(PATH, source=f"{attached.kind} {attached.route}")
+            extensions = (*extensions, self.parts.place_own(attached.route, spec, path, self.metrics.notices))
         return RouteBackend(
             name,
             connector,
@@ -213,11 +209,8 @@ class RuleBuilder:
         self, attached: AttachedRoute, policy: PolicyIR, backends: Iterable[WeightedBackend]
     ) -> Permission | None:
         """What a route to a Dynamic backend permits by itself; None for other routes: they permit what they lead to."""
-        dynamic = [
-            each.backend
-            for each in backends
-            if each.backend is not None and each.backend.destination is Destination.DYNAMIC
-        ]
+        all_of_them = [each.backend for each in backends if each.backend is not None]
+        dynamic = [backend for backend in all_of_them if backend.destination is Destination.DYNAMIC]
         if attached.names is None or not dynamic:
             return None
         written = {backend.port for backend in dynamic if backend.port}

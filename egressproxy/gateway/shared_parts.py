@@ -16,7 +16,6 @@ from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.calls import BackendCall, unusable
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.policy import AddressesIR, Callee, DestinationsIR, ExtensionIR, PolicyIR
 from egressproxy.ir.route import WeightedBackend
@@ -62,10 +61,6 @@ class SharedParts:
         """Forget all chains, because their filters have changed."""
         self._chains.clear()
         self._asking.clear()
-
-    def place_asking(self, route: str, spec: ExtensionIR, auth: ExternalAuth, notices: Notices) -> ExtensionIR:
-        """Place the external authorization of one rule of this route. Returns the spec under which chains find it."""
-        return self.place_own(route, spec, auth, notices, also=frozenset((Phase.RESPONSE_HEADERS,)))
 
     def place_own(
         self,

@@ -20,22 +20,21 @@ def notes(decided: Decision) -> list[str]:
     x, listener, question, made = decided.x, decided.listener, decided.question, list[str]()
     if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
         made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
-    if decided.error is None and decided.route is not None and decided.route.retries is not None:
-        made += decided.route.retries.notes(decided.route.backends)
-    if decided.error is None and decided.route is not None and decided.route.failovers is not None:
-        made += dict.fromkeys(failover.note for failover in decided.route.failovers.values())
-    if decided.route is not None and decided.route.auth is not None and decided.route.auth.is_usable:
-        made.append(f"{decided.route.auth.server} is asked first (ExternalAuth): what it says is not known here")
-    if decided.error is None and decided.route is not None and not x.is_tunnel:
-        if is_preflight(x) and may_answer(decided.route, CORS):
+    route = decided.route
+    if route is not None and decided.error is None:
+        made += route.retries.notes(route.backends) if route.retries is not None else ()
+        made += dict.fromkeys(failover.note for failover in (route.failovers or {}).values())
+    if route is not None and route.auth is not None and route.auth.is_usable:
+        made.append(f"{route.auth.server} is asked first (ExternalAuth): what it says is not known here")
+    if route is not None and decided.error is None:
+        if not x.is_tunnel and is_preflight(x) and may_answer(route, CORS):
             made.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
-        elif may_answer(decided.route, REQUEST_REDIRECT):
+        elif not x.is_tunnel and may_answer(route, REQUEST_REDIRECT):
             made.append("RequestRedirect answers every request of this rule, and no backend is asked")
-    if decided.error is None and decided.route is not None and decided.route.priority is not Priority.NORMAL:
-        when = "first" if decided.route.priority is Priority.LOW else "last"
-        made.append(
-            f"traffic.priority is {decided.route.priority.value}: where the gateway is overloaded, it is refused {when}"
-        )
+        if route.priority is not Priority.NORMAL:
+            when = "first" if route.priority is Priority.LOW else "last"
+            priority = route.priority.value
+            made.append(f"traffic.priority is {priority}: where the gateway is overloaded, it is refused {when}")
     if decided.has_subjects and question.identity is ANONYMOUS:
         made.append("some policies here are for some clients alone: say who asks with --as, --group or --claim")
     if decided.opened_by and listener.is_stream:
@@ -52,47 +51,40 @@ def notes(decided: Decision) -> list[str]:
         made.append(
             "what is wrong is told inside, where clients see it: an answer in HTTP, behind a 200 to the CONNECT"
         )
-    elif x.is_tunnel and decided.error is None and decided.route is None:
+    elif x.is_tunnel and decided.error is None and route is None:
         made.append(f"HTTP is read inside a tunnel to port 80: explain http://{x.authority}/ for its requests")
         tls = decided.tls_route
         goes = "is refused there" if tls is None else f"there goes by {'policy' if tls.name == '-' else tls.name}"
         made.append(f"what begins with a ClientHello {goes}")
     elif x.is_tunnel and decided.error is None and listener.is_forward and x.authority is not None:
-        if decided.route is not None and decided.route.is_tls_only:
+        if route is not None and route.is_tls_only:
             made.append(f"what the tunnel carries has to be TLS for {x.authority.host}")
         elif listener.destinations.sni_check(x.authority) is SniCheck.MATCH:
             made.append(f"TLS inside the tunnel is the client's own, and has to name {x.authority.host}")
     elif x.is_tunnel and listener.is_forward and x.authority is not None and x.authority.port != 80:
-        made += _of_requests_alone(decided, x.authority)
+        made += _of_others(decided, x.authority)
     elif listener.is_forward and question.scheme == "https":
         made.append(
             f"this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT {x.authority}"
         )
     if not x.is_tunnel and listener.is_forward and x.authority is not None:
-        made += _of_other_requests(decided, x.authority)
+        made += _of_others(decided, x.authority)
     return made
 
 
-def _of_other_requests(decided: Decision, authority: Authority) -> list[str]:
-    """Of a request that is not allowed, where an HTTPRoute names the host and no rule of it fits."""
+def _of_others(decided: Decision, authority: Authority) -> list[str]:
+    """Of what is not allowed, where an HTTPRoute names the host: no rule of it fits this request, or it is a tunnel."""
     if not isinstance(decided.error, Denied) or not is_served_for_others(decided.listener, authority, decided.error):
         return []
-    routes, head = decided.listener.http, decided.x.request
+    routes = decided.listener.http
+    named = next(each.origin for each in routes.rules_of(authority.host) if each.hostname)
+    serves = f"{named.kind} {named.route} serves requests for {authority.host}"
+    if decided.x.is_tunnel:
+        return [f"{serves}, and no tunnel: a tunnel needs a TLSRoute or destinations.allow"]
+    head = decided.x.request
     if routes.match(authority.host, head.method, head.path, head.fields) is not None:
         return []
-    named = next(each.origin for each in routes.rules_of(authority.host) if each.hostname)
-    return [f"{named.kind} {named.route} serves requests for {authority.host}, and no rule of it fits this one"]
-
-
-def _of_requests_alone(decided: Decision, authority: Authority) -> list[str]:
-    """Of a tunnel that is not allowed, where an HTTPRoute names the host: it serves requests, and no tunnel."""
-    if not isinstance(decided.error, Denied) or not is_served_for_others(decided.listener, authority, decided.error):
-        return []
-    named = next(each.origin for each in decided.listener.http.rules_of(authority.host) if each.hostname)
-    return [
-        f"{named.kind} {named.route} serves requests for {authority.host}, and no tunnel: a tunnel needs a TLSRoute or "
-        "destinations.allow"
-    ]
+    return [f"{serves}, and no rule of it fits this one"]
 
 
 def may_answer(route: Route, kind: FilterType) -> bool:

@@ -197,21 +197,19 @@ class BoundPort:
         if port.tls is None:
             kind = CountedClient if port.first_words is None else _WITH_FIRST_WORDS[port.first_words]
             return kind(self._conductor, self._metrics, self.state)
-        if port.is_mixed:
-            return self._fork(self.state)
-        return self._secured(self.state)
+        if not port.is_mixed:
+            return self._secured(self.state)
+        stream = partial(StreamConnection, self._conductor, self._metrics, self.state)
+        secured = partial(self._secured, self.state)
+        return SniDispatch(secured, stream, self._conductor.wheel, self._metrics, self.state)
 
     def _secured(self, state: OpenConnections) -> TlsFront:
         assert state.port.tls is not None
         return TlsFront(state.port.tls, ClientConnection(self._conductor, self._conductor.wheel, state), self._metrics)
 
-    def _fork(self, state: OpenConnections) -> SniDispatch:
-        stream = partial(StreamConnection, self._conductor, self._metrics, state)
-        return SniDispatch(partial(self._secured, state), stream, self._conductor.wheel, self._metrics, state)
-
     @property
     def open_connections(self) -> int:
-        return sum(len(state.connections) for state in (self.state, *self._former))
+        return sum(len(state.connections) for state in self.states)
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""
