@@ -93,7 +93,6 @@ class ClientVariants(Generic[T]):
         return at
 
     def matched(self, identity: CallerIdentity) -> Matched:
-        """What of this client subjects ask for."""
         return Matched(
             tuple(sorted(set(self._policies(identity)))),
             tuple(each for each in identity.groups if each in self._named_groups),
@@ -101,7 +100,6 @@ class ClientVariants(Generic[T]):
         )
 
     def _policies(self, identity: CallerIdentity) -> Iterator[str]:
-        """Those with a subject that fits this client."""
         namespace, account = identity.namespace, identity.service_account
         places = [("", "")]
         if namespace != "-":

@@ -230,7 +230,6 @@ class OpenConnections:
             raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
 
     def replace(self, connection: Connection, other: Connection) -> None:
-        """Count `other` in place of `connection`, which it continues."""
         address = self.connections.pop(connection, None)
         if address is not None:
             self.connections[other] = address

@@ -171,7 +171,6 @@ class Route(_HotRoute):
 
     @property
     def is_default(self) -> bool:
-        """Whether it serves what no route matches."""
         return self.name == "-"
 
 

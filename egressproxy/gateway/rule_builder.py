@@ -140,7 +140,6 @@ class RuleBuilder:
         return ExternalAuth(spec, client, route, self.metrics, denied)
 
     def _authz_client(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
-        """The client for the protocol of this authorization server."""
         chain = self.parts.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAuthzClient(spec, connector, chain)

@@ -184,7 +184,6 @@ class AiCall:
         return endpoint.changes_body(self.api) and (self.api is not None or media_type(x.request.fields) == JSON)
 
     def _set_head(self, x: Exchange, endpoint: AiEndpoint) -> None:
-        """The head of what is sent there, and what is told of it."""
         head, sent = x.request, self._sent
         self._model = sent.asked_model or self._model
         if sent.sent_model != sent.asked_model:

@@ -138,7 +138,6 @@ class BackendCall:
         return CallAnswer(answer.head.status, answer.head.fields, said)
 
     def _question(self, head: RequestHead, x: Exchange | None) -> Exchange:
-        """An exchange of our own with the backend, made for `x` if there is one."""
         connector = self._connector
         inner = question(x or Exchange("-", "-", "-", monotonic()), head, self.backend)
         inner.path = head.path.partition(b"?")[0]

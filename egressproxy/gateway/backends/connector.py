@@ -345,7 +345,6 @@ class Connector:
         return connection
 
     def _shared(self, target: Target) -> SharedConnections:
-        """The connections of HTTP/2 to this target."""
         if target.shared is None:
             # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
             from egressproxy.gateway.backends.http2_connections import Http2Connections, TenantConnections
@@ -355,7 +354,6 @@ class Connector:
         return target.shared
 
     def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
-        """A connection that was opened for this client is gone."""
         self.network.opened.give_back(client)
         target.lost(connection)
 

@@ -139,7 +139,6 @@ class Course:
         return found
 
     def left(self) -> list[RouteBackend]:
-        """The backends that were not asked in this round."""
         return [endpoint for endpoint in self._failover.endpoints if endpoint not in self._asked]
 
     def pass_over(self, backend: RouteBackend, now: float) -> RouteBackend | None:
@@ -159,7 +158,6 @@ class Course:
             _tell(backend, "an attempt has ended well", 0.0)
 
     def answered(self, backend: RouteBackend, head: ResponseHead, now: float) -> None:
-        """The backend has answered with one of the codes."""
         aside = _health(backend).failed(now, is_certain=False, asked_s=asked_pause_s(head.fields, time()))
         if aside:
             _tell(backend, f"it answers {head.status}", aside)

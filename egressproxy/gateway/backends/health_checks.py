@@ -60,7 +60,6 @@ class HealthChecks:
         self._resolving: asyncio.Future[tuple[IPAddress, ...]] | None = None
 
     def start(self) -> None:
-        """Ask each endpoint for the first time within an interval; then go on."""
         check = self.spec.resilience.check
         assert check is not None
         for target in self._endpoints.targets.known.values():
@@ -90,7 +89,6 @@ class HealthChecks:
         self._resolving.add_done_callback(self._resolved)
 
     def _resolved(self, resolving: asyncio.Future[tuple[IPAddress, ...]]) -> None:
-        """Check the addresses that the name has now, as far as they may be dialled."""
         self._resolving = None
         backend, check = self.spec.backend, self.spec.resilience.check
         assert check is not None
@@ -138,7 +136,6 @@ class EndpointCheck:
         self._limit = Deadline(network.wheel, self._too_late)
 
     def begin(self, seconds: float) -> None:
-        """Ask for the first time after so many seconds."""
         if self._due is not None:
             self._due.after(max(seconds, TICK_S))
 

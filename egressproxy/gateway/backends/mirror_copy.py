@@ -219,7 +219,6 @@ class Copy(UpstreamCaller):
             finish(self._mirror.chain.complete, self._x)
 
     async def _reach(self) -> None:
-        """Send the copy and read its answer. Raises GatewayError."""
         x, mirror = self._x, self._mirror
         if mirror.destinations.denies and x.authority is not None:
             enforce(x, mirror.mode, mirror.destinations.explicit_deny(x.authority))

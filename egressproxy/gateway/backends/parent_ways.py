@@ -111,7 +111,6 @@ class ParentWays(Generic[C]):
             yield way.parent.name, max(0.0, way.until - now)
 
     def is_direct(self, host: str, port: int) -> bool:
-        """Whether this destination is reached past the parents."""
         return self._direct is not None and self._no_proxy.holds(host, port)
 
     def first(self, host: str, port: int) -> C:

@@ -150,7 +150,6 @@ class Budget:
         self._requests += 1
 
     def take(self) -> bool:
-        """Count one more retry if the share allows it. Returns whether it does."""
         spec, share = self._spec, self._roll()
         requests = self._requests + self._before[0] * share
         retries = self._retries + self._before[1] * share

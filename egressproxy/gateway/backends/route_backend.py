@@ -95,7 +95,6 @@ class RouteBackend(_HotRouteBackend):
 
     @property
     def has_parent(self) -> bool:
-        """Whether the backend is reached through another gateway."""
         return self.connector is not None and self.connector.parent is not None
 
     def goes_through_parent(self, x: Exchange) -> bool:
@@ -103,7 +102,6 @@ class RouteBackend(_HotRouteBackend):
         return self.connector is not None and self.connector.goes_through_parent(x)
 
     def counted_in(self, series: Series) -> RouteBackend:
-        """A copy whose traffic is counted in this series."""
         return replace(self, series=series)
 
 

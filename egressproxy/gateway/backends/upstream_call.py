@@ -74,7 +74,6 @@ class HeldConnection:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the connection, without giving it back."""
         self.connector = None
         self.target = None
         self.upstream = None

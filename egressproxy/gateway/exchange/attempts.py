@@ -285,7 +285,6 @@ class Attempts:
         return answer
 
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
-        """Whether there is another attempt after this failure of one."""
         backend, body, policy = self._backend, self._body, self._policy
         self._outcome = error.reason.value
         if isinstance(error, NextAttempt):
@@ -311,7 +310,6 @@ class Attempts:
         return True
 
     def _goes_on_for_filter(self) -> bool:
-        """Whether there is another attempt, as after a status that is retried."""
         self._following = self._next_backend(None) if self._course is not None else None
         if self._following is None and (
             self._backend.has_parent
@@ -402,7 +400,6 @@ class Attempts:
             self._backend = course.first(self._client.wheel.now) if course is not None else self._route.choose()
 
     def _answered(self) -> None:
-        """The client gets the answer of the attempt that was under way."""
         x, sessions = self._x, self._policy.sessions
         trail = AttemptTrail.of(x) if x.notes is not None else None
         if trail is not None:
@@ -421,7 +418,6 @@ class Attempts:
 
 
 def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
-    """Add an attempt to the trail of this exchange. `began`: monotonic seconds."""
     AttemptTrail.kept_by(x).add(backend.name, outcome, monotonic() - began)
 
 
@@ -520,7 +516,6 @@ class AttemptTimer:
             self._handle = loop.call_later(self._first_byte_s, self._look)
 
     def cancel(self) -> None:
-        """The answer has begun, or the attempt is over."""
         for handle in (self._handle, self._rest):
             if handle is not None:
                 handle.cancel()

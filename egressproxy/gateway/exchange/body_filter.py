@@ -106,7 +106,6 @@ class BodyFilter:
         self._take(b"", trailers)
 
     def cancel(self) -> None:
-        """The exchange has ended before the body."""
         self.is_over = True
         self._forget_more()
         self._waiting.clear()
@@ -136,7 +135,6 @@ class BodyFilter:
         self._wait(outcome, trailers)
 
     def _wait(self, outcome: asyncio.Task[bytes], trailers: bytes | None) -> None:
-        """A filter waits: so does the source."""
         self._task = outcome
         self._source.pause_reading()
         outcome.add_done_callback(lambda task: self._done(task, trailers))
@@ -199,7 +197,6 @@ class BodyFilter:
             self._end(b"")
 
     def _show(self, trailers: bytes) -> None:
-        """Let filters see the trailers."""
         try:
             outcome = self.chain.run_trailers(self._x, trailers)
         except GatewayError as error:

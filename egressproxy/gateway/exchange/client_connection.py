@@ -100,5 +100,4 @@ class ClientConnection(DownstreamConnection, Client):
 
 
 def is_connection(client: Client) -> bool:
-    """Whether it is a connection of HTTP/1, and no stream of HTTP/2."""
     return isinstance(client, ClientConnection)

@@ -85,7 +85,6 @@ class ClientStream(DownstreamStream, Client):
         self.verdict = self.http2.verdict = verdict
 
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
-        """The head is here: the exchange begins. One of gRPC is a call."""
         fields = head.fields
         if b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
             self.call = GrpcCall(fields.get_all(b"grpc-timeout"))
@@ -130,7 +129,6 @@ class ClientStream(DownstreamStream, Client):
         self.inner = inner, self.detach()
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over; inside a tunnel the first of others begins."""
         self._forget_exchange()
         if self.inner is None:
             super().finish(close=close)

@@ -218,7 +218,6 @@ class Conductor:
                 self.complete(x, client, head)
 
     def _noted(self, x: Exchange, client: Client, route: Route) -> Route:
-        """The route behind filters that have noted something."""
         assert x.notes is not None
         if BACKEND_CHOICE in x.notes:
             route = client.resources.route = narrowed(route, x)
@@ -376,7 +375,6 @@ class Conductor:
 
     # --- the end -------------------------------------------------------------------------------------------------
     def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:
-        """A response that a filter or we ourselves have made."""
         answer = client.own_answer(answer, x)
         close = client.resources.close or self.must_close(x, client) or not client.is_request_read
         client.resources.close = close or has_stray_octets(x, client)

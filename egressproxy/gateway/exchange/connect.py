@@ -177,24 +177,11 @@ async def open_tunnel(
     if not x.status:
         client.accept_tunnel()
         x.status = 200
-    rest = client.detach()
-    if hand_over(
-        accounting, x, client, upstream, rest, guard, route.tunnel_idle_s, through_parent=backend.goes_through_parent(x)
-    ):
-        return None
-    relaying = relay(
-        accounting,
-        x,
-        client,
-        upstream,
-        rest,
-        b"",
-        guard,
-        route.tunnel_idle_s,
-        through_parent=backend.goes_through_parent(x),
-    )
-    del rest
-    await relaying
+    rest, idle_s, through_parent = client.detach(), route.tunnel_idle_s, backend.goes_through_parent(x)
+    if not hand_over(accounting, x, client, upstream, rest, guard, idle_s, through_parent=through_parent):
+        relaying = relay(accounting, x, client, upstream, rest, b"", guard, idle_s, through_parent=through_parent)
+        del rest
+        await relaying
     return None
 
 

@@ -192,7 +192,6 @@ class HedgedCall:
 
     # --- what comes of them ----------------------------------------------------------------------------------------
     def _over(self, attempt: HedgedAttempt) -> None:
-        """An attempt has ended by itself."""
         if self.decisive is None:
             others = [each for each in self._attempts if each is not attempt]
             if others and not self._decides(attempt):

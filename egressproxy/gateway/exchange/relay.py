@@ -113,7 +113,6 @@ class ServedTunnel(SocketTunnel):
         self.tls_guard = guard if guard is not None and guard.only_reports else None  # asked in the end
 
     def close_if_idle(self) -> bool:
-        """A tunnel is being served for as long as it is open."""
         return False
 
     @property
@@ -124,7 +123,6 @@ class ServedTunnel(SocketTunnel):
         return (self.resources,)
 
     def over(self) -> None:
-        """Both ends are gone: account for the exchange."""
         x, error, guard = self.exchange, self.error, self.tls_guard
         self.state.leave(self)
         x.series.tunnels_active -= 1

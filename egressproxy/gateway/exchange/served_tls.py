@@ -40,7 +40,6 @@ class ServedTls(TlsStream):
         """The handshake is over, well or not."""
 
     def _speak(self, peer: ssl.SSLObject, http2: Http2 = ClientHttp2) -> None:
-        """Serve the client in the version of HTTP that was agreed on."""
         client = self._client
         assert not isinstance(client, ClientHttp2)
         if peer.selected_alpn_protocol() == "h2":

@@ -165,7 +165,6 @@ def _tunnel_route(decided: Decision) -> dict[str, Any] | None:
 
 
 def _policy(decided: Decision) -> dict[str, Any]:
-    """What the policies say of the destination."""
     listener, route, x = decided.listener, decided.route, decided.x
     is_default = route is None or route.is_default
     mode = listener.mode if is_default or route is None else route.mode
@@ -245,7 +244,6 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
 
 # --- backends --------------------------------------------------------------------------------------------------------
 async def _backend(decided: Decision, route: Route, backend: RouteBackend, filters: FilterInstances) -> dict[str, Any]:
-    """One backend: how it is reached, and `error` where it would not be."""
     x = decided.x
     made = backend_values(backend, route)
     if backend.ai is not None and not x.is_tunnel:

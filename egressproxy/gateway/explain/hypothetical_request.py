@@ -113,7 +113,6 @@ class HypotheticalRequest:
         return self._parts[0].lower()
 
     def check(self) -> None:
-        """Raise HypotheticalRequestError for a request that no client could send."""
         if not TOKEN.fullmatch(self.method.encode("ascii", "replace")):
             raise HypotheticalRequestError(f"{self.method!r} is not a method")
         if not self.url.isascii():
@@ -195,7 +194,6 @@ class HypotheticalRequest:
         return self.listener != "" or (found is not None and found.leaves_for(self.host) is not None)
 
     def _is_hosted(self, port: Port) -> bool:
-        """Whether a listener of this port names this host."""
         found = port.by_host.match(self.host)
         return found is not None and bool(found.spec.hostname)
 

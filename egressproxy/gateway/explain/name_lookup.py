@@ -162,7 +162,6 @@ def _nowhere(snapshot: Snapshot, question: NameQuestion) -> str:
 
 
 async def _described(place: _Place, authority: Authority) -> dict[str, Any]:
-    """One place."""
     connector, host = place.connector, authority.host
     made: dict[str, Any] = {"for": place.labels, "verdict": "refuse", "dns": "not asked"}
     if place.denied is not None:

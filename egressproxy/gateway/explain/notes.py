@@ -88,5 +88,4 @@ def _of_others(decided: Decision, authority: Authority) -> list[str]:
 
 
 def may_answer(route: Route, kind: FilterType) -> bool:
-    """Whether a filter of this kind may answer the requests of the route."""
     return any(step.spec.type == kind.name for step in steps_of(route.chain, "request_headers"))

@@ -76,7 +76,6 @@ def _wanted(of_tokens: str, of_passwords: str, *, is_refused: bool = False) -> s
 
 
 def _remedy(of_tokens: str, of_passwords: str, *, is_forward: bool, knows_addresses: bool) -> str:
-    """How a client shows it."""
     if not of_tokens and not of_passwords:
         where = ", or from an address that it knows" if knows_addresses else ""
         return f"connect with a client certificate that the gateway believes{where} (identity of the EgressPolicy)"

@@ -67,7 +67,6 @@ class Checks:
         return await done
 
     def note_wrong(self, client: str) -> None:
-        """This client has shown another wrong password."""
         self._guesses.add(client, monotonic())
 
     def refuse_guesses(self, client: str) -> None:
@@ -79,11 +78,9 @@ class Checks:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a check runs or waits."""
         return bool(self._jobs)
 
     def _start(self) -> None:
-        """Begin what waits, as far as threads are free."""
         while self._running < THREADS:
             job = self._waiting.next()
             if job is None:

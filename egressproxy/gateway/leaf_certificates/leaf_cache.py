@@ -75,7 +75,6 @@ class LeafCache:
         return context
 
     def _leaf(self, host: str) -> _Kept | None:
-        """The leaf that is kept for this name, and is used now."""
         kept = self._leaves.pop(host, None)
         if kept is None or kept.renewed_at <= self._clock():
             return None

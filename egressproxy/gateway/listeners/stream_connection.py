@@ -54,47 +54,60 @@ _TLS_1_3: Final = 0x0304
 log = logging.getLogger(__name__)
 
 
-class StreamConnection(FlowControl):
-    """A client's connection to a TLS or TCP listener. Bytes are held until the tunnel takes them."""
+class _HoldingConnection(FlowControl):
+    """One side of a stream. Bytes are held until the tunnel takes them."""
+
+    __slots__ = ("driver", "has_ended", "held", "is_lost", "request_headers_s")
+
+    def __init__(self, driver: Driver, request_headers_s: float) -> None:
+        super().__init__()
+        self.driver = driver
+        self.request_headers_s = request_headers_s
+        self.held = Pieces()
+        self.has_ended = False
+        self.is_lost = False
+
+    def tunnel_ended(self) -> None:
+        self.is_lost = True
+
+    def take_held(self) -> bytes:
+        """What the client has said so far; nothing is held afterwards."""
+        held, self.held = self.held, Pieces()
+        self.resume_reading()
+        return held.joined()
+
+
+class StreamConnection(_HoldingConnection):
+    """A client's connection to a TLS or TCP listener."""
 
     __slots__ = (
         "accounting",
         "client",
         "deadline",
-        "driver",
         "error",
         "handler",
-        "has_ended",
-        "held",
         "hello",
         "hello_size",
-        "is_lost",
         "metrics",
         "reader",
-        "request_headers_s",
         "resources",
         "state",
     )
 
     def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
-        super().__init__()
+        first = state.port.first
+        super().__init__(Driver(), first.timeouts.request_headers_s)
         self.handler = conductor
         accounting = self.accounting = conductor.accounting
         self.metrics = metrics
         self.state = state
-        self.driver = Driver()
         self.resources = HeldResources()
         self.deadline = Deadline(accounting.wheel, self._too_late)
-        first = state.port.first
-        self.request_headers_s = first.timeouts.request_headers_s
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
         self.hello_size = 0  # so many of the bytes are its own
         self.error: GatewayError | None = None
-        self.held = Pieces()
         self.client = "-"
-        self.has_ended = False
-        self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -166,15 +179,6 @@ class StreamConnection(FlowControl):
                 self.send(alert)
                 self.flush()
         self.transport.abort()
-
-    def tunnel_ended(self) -> None:
-        self.is_lost = True
-
-    def take_held(self) -> bytes:
-        """What the client has said so far; nothing is held afterwards."""
-        held, self.held = self.held, Pieces()
-        self.resume_reading()
-        return held.joined()
 
     def _too_late(self) -> None:
         self.driver.throw(Denied(Reason.NOT_TLS, "no ClientHello came in time"))
@@ -348,18 +352,10 @@ def alert_for(error: GatewayError, hello: ClientHello) -> bytes:
     return ACCESS_DENIED if isinstance(error, Denied) else b""
 
 
-class _Inner(FlowControl):
+class _Inner(_HoldingConnection):
     """The plaintext side of a terminated stream, until the tunnel takes it."""
 
-    __slots__ = ("driver", "has_ended", "held", "is_lost", "request_headers_s")
-
-    def __init__(self, driver: Driver) -> None:
-        super().__init__()
-        self.driver = driver
-        self.held = Pieces()
-        self.has_ended = False
-        self.is_lost = False
-        self.request_headers_s = 0.0
+    __slots__ = ()
 
     def data_received(self, data: bytes) -> None:
         self.held.append(data)
@@ -373,14 +369,6 @@ class _Inner(FlowControl):
         """The client has left before the tunnel was there, while the upstream is dialled for one."""
         self.is_lost = True
         self.driver.throw(ClientGone())
-
-    def tunnel_ended(self) -> None:
-        self.is_lost = True
-
-    def take_held(self) -> bytes:
-        held, self.held = self.held, Pieces()
-        self.resume_reading()
-        return held.joined()
 
 
 async def terminate(client: StreamConnection, listener: ActiveListener) -> _Inner:
@@ -404,7 +392,7 @@ async def terminate(client: StreamConnection, listener: ActiveListener) -> _Inne
         else:
             done.set_exception(handshake_denial(error, stream.get_extra_info("ssl_object")))
 
-    inner = _Inner(client.driver)
+    inner = _Inner(client.driver, 0.0)
     tls = TlsStream(listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake)
     timer = loop.call_later(listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
     parked = PendingProtocol()

@@ -48,7 +48,6 @@ class TlsFront(ServedTls):
         super().connection_made(transport)
 
     def close_if_idle(self) -> bool:
-        """As of ServedTls, or the handshake is not over."""
         if self._is_shaking_hands:
             self.abort_handshake()
             return True

@@ -154,5 +154,4 @@ def path_filter(rule: HttpRuleIR, weighted: WeightedBackend) -> McpPath | None:
 
 
 def rewrites_path(spec: ExtensionIR) -> bool:
-    """Whether this is a URLRewrite that replaces the path, or its prefix."""
     return spec.type == _URL_REWRITE and json.loads(spec.config).get("path") is not None

@@ -154,7 +154,6 @@ class ExternalProcessor(Filter):
     def _head_message(
         self, x: Exchange, part: MessagePart, lines: Lines, names: tuple[str, ...], *, has_body: bool
     ) -> ProcessingRequest:
-        """With the attributes of these names."""
         return ProcessingRequest(
             part,
             lines,

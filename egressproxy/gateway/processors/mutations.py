@@ -159,7 +159,6 @@ class MutationChecker:
 
 
 def rejected_mutations(meter: FilterMeter) -> FilterCounter:
-    """The counter of changes that the rules have left out."""
     return meter.counter(
         "egress_processor_rejected_header_mutations", "Changes of fields that a processor may not make."
     )
