@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from egressproxy.ai_apis.apis import Api
@@ -73,15 +74,13 @@ class ReadingClient(HeldFor, Protocol):
     seen_octets: int  # -1: since the clock has looked, something has moved
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TranslatedAnswer:
     """A body that is here, translated or filtered. For the conductor it is an upstream whose answer has come."""
 
-    __slots__ = ("_body", "_upstream", "has_ended")
-
-    def __init__(self, upstream: Answer, body: bytes) -> None:
-        self._upstream = upstream
-        self._body = body
-        self.has_ended = False
+    _upstream: Answer
+    _body: bytes
+    has_ended: bool = False
 
     @property
     def is_reusable(self) -> bool:
@@ -113,21 +112,19 @@ class TranslatedAnswer:
         """Reads: nothing more comes."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TranslatedStream:
     """Between the backend, whose sink it is, and the client's connection, whose source it is.
 
     A stream that ends early, or in an error of the backend, ends with the error event of the client's API.
     """
 
-    __slots__ = ("_client", "_sink", "_translator", "_upstream", "_x", "has_ended")
-
-    def __init__(self, x: Exchange, upstream: Upstream, translator: ResponseTranslator, client: ReadingClient) -> None:
-        self._x = x
-        self._upstream = upstream
-        self._translator = translator
-        self._client = client
-        self._sink: BodySink | None = None
-        self.has_ended = False
+    _x: Exchange
+    _upstream: Upstream
+    _translator: ResponseTranslator
+    _client: ReadingClient
+    _sink: BodySink | None = None
+    has_ended: bool = False
 
     @property
     def is_reusable(self) -> bool:
@@ -192,17 +189,16 @@ class TranslatedStream:
 Answer = Upstream | TranslatedAnswer | TranslatedStream
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Gathering:
     """A sink that keeps a body up to a bound."""
 
-    __slots__ = ("_client", "_limit", "_size", "is_too_long", "is_whole", "parts")
-
-    def __init__(self, client: ReadingClient, limit: int) -> None:
-        self._client = client
-        self._limit = limit
-        self._size = 0
-        self.parts = Pieces()
-        self.is_whole = self.is_too_long = False
+    _client: ReadingClient
+    _limit: int
+    _size: int = 0
+    parts: Pieces = field(default_factory=Pieces)
+    is_whole: bool = False
+    is_too_long: bool = False
 
     def send_body(self, data: bytes) -> None:
         self._client.seen_octets = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api
@@ -12,19 +13,17 @@ from egressproxy.translation.apis import DEFAULT_PATHS
 _PREFIX: Final = b"/v1"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AiEndpoint:
     """`apis` are those that are served, the preferred one first; none where nothing is said, and nothing translated.
 
     `prefix` stands before their paths; b"" where nothing is said: then requests that are not translated keep theirs.
     """
 
-    __slots__ = ("_alias", "_aliases", "apis", "prefix")
-
-    def __init__(self, apis: tuple[Api, ...], prefix: bytes, alias: str, aliases: dict[str, str]) -> None:
-        self.apis = apis
-        self.prefix = prefix
-        self._alias = alias
-        self._aliases = aliases
+    apis: tuple[Api, ...]
+    prefix: bytes
+    _alias: str
+    _aliases: dict[str, str]
 
     @classmethod
     def of(cls, weighted: WeightedBackend) -> AiEndpoint | None:

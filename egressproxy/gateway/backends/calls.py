@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
@@ -31,26 +32,16 @@ from egressproxy.telemetry.call_counts import CallCounts
 MAX_ANSWER_BYTES: Final = 1024 * 1024
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BackendCall:
     """Implements `filters.calls.FilterCall`. `connector` None: every call fails with `fault`."""
 
-    __slots__ = ("_chain", "_connector", "_counts", "_fault", "_filter", "backend")
-
-    def __init__(
-        self,
-        name: str,
-        backend: str,
-        connector: Connector | None,
-        chain: Chain,
-        fault: GatewayError | None,
-        counts: CallCounts,
-    ) -> None:
-        self._filter = name
-        self.backend = backend
-        self._connector = connector
-        self._chain = chain
-        self._fault = fault
-        self._counts = counts
+    _filter: str  # its name
+    backend: str
+    _connector: Connector | None
+    _chain: Chain
+    _fault: GatewayError | None
+    _counts: CallCounts
 
     @property
     def is_verified(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
@@ -20,14 +21,12 @@ from egressproxy.protocols.http2.upstream import Http2Upstream
 MAX_BYTES: Final = 64 * 1024
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HealthAnswer:
     """The answer; as a sink it collects the body."""
 
-    __slots__ = ("body", "trailers")
-
-    def __init__(self) -> None:
-        self.body = b""
-        self.trailers = Fields(b"")
+    body: bytes = b""
+    trailers: Fields = field(default_factory=Fields)
 
     def send_body(self, data: bytes) -> None:
         self.body += data

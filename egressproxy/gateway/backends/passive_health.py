@@ -8,6 +8,7 @@ down costs one attempt for each hold-off, and no request more than one. A succes
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 #: The first hold-off, and the longest that failures alone lead to.
@@ -19,17 +20,15 @@ MAX_ASIDE_S: Final = 300.0
 FAILURES: Final = 3
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PassiveHealth:
     """The memory of one backend. Times are monotonic seconds."""
 
-    __slots__ = ("_asked_until", "_failures", "_hold_off_s", "_is_on_trial", "aside_until")
-
-    def __init__(self) -> None:
-        self.aside_until = 0.0
-        self._asked_until = 0.0  # the end of the pause that the backend asked for
-        self._failures = 0  # in a row
-        self._hold_off_s = 0.0  # the last one; 0.0 after a success
-        self._is_on_trial = False  # one request tries the backend; a hold-off keeps the others away
+    aside_until: float = 0.0
+    _asked_until: float = 0.0  # the end of the pause that the backend asked for
+    _failures: int = 0  # in a row
+    _hold_off_s: float = 0.0  # the last one; 0.0 after a success
+    _is_on_trial: bool = False  # one request tries the backend; a hold-off keeps the others away
 
     def is_aside(self, now: float) -> bool:
         """Whether requests should go elsewhere. Changes nothing."""

@@ -353,18 +353,11 @@ class Attempts:
     async def _attempt_hedged(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         """As `_attempt`. The attempt that decides is the one that what follows looks at."""
         finish_attempts(self._x, self._route, self._chosen[:-1])
+        assert self._policy.hedging is not None
         hedging = HedgedCall(
-            self._policy,
-            self._client,
-            self._x,
-            self._route,
-            self._course,
-            self._failover,
-            body=collected,
-            repeat=self._repeat,
-            tried=self._tried,
-            down=self._down,
-        )
+            self._policy, self._policy.hedging, self._client, self._x, self._route, self._course, self._failover,
+            collected, self._repeat, self._tried, self._down,
+        )  # fmt: skip
         try:
             return await hedging.result(self._backend)
         finally:

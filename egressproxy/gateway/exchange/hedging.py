@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Final
 
@@ -29,6 +30,7 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedged_attempt import CANCELLED, HedgedAttempt
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination
+from egressproxy.ir.policy import HedgingIR
 from egressproxy.model.attempt_trail import AttemptTrail
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -40,64 +42,35 @@ from egressproxy.protocols.upstream import Upstream
 HEDGED: Final = "hedged"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HedgedCall:
-    """The attempts for one request, from the first one to the one that decides: `decisive`. `begun` counts them."""
+    """The attempts for one request, from the first one to the one that decides: `decisive`. `begun` counts them.
 
-    __slots__ = (
-        "_attempts",
-        "_backend",
-        "_body",
-        "_client",
-        "_course",
-        "_down",
-        "_failover",
-        "_idle_s",
-        "_may_begin",
-        "_policy",
-        "_repeat",
-        "_route",
-        "_spec",
-        "_timer",
-        "_tried",
-        "_x",
-        "begun",
-        "decisive",
-    )
+    The targets that were tried, and of those the ones that could not be connected to (`down`), are those of the
+    request, and added to here.
+    """
 
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        client: Client,
-        x: Exchange,
-        route: Route,
-        course: Course | None,
-        failover: FailoverGroup | None,
-        *,
-        body: bytes | ReplayableBody | None,
-        repeat: Repeat,
-        tried: set[Target],
-        down: set[Target],
-    ) -> None:
-        """`tried` and `down` (of those, what could not be connected to) are of the request, and added to here."""
-        assert policy.hedging is not None
-        self._policy = policy
-        self._spec = policy.hedging
-        self._client = client
-        self._x = x
-        self._route = route
-        self._course = course
-        self._failover = failover
-        self._body = body
-        self._repeat = repeat
-        self._tried = tried
-        self._down = down
-        self._backend: RouteBackend | None = None  # of the first attempt
-        self._idle_s = client.idle_limit_s
-        self._attempts: list[HedgedAttempt] = []  # that have not lost
-        self._may_begin = True
-        self._timer: asyncio.TimerHandle | None = None
-        self.begun = 0
-        self.decisive: HedgedAttempt | None = None
+    _policy: RetryPolicy
+    _spec: HedgingIR
+    _client: Client
+    _x: Exchange
+    _route: Route
+    _course: Course | None
+    _failover: FailoverGroup | None
+    _body: bytes | ReplayableBody | None
+    _repeat: Repeat
+    _tried: set[Target]
+    _down: set[Target]
+    _backend: RouteBackend | None = None  # of the first attempt
+    _idle_s: float = field(init=False)
+    _attempts: list[HedgedAttempt] = field(default_factory=list)  # that have not lost
+    _may_begin: bool = True
+    _timer: asyncio.TimerHandle | None = None
+    begun: int = 0
+    decisive: HedgedAttempt | None = None
+
+    def __post_init__(self) -> None:
+        self._idle_s = self._client.idle_limit_s
 
     async def result(self, backend: RouteBackend) -> Upstream | LocalResponse:
         """The decisive answer, of this backend or of one beside it: the client holds its connection then, and the

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from math import inf
@@ -31,15 +32,13 @@ PASSWORD_S: Final = 300.0
 WRONG_S: Final = 10.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Epoch:
     """The time in which what was concluded holds. `rules` are those that it was concluded under, None once a key of its
     issuer was withdrawn.
     """
 
-    __slots__ = ("rules",)
-
-    def __init__(self, rules: object) -> None:
-        self.rules: object = rules
+    rules: object
 
 
 class Verdict:

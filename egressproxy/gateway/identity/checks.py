@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from time import monotonic
@@ -27,15 +28,13 @@ MAX_GUESSES: Final = 30
 GUESSES_S: Final = 60.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Job:
     """One check, and who waits for it: many connections may show the same credential at once."""
 
-    __slots__ = ("check", "key", "waiters")
-
-    def __init__(self, key: bytes, check: Callable[[], Any]) -> None:
-        self.key = key
-        self.check = check
-        self.waiters: list[asyncio.Future[Any]] = []
+    key: bytes
+    check: Callable[[], Any]
+    waiters: list[asyncio.Future[Any]] = field(default_factory=list)
 
 
 class Checks:

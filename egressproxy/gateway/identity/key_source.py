@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -28,34 +29,22 @@ PAUSE_S: Final = 10.0
 TIMEOUT_S: Final = 5.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class KeySource:
-    """Of one issuer. `keys` has what was fetched, under its name; others may read it at any time."""
+    """Of one issuer. `keys` has what was fetched, under its name; others may read it at any time. `read` makes keys of
+    an answer; `withdraw` is called when a key holds no more.
+    """
 
-    __slots__ = (
-        "_call", "_fetched_at", "_issuer", "_keys", "_not_before", "_path", "_read", "_task", "_withdraw",
-        "fetches",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        issuer: str,
-        call: FilterCall,
-        path: str,
-        keys: dict[str, KeySet],
-        read: Callable[[bytes], KeySet],
-        withdraw: Callable[[], None],
-    ) -> None:
-        """`read` makes keys of an answer; `withdraw` is called when a key holds no more."""
-        self._issuer = issuer
-        self._call = call
-        self._path = path.encode()
-        self._keys = keys
-        self._read = read
-        self._withdraw = withdraw
-        self._task: asyncio.Task[None] | None = None
-        self._not_before = 0.0
-        self._fetched_at = -inf
-        self.fetches = 0  # that have ended, well or not
+    _issuer: str
+    _call: FilterCall
+    _path: str
+    _keys: dict[str, KeySet]
+    _read: Callable[[bytes], KeySet]
+    _withdraw: Callable[[], None]
+    _task: asyncio.Task[None] | None = None
+    _not_before: float = 0.0
+    _fetched_at: float = -inf
+    fetches: int = 0  # that have ended, well or not
 
     def touch(self) -> None:
         """A token is to be verified: see to it that the keys are no older than they may be."""
@@ -102,7 +91,7 @@ class KeySource:
     async def _take_keys(self) -> None:
         try:
             answer = await self._call.request(
-                b"GET", self._path, [(b"accept", b"application/json")], timeout_s=TIMEOUT_S
+                b"GET", self._path.encode(), [(b"accept", b"application/json")], timeout_s=TIMEOUT_S
             )
             if answer.status != 200:
                 raise ValueError(f"the answer is {answer.status}")

@@ -10,6 +10,7 @@ good serves nobody.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -45,19 +46,17 @@ STEADY_S: Final = 10.0
 LONG_STEADY_S: Final = 300.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MemoryPressure:
     """`limit` in bytes. `state` is that of the last look."""
 
-    __slots__ = ("_calm_since", "_peak", "_steady_at", "_steady_since", "kept", "limit", "state")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.kept = 0
-        self.state = OverloadState.NORMAL
-        self._peak = 0  # the highest load since it began
-        self._steady_at = 0  # bytes, and since when it has not grown above
-        self._steady_since = 0.0
-        self._calm_since = 0.0
+    limit: int
+    kept: int = 0
+    state: OverloadState = OverloadState.NORMAL
+    _peak: int = 0  # the highest load since it began
+    _steady_at: int = 0  # bytes, and since when it has not grown above
+    _steady_since: float = 0.0
+    _calm_since: float = 0.0
 
     def observe(self, resident: int, load: int, now: float) -> OverloadState:
         """A look: bytes that are resident, connections of clients and requests in progress together, and the time in

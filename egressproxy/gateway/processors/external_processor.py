@@ -56,7 +56,7 @@ class ExternalProcessor(Filter):
             request, response = Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE
         checker = MutationChecker(config.mutation_rules, rejected_mutations(context.meter).add)
         self._answers = ProcessorAnswers(config, checker, context.source, is_of_backend=self._is_of_backend)
-        self._bodies = ProcessedBodies(self._answers, self._shown, config.max_body_bytes, observes=self._observes)
+        self._bodies = ProcessedBodies(self._answers, self._shown, config.max_body_bytes, self._observes)
         self.runs_in = frozenset((request, Phase.REQUEST_BODY, response, Phase.RESPONSE_BODY))
 
     # --- phases ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from egressproxy.gateway.processors.bodies import (
     before_trailers,
@@ -24,21 +25,14 @@ from egressproxy.protocols.ext_proc.messages import BodySendMode, MessagePart, P
 _STREAMED, _PARTIAL, _DUPLEX = (BodySendMode.STREAMED, BodySendMode.BUFFERED_PARTIAL, BodySendMode.FULL_DUPLEX_STREAMED)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProcessedBodies:
     """What all exchanges of one filter share."""
 
-    __slots__ = ("_answers", "_limit", "_observes", "_shown")
-
-    def __init__(
-        self, answers: ProcessorAnswers, shown: re.Pattern[bytes] | None, limit: int, *, observes: bool
-    ) -> None:
-        """`shown`: names of the trailers that the processor is shown, None: all. `limit`: bytes of a body that is kept.
-        `observes`: the processor is told, and not waited for.
-        """
-        self._answers = answers
-        self._shown = shown
-        self._limit = limit
-        self._observes = observes
+    _answers: ProcessorAnswers
+    _shown: re.Pattern[bytes] | None  # names of the trailers that the processor is shown; None: all
+    _limit: int  # bytes of a body that is kept
+    _observes: bool  # the processor is told, and not waited for
 
     async def changed(
         self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -85,74 +85,46 @@ class SessionSettings:
         self.metadata = tuple((each.key.lower().encode(), each.value.encode()) for each in config.grpc_initial_metadata)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProcessorSession:
-    """Implements `filters.calls.StreamReceiver`.
+    """Implements `filters.calls.StreamReceiver`. It opens its stream at once."""
 
-    Attributes:
-        mode: what the processor is sent of this exchange.
-        attempt: the number of the attempt that it was begun in.
-        is_over: nothing more is asked.
-        immediate: the response that the processor wants the client to have, whoever takes it first.
-        new_request: the body in place of the client's, from CONTINUE_AND_REPLACE; b"" once it is sent.
-        new_response: the same of the response.
-        kept: what BUFFERED_PARTIAL has collected, None: it has been sent.
-        collected: bodies FULL_DUPLEX_STREAMED that are taken whole; reading on never waits for the rest to be sent.
-        has_made_body: the processor has given a body to a request without one.
-        late_head: the answer to a head that is waited for with the body behind it.
-        early_trailers: the answers to trailers that came with the body before them.
-        is_off: the filter has failed in this exchange, and it goes on without it.
-        has_more: called when something comes of a body that flows, and nobody waits for it; None where nobody can go on
-            with it before the next piece.
-    """
+    _settings: SessionSettings
+    call: InitVar[FilterCall]
+    x: InitVar[Exchange]
+    attempt: int = field(init=False)  # in which it was begun
+    mode: ProcessingMode = field(init=False)  # what the processor is sent of this exchange
+    is_over: bool = False  # nothing more is asked
+    immediate: ImmediateResponse | None = None  # that the processor wants the client to have, whoever takes it first
+    new_request: bytes | None = None  # in place of the client's body, from CONTINUE_AND_REPLACE; b"" once it is sent
+    new_response: bytes | None = None
+    kept: dict[MessagePart, bytearray | None] = field(default_factory=dict)  # by BUFFERED_PARTIAL; None: it was sent
+    #: Bodies FULL_DUPLEX_STREAMED that are taken whole; reading on never waits for the rest to be sent.
+    collected: set[MessagePart] = field(default_factory=set)
+    is_off: bool = False  # the filter has failed in this exchange, and it goes on without it
+    #: Called when something comes of a body that flows, and nobody waits for it; None where nobody can go on with it
+    #: before the next piece.
+    has_more: Callable[[], None] | None = None
+    has_made_body: bool = False  # the processor has given a body to a request without one
+    #: The answers to trailers that came with the body before them.
+    early_trailers: dict[MessagePart, ProcessingResponse | None] = field(default_factory=dict)
+    #: The answer to a head that is waited for with the body behind it.
+    late_head: asyncio.Future[ProcessingResponse | None] | None = None
+    _failure: Callable[[], Exception] | None = None  # makes it: an error that is kept would hold its frames
+    _has_begun: bool = False
+    _waiting: dict[MessagePart, asyncio.Future[ProcessingResponse | None]] = field(default_factory=dict)
+    _deadlines: dict[MessagePart, asyncio.Timeout | None] = field(
+        default_factory=dict
+    )  # None: more was given once
+    _streamed: dict[MessagePart, list[StreamedBody]] = field(default_factory=dict)
+    _streamed_bytes: int = 0  # that wait to be taken
+    _streamed_total: dict[MessagePart, int] = field(default_factory=dict)  # of bodies taken whole, taken or not
+    _stream: MessageStream | None = None
 
-    __slots__ = (
-        "_deadlines",
-        "_failure",
-        "_has_begun",
-        "_settings",
-        "_stream",
-        "_streamed",
-        "_streamed_bytes",
-        "_streamed_total",
-        "_waiting",
-        "attempt",
-        "collected",
-        "early_trailers",
-        "has_made_body",
-        "has_more",
-        "immediate",
-        "is_off",
-        "is_over",
-        "kept",
-        "late_head",
-        "mode",
-        "new_request",
-        "new_response",
-    )
-
-    def __init__(self, settings: SessionSettings, call: FilterCall, x: Exchange) -> None:
-        self._settings = settings
+    def __post_init__(self, call: FilterCall, x: Exchange) -> None:
+        settings = self._settings
         self.attempt = x.attempts
         self.mode = settings.mode
-        self.is_over = False
-        self.immediate: ImmediateResponse | None = None
-        self.new_request: bytes | None = None
-        self.new_response: bytes | None = None
-        self.kept: dict[MessagePart, bytearray | None] = {}
-        self.collected: set[MessagePart] = set()
-        self.is_off = False
-        self.has_more: Callable[[], None] | None = None
-        self.has_made_body = False
-        self.early_trailers: dict[MessagePart, ProcessingResponse | None] = {}
-        self.late_head: asyncio.Future[ProcessingResponse | None] | None = None
-        self._failure: Callable[[], Exception] | None = None  # makes it: an error that is kept would hold its frames
-        self._has_begun = False
-        self._waiting: dict[MessagePart, asyncio.Future[ProcessingResponse | None]] = {}
-        self._deadlines: dict[MessagePart, asyncio.Timeout | None] = {}  # None: more time was given once
-        self._streamed: dict[MessagePart, list[StreamedBody]] = {}
-        self._streamed_bytes = 0  # that wait to be taken
-        self._streamed_total: dict[MessagePart, int] = {}  # of bodies that are taken whole, taken or not
-        self._stream: MessageStream | None = None
         self._stream = call.open_stream(
             PROCESS, self, settings.metadata, max_message_bytes=settings.max_message_bytes, x=x
         )
