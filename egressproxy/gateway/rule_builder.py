@@ -48,17 +48,15 @@ class AttachedRoute:
     names: tuple[str, ...] | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RuleBuilder:
     """Makes rules of these parts, for one snapshot."""
 
-    def __init__(
-        self, parts: SharedParts, filters: FilterInstances, metrics: Metrics, session_key: SecretBytes
-    ) -> None:
-        self.parts = parts
-        self.filters = filters
-        self.metrics = metrics
-        self.session_key = session_key
-        self.has_translation = False
+    parts: SharedParts
+    filters: FilterInstances
+    metrics: Metrics
+    session_key: SecretBytes
+    has_translation: bool = False
 
     def rule(self, attached: AttachedRoute, rule: HttpRuleIR) -> Cooperative[Route]:
         """One rule of a route. Stream routes, and what serves destinations without a route, have the same form."""

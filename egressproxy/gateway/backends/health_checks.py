@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import dataclass, field
 from time import monotonic
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
@@ -45,19 +46,17 @@ FIELDS = ((b"User-Agent", b"egressproxy-health-check"), (b"Accept", b"*/*"))
 HTTP_2_PROTOCOLS = frozenset((Protocol.HTTP2, Protocol.H2C, Protocol.GRPC))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HealthChecks:
     """The checks of one connector. `start` once, `stop` in the end."""
 
-    __slots__ = ("_checks", "_endpoints", "_look", "_network", "_opener", "_resolving", "spec")
-
-    def __init__(self, spec: ConnectionIR, network: Network, opener: ConnectionOpener, endpoints: Endpoints) -> None:
-        self.spec = spec
-        self._network = network
-        self._opener = opener
-        self._endpoints = endpoints
-        self._checks: dict[str, EndpointCheck] = {}  # by address and port
-        self._look: Deadline | None = None  # at a name
-        self._resolving: asyncio.Future[tuple[IPAddress, ...]] | None = None
+    spec: ConnectionIR
+    _network: Network
+    _opener: ConnectionOpener
+    _endpoints: Endpoints
+    _checks: dict[str, EndpointCheck] = field(default_factory=dict)  # by address and port
+    _look: Deadline | None = None  # at a name
+    _resolving: asyncio.Future[tuple[IPAddress, ...]] | None = None
 
     def start(self) -> None:
         check = self.spec.resilience.check

@@ -7,6 +7,7 @@ client may leave behind. A connection belongs to one target under one Connection
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -204,17 +205,15 @@ class Http2Connections:
             del future  # its error's traceback holds this frame: no cycle
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TenantConnections:
     """The connections to one target, where each serves the exchanges of one tenant alone. `make` gives those of a
     tenant that has none yet.
     """
 
-    __slots__ = ("_make", "_of", "_room")
-
-    def __init__(self, make: Callable[[], Http2Connections]) -> None:
-        self._make = make
-        self._of: dict[str, Http2Connections] = {}
-        self._room = LEAST
+    _make: Callable[[], Http2Connections]
+    _of: dict[str, Http2Connections] = field(default_factory=dict)
+    _room: int = LEAST
 
     async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
         """As of SharedConnections, among those of the tenant. Raises LimitExceeded (503) where too many have some."""

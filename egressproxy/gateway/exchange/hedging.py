@@ -62,15 +62,11 @@ class HedgedCall:
     _tried: set[Target]
     _down: set[Target]
     _backend: RouteBackend | None = None  # of the first attempt
-    _idle_s: float = field(init=False)
     _attempts: list[HedgedAttempt] = field(default_factory=list)  # that have not lost
     _may_begin: bool = True
     _timer: asyncio.TimerHandle | None = None
     begun: int = 0
     decisive: HedgedAttempt | None = None
-
-    def __post_init__(self) -> None:
-        self._idle_s = self._client.idle_limit_s
 
     async def result(self, backend: RouteBackend) -> Upstream | LocalResponse:
         """The decisive answer, of this backend or of one beside it: the client holds its connection then, and the
@@ -78,7 +74,7 @@ class HedgedCall:
 
         Raises GatewayError: the failure of the decisive attempt, or what ends the exchange.
         """
-        client = self._client
+        client, idle_s = self._client, self._client.idle_limit_s
         client.leave_clock_to_attempts()
         try:
             self._backend = backend
@@ -93,7 +89,7 @@ class HedgedCall:
                     attempt.cancel()
                     self._forget(attempt)
             decisive = self.decisive
-            client.take_clock_back(decisive.ends_at if decisive is not None else NEVER, self._idle_s)
+            client.take_clock_back(decisive.ends_at if decisive is not None else NEVER, idle_s)
             if decisive is not None:
                 self._adopt(decisive)
         assert decisive is not None

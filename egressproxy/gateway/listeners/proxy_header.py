@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.open_connections import OF_PROCESS, OpenConnections
 from egressproxy.identity.addresses import AddressTable
 from egressproxy.net.flow_control import peer_name
+from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.proxy_protocol import BadProxyHeader, ProxyHeaderReader
 from egressproxy.telemetry.metrics import Metrics
@@ -31,13 +32,6 @@ NO_HEADER = Refusal(
     "a connection of a sender in identity.proxyProtocol.from has no valid PROXY header",
     remedy="switch the PROXY protocol on in the load balancer, or take its address out of identity.proxyProtocol.from",
 )
-
-
-class SpeaksForOthers(Protocol):
-    """A transport that can be told whose connection it is."""
-
-    def speak_for(self, peer: tuple[str, int]) -> None:
-        """From now on its `peername` is this one."""
 
 
 class ProxyHeaderFront(asyncio.Protocol):
@@ -95,7 +89,7 @@ class ProxyHeaderFront(asyncio.Protocol):
             transport.abort()
         elif is_whole:
             if self._reader.source is not None:
-                cast(SpeaksForOthers, transport).speak_for(self._reader.source)
+                cast(SocketTransport, transport).speak_for(self._reader.source)
             self._begin()
 
     def eof_received(self) -> bool:

@@ -113,9 +113,7 @@ class ProcessorSession:
     _failure: Callable[[], Exception] | None = None  # makes it: an error that is kept would hold its frames
     _has_begun: bool = False
     _waiting: dict[MessagePart, asyncio.Future[ProcessingResponse | None]] = field(default_factory=dict)
-    _deadlines: dict[MessagePart, asyncio.Timeout | None] = field(
-        default_factory=dict
-    )  # None: more was given once
+    _deadlines: dict[MessagePart, asyncio.Timeout | None] = field(default_factory=dict)  # None: more was given once
     _streamed: dict[MessagePart, list[StreamedBody]] = field(default_factory=dict)
     _streamed_bytes: int = 0  # that wait to be taken
     _streamed_total: dict[MessagePart, int] = field(default_factory=dict)  # of bodies taken whole, taken or not
