@@ -19,8 +19,7 @@ from egressproxy.ext_proc_server.envoy_messages import (
 from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.exchange.admission import believe_gateway, name_request, refuse_loops, route_request
-from egressproxy.gateway.narrowed_route import narrowed
-from egressproxy.gateway.route import SELF_SERVICE
+from egressproxy.gateway.route import SELF_SERVICE, narrowed
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange

@@ -15,8 +15,8 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.own_leg import answered_in_its_place, passed
 from egressproxy.gateway.backends.parent_connect import refused_credentials
-from egressproxy.gateway.backends.questions import answered_in_its_place, passed
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.model.exchange import Exchange

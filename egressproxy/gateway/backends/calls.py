@@ -13,12 +13,13 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
 from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.own_leg import answered_in_its_place, passed
 from egressproxy.gateway.backends.parent_connect import refused_credentials
-from egressproxy.gateway.backends.questions import answered_in_its_place, passed, passed_body, question
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -200,3 +201,24 @@ class _Question(UpstreamCaller):
 
     def end_body(self, trailers: bytes) -> None:
         self.trailers = trailers
+
+
+def question(x: Exchange, head: RequestHead, backend: str) -> Exchange:
+    """An exchange of our own with the server, for the filters that run for it as a backend."""
+    own = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity, request_id=x.request_id, backend=backend)
+    own.route = x.route
+    own.request = head
+    own.method = head.method
+    own.path = x.path
+    return own
+
+
+def asked_host(x: Exchange) -> bytes:
+    """The Host that the client has asked for; b"" if it has named none."""
+    return x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+
+
+async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
+    """The whole body of an answer as its body filters leave it: a client may get it."""
+    chain = plan.begin(x) if plan is not None else None
+    return body if chain is None else await chain.feed_to_end(x, body, True)

@@ -35,9 +35,8 @@ from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, dr
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
-from egressproxy.gateway.narrowed_route import narrowed
 from egressproxy.gateway.open_connections import clients_of_process
-from egressproxy.gateway.route import SELF_SERVICE, Route
+from egressproxy.gateway.route import SELF_SERVICE, Route, narrowed
 from egressproxy.gateway.self_service.answers import (
     ASKED_S,
     MAX_ASKED,

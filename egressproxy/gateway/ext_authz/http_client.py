@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.chain import Chain, finish
-from egressproxy.gateway.backends.calls import converse
+from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.questions import asked_host, passed_body, question
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.filter import CheckResult, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from egressproxy.filters.calls import FilterCall
 from egressproxy.gateway.identity.authenticator import Authenticator
-from egressproxy.gateway.identity.checked_credentials import CheckedCredentials
-from egressproxy.gateway.identity.checks import Checks
+from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Checks
 from egressproxy.gateway.identity.key_source import KeySource
 from egressproxy.identity.credentials import Believed, Credential
 from egressproxy.ir.gateway import KeyUrlIR

@@ -13,10 +13,9 @@ from typing import Final
 from egressproxy.errors import Reason
 from egressproxy.filters.base import MORE, BodyMode, Filter, FilterContext, FilterType, Phase
 from egressproxy.gateway.processors.attributes import Lines, attributes, known_metadata, request_lines, response_lines
-from egressproxy.gateway.processors.bodies import body_mode, is_event_stream, trailer_message
 from egressproxy.gateway.processors.mutations import MutationChecker, forwarded, rejected_mutations
-from egressproxy.gateway.processors.processed_bodies import ProcessedBodies
-from egressproxy.gateway.processors.processor_answers import ProcessorAnswers
+from egressproxy.gateway.processors.processed_bodies import ProcessedBodies, body_mode, trailer_message
+from egressproxy.gateway.processors.processor_answers import ProcessorAnswers, is_event_stream
 from egressproxy.gateway.processors.session import ProcessorSession, SessionSettings, StreamBroke
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig, called_refs
 from egressproxy.model.exchange import Exchange

@@ -13,7 +13,6 @@ from egressproxy.errors import Reason
 from egressproxy.filters.base import Rejected
 from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.processors.attributes import keep_metadata
-from egressproxy.gateway.processors.bodies import is_event_stream
 from egressproxy.gateway.processors.mutations import MutationChecker
 from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig
@@ -189,3 +188,9 @@ def local_response(immediate: ImmediateResponse, status: int, fields: Fields, x:
             fields.set(b"grpc-message", encoded_message(immediate.body.decode("utf-8", "replace")))
         return LocalResponse(200, tuple(fields))
     return LocalResponse(status, tuple(fields), b"" if status in (204, 205, 304) else immediate.body)
+
+
+def is_event_stream(x: Exchange) -> bool:
+    """Whether the response goes on as it comes (a stream of events has no end that is worth waiting for)."""
+    content_type = x.response.fields.get(b"content-type") or b""
+    return content_type.lower().startswith(b"text/event-stream")

@@ -13,8 +13,7 @@ import bcrypt
 import pytest
 
 from egressproxy.gateway.identity import authenticator, authenticators, checked_credentials, checks
-from egressproxy.gateway.identity.checked_credentials import WRONG_S
-from egressproxy.gateway.identity.checks import GUESSES_S, MAX_GUESSES, MAX_OF_CLIENT, THREADS
+from egressproxy.gateway.identity.checked_credentials import GUESSES_S, MAX_GUESSES, MAX_OF_CLIENT, THREADS, WRONG_S
 from egressproxy.identity import passwords
 from egressproxy.identity.credentials import CredentialRefused
 from egressproxy.identity.passwords import PasswordVerifier, hash_problem
