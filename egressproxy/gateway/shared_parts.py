@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, compile_chain
 from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.backends.calls import BackendCall, unusable
+from egressproxy.gateway.backends.calls import BackendCall
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.ir.backend import ConnectionIR
@@ -90,9 +91,10 @@ class SharedParts:
         """The call of a backend that the filter of this name refers to."""
         assert isinstance(callee, WeightedBackend)
         denied, connector = self.reachable(callee)
-        fault = None
+        fault: GatewayError | None = None
         if connector is None:
-            fault = denied.error() if denied is not None else unusable(callee.error)
+            invalid = GatewayFault(Reason.BACKEND_INVALID, callee.error or "the backend cannot be used")
+            fault = denied.error() if denied is not None else invalid
         backend = callee.backend.label if callee.backend is not None else "-"
         return BackendCall(name, backend, connector, self.chain(callee.extensions), fault, counts)
 

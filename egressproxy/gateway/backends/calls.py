@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
 
-from egressproxy.errors import GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
@@ -135,11 +135,6 @@ class BackendCall:
         inner.path = head.path.partition(b"?")[0]
         inner.backend_is_secure = connector is not None and connector.spec.backend.tls is not None
         return inner
-
-
-def unusable(error: str) -> GatewayFault:
-    """Why every call fails; `error` is what status says of the reference."""
-    return GatewayFault(Reason.BACKEND_INVALID, error or "the backend cannot be used")
 
 
 class Answer(NamedTuple):

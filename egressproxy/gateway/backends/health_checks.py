@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import DialTarget, Target
+from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener
@@ -179,7 +179,8 @@ class EndpointCheck:
         """Whether the endpoint is well. Raises GatewayError where it is not."""
         check, target = self._check, self._target
         x = Exchange(CLIENT, "-", "-", monotonic(), backend=self._health.backend)
-        host = check.hostname.encode() or host_field(target)
+        port = 443 if target.tls is not None else 80
+        host = check.hostname.encode() or Authority(target.host, target.port).host_field(port)
         if check.type is CheckType.GRPC:
             return await self._is_serving(x, host)
         x.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
@@ -219,10 +220,3 @@ class EndpointCheck:
         from egressproxy.gateway.backends.http2_checks import ask_over_http2
 
         return await ask_over_http2(self._opener, self._network, self._driver, self._target, x, host, LIMITS, body)
-
-
-def host_field(target: DialTarget) -> bytes:
-    """The Host of a request to this target."""
-    if isinstance(target, Target):
-        return target.host_field
-    return Authority(target.host, target.port).host_field(443 if target.tls is not None else 80)

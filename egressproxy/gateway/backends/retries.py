@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import InitVar, dataclass, field
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import Target
@@ -39,43 +40,33 @@ PARENT_RETRIES = "the parent retries for itself"
 SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPOINT, Reason.TLS_CERTIFICATE))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RetryPolicy:
-    """What a rule says of retries, hedging, sessions and short times. One per route; keeps nothing of an exchange."""
+    """What a rule says of retries, hedging, sessions and short times. One per route; keeps nothing of an exchange.
+    `now` gives monotonic seconds.
+    """
 
-    __slots__ = (
-        "_budget",
-        "_hedges",
-        "_retry",
-        "attempts",
-        "codes",
-        "grpc_codes",
-        "hedged_methods",
-        "hedging",
-        "repeat",
-        "sessions",
-    )
+    _retry: RetryIR
+    sessions: PersistentSessions | McpSessions | None
+    now: InitVar[Callable[[], float]]
+    hedging: HedgingIR | None = None
+    attempts: int = field(init=False)  # so many times a request may go again
+    repeat: Repeat = field(init=False)  # by the upstream call itself: else replacing a stale connection is a retry
+    codes: frozenset[int] = field(init=False)
+    grpc_codes: frozenset[int] = field(init=False)
+    hedged_methods: frozenset[bytes] = field(init=False, default=frozenset())
+    _budget: Budget | None = field(init=False)
+    _hedges: Budget | None = field(init=False)
 
-    def __init__(
-        self,
-        retry: RetryIR,
-        sessions: PersistentSessions | McpSessions | None,
-        now: Callable[[], float],
-        hedging: HedgingIR | None = None,
-    ) -> None:
-        """`now` gives monotonic seconds."""
-        self._retry = retry
-        self.attempts = retry.attempts  # so many times a request may go again
-        #: What the upstream call does by itself: with retries, replacing a stale connection is one of them.
+    def __post_init__(self, now: Callable[[], float]) -> None:
+        retry, hedging = self._retry, self.hedging
+        self.attempts = retry.attempts
         self.repeat = Repeat.IF_STALE if retry is NO_RETRIES else Repeat.NEVER
-        self.codes = frozenset(retry.codes)
-        self.grpc_codes = frozenset(retry.grpc_codes)
-        self.sessions = sessions
-        self._budget = Budget(retry.budget, now) if retry.budget is not None else None
-        self.hedging = hedging
-        self.hedged_methods = (
-            frozenset(each.encode() for each in hedging.methods) if hedging is not None else frozenset()
-        )
-        self._hedges = self._budget or (Budget(HEDGING_BUDGET, now) if hedging is not None else None)
+        self.codes, self.grpc_codes = frozenset(retry.codes), frozenset(retry.grpc_codes)
+        self._budget = self._hedges = Budget(retry.budget, now) if retry.budget is not None else None
+        if hedging is not None:
+            self.hedged_methods = frozenset(each.encode() for each in hedging.methods)
+            self._hedges = self._budget or Budget(HEDGING_BUDGET, now)
 
     def count_request(self) -> None:
         """Count one more request. The budget allows a share of the counted ones to go again."""

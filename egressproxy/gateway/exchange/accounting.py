@@ -87,9 +87,11 @@ class Accounting:
         if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
             x.reason = Reason.DRAINED
         if x.identity is not ANONYMOUS:
-            if self.gate is not None and self.gate.killed and x.reason in (Reason.OK, Reason.CLIENT_GONE):
-                self.note_killed(x)
             client = x.identity
+            killed = self.gate.killed if self.gate is not None else None
+            # What ends without an error, or with its connection, was cut if its client is killed.
+            if killed and x.reason in (Reason.OK, Reason.CLIENT_GONE) and killed.has(client):
+                x.reason, x.denied = Reason.IDENTITY_KILLED, True
             if x.series is client.counted_beside:
                 x.series = client.counted_in
             else:
@@ -105,9 +107,3 @@ class Accounting:
                 x.reason,
             )
         )  # fmt: skip
-
-    def note_killed(self, x: Exchange) -> None:
-        """An exchange that ends without an error, or with its connection, was cut if its client is killed."""
-        assert self.gate is not None
-        if self.gate.killed.has(x.identity):
-            x.reason, x.denied = Reason.IDENTITY_KILLED, True

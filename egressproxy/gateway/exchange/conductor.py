@@ -375,7 +375,8 @@ class Conductor:
     # --- the end -------------------------------------------------------------------------------------------------
     def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:
         answer = client.own_answer(answer, x)
-        close = client.resources.close or self.must_close(x, client) or not client.is_request_read
+        is_last = x.says_close or self.ends_connections or client.state.is_closed or client.is_last
+        close = client.resources.close or is_last or not client.is_request_read  # RFC 9112 section 9.6
         client.resources.close = close or has_stray_octets(x, client)
         x.status = answer.status
         client.send_answer(answer, close=client.resources.close, with_body=x.method != b"HEAD")
@@ -440,10 +441,6 @@ class Conductor:
                 if head is None or head.upgrade or x.is_tunnel:
                     close = close or (client.tunnel is None and has_stray_octets(x, client))
                 client.finish(close=close)
-
-    def must_close(self, x: Exchange, client: Client) -> bool:
-        """Whether this answer is the last on its connection (RFC 9112 section 9.6)."""
-        return x.says_close or self.ends_connections or client.state.is_closed or client.is_last
 
 
 def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:

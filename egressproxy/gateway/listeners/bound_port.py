@@ -106,9 +106,6 @@ class BoundPort:
     def pause_accepting(self) -> None:
         """Leave connections where they wait: another process may take them, or we, after `resume_accepting`."""
         self._is_held = self._watch is not None or self._pause is not None
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
         self._stop_watching()
 
     def resume_accepting(self) -> None:
@@ -120,13 +117,13 @@ class BoundPort:
     def stop_accepting(self) -> None:
         """Connections that are open end with their exchange: what they may ask for is no longer configured."""
         self.state.is_closed = True
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
         self._stop_watching()
         self._sock.close()
 
     def _stop_watching(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         if self._watch is not None:
             self._watch.close()
             self._watch = None

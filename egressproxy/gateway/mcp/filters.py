@@ -116,8 +116,7 @@ class McpPath(Filter):
 def is_json(x: Exchange) -> bool:
     """Whether the body is JSON text that can be read as it is."""
     fields = x.request.fields
-    kind = media_type(fields)
-    return kind == b"application/json" and b"content-encoding" not in fields
+    return media_type(fields) == b"application/json" and b"content-encoding" not in fields
 
 
 def speaks_mcp(rule: HttpRuleIR) -> bool:

@@ -278,7 +278,7 @@ class ProcessorSession:
         try:
             response = read_response(message)
         except WireError:
-            self._break(InvalidMessage())
+            self.failed(InvalidMessage())
             return
         if response.override_message_timeout_s is not None:
             self._give_time(response.override_message_timeout_s)
@@ -286,7 +286,7 @@ class ProcessorSession:
             self.immediate = response.immediate
             self._let_go()
         elif response.part is None:
-            self._break(InvalidMessage())
+            self.failed(InvalidMessage())
         elif response.streamed is not None and self._is_duplex(response.part):
             self._keep_streamed(response.part, response.streamed)
         else:
@@ -294,7 +294,7 @@ class ProcessorSession:
             # A piece for the stream in another mode, or in place of a whole body, would change nothing, silently.
             is_stray = response.streamed is not None and (response.part in _BODY_MODES or response.replaces)
             if answer is None or answer.done() or is_stray or self._is_duplex(response.part):
-                self._break(UnexpectedMessage())
+                self.failed(UnexpectedMessage())
             else:
                 del self._waiting[response.part]
                 answer.set_result(response)
@@ -317,7 +317,7 @@ class ProcessorSession:
         if part in self.collected:
             self._streamed_total[part] = total = self._streamed_total.get(part, 0) + cost
             if total > self._settings.max_message_bytes:
-                self._break(TooMuch())
+                self.failed(TooMuch())
         elif self._streamed_bytes > _MOST_WAITING and self._stream is not None:
             self._stream.pause_reading()
         answer = self._waiting.pop(part, None)
@@ -335,9 +335,6 @@ class ProcessorSession:
                 deadline.reschedule(asyncio.get_running_loop().time() + more_s)
                 self._deadlines[part] = None
                 return
-
-    def _break(self, error: Exception) -> None:
-        self.failed(error)
 
     def _let_go(self) -> None:
         """Whoever waits goes on: there is a failure, an immediate response, or nothing more to come."""

@@ -210,17 +210,13 @@ def _has_body(x: Exchange) -> bool:
     return x.request.body != 0 and not x.is_tunnel
 
 
-def _secrets(config: WebhookConfig) -> tuple[SecretRef, ...]:
-    return (config.secret_ref,) if config.secret_ref is not None else ()
-
-
 WEBHOOK: Final = FilterType(
     name="egressproxy.io/Webhook:v1",
     phases=frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST)),
     config_model=WebhookConfig,
     build=Webhook,
     also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.BACKEND_RESPONSE, Phase.RESPONSE_BODY)),
-    secret_refs=_secrets,
+    secret_refs=lambda config: (config.secret_ref,) if config.secret_ref is not None else (),
     backend_refs=called_refs,
     summary="Asks a server by HTTP and JSON whether requests and responses may pass, and how to change them.",
 )
