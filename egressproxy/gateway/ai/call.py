@@ -87,10 +87,6 @@ class _Hindrance(NamedTuple):
     field: str
     why: str
 
-    @classmethod
-    def of(cls, error: Untranslatable) -> _Hindrance:
-        return cls(error.field, error.why)
-
 
 class AiCall:
     """`api` is the client's, None for a path of none; `backend_api` that of the attempt under way."""
@@ -140,7 +136,7 @@ class AiCall:
                 if backend.ai is not None:
                     self._set_head(x, backend.ai)
             except Untranslatable as error:
-                following = self._pass_over(x, backend, _Hindrance.of(error), course, client.wheel.now)
+                following = self._pass_over(x, backend, _Hindrance(error.field, error.why), course, client.wheel.now)
                 if following is None:
                     raise self._refusal() from None
                 backend = following
@@ -176,7 +172,7 @@ class AiCall:
         try:
             self._made(x, endpoint, body)
         except Untranslatable as error:
-            return _Hindrance.of(error)
+            return _Hindrance(error.field, error.why)
         return None
 
     def _needs_body(self, x: Exchange, endpoint: AiEndpoint) -> bool:

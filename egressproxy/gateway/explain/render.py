@@ -171,17 +171,13 @@ def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict
     made = []
     for phase in phases:
         for step in steps_of(chain, phase):
-            values = _filter_values(step.spec, step.stats.phase) | _service_values(step)
+            values = _filter_values(step.spec, step.stats.phase)
+            if step.budget is not None and (left_s := step.budget.left_s()):  # it has failed too often
+                values["outOfService"] = {"forSeconds": round(left_s, 1)}
             if values["phase"] == step.spec.phase and (limits := step.filter.explain(x)):
                 values["limits"] = [each.told() for each in limits]
             made.append(values)
     return skipped + made
-
-
-def _service_values(step: Step) -> dict[str, Any]:
-    """Of a filter that has failed too often: for how many seconds it is out of service."""
-    left_s = step.budget.left_s() if step.budget is not None else 0.0
-    return {"outOfService": {"forSeconds": round(left_s, 1)}} if left_s else {}
 
 
 def _filter_values(spec: ExtensionIR, phase: str) -> dict[str, Any]:

@@ -39,7 +39,9 @@ class HttpAuthzClient:
         self._copies_all = not spec.allowed_response_headers
 
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        head = RequestHead(x.request.method, x.request.target, self._fields(x.request.fields))
+        asked = x.request.fields
+        shown = Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
+        head = RequestHead(x.request.method, x.request.target, shown)
         head.path = self._path(x.request.path)
         head.body = len(body)
         inner = question(x, head, self._connector.name)
@@ -54,9 +56,6 @@ class HttpAuthzClient:
         if response.status == 200:
             return CheckResult(request=tuple(self._changes(response.fields)))
         return denial(response.status, response.fields, said, response.phrase)
-
-    def _fields(self, asked: Fields) -> Fields:
-        return Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
 
     def _path(self, path: bytes) -> bytes:
         if not self._prefix:

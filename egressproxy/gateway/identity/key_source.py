@@ -84,12 +84,6 @@ class KeySource:
 
     async def _fetch(self) -> None:
         try:
-            await self._take_keys()
-        finally:
-            self.fetches += 1
-
-    async def _take_keys(self) -> None:
-        try:
             answer = await self._call.request(
                 b"GET", self._path.encode(), [(b"accept", b"application/json")], timeout_s=TIMEOUT_S
             )
@@ -98,10 +92,14 @@ class KeySource:
             found = self._read(answer.body)
         except (CallFailed, ValueError) as error:  # of a key set that cannot be used, too
             log.warning("the keys of %s cannot be fetched: %s", self._issuer, error)
-            return
         except Exception as error:  # what a hostile key brings about in a library is no error of ours
             log.warning("the keys of %s cannot be fetched: %s", self._issuer, type(error).__name__)
-            return
+        else:
+            self._take(found)
+        finally:
+            self.fetches += 1
+
+    def _take(self, found: KeySet) -> None:
         if not len(found):
             log.error("%s lists no key for signatures: its tokens are refused", self._issuer)
         before = self._keys.get(self._issuer)

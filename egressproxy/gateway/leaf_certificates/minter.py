@@ -56,7 +56,9 @@ class MintingProcess:
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         try:
-            running = self._running or self._start()
+            if self._running is None:
+                self._running = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 (this program)
+            running = self._running
             asks, answers = pipe_of(running.stdin), pipe_of(running.stdout)
             asks.write(line)
             asks.flush()
@@ -74,10 +76,6 @@ class MintingProcess:
         except ValueError:  # what follows on the pipe may be the answer to this name: the next one is not to have it
             raise CannotMint(f"the process that mints wrote what is no answer, and {self.end(hangs=True)}") from None
         return told
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._running = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 (this program)
-        return self._running
 
     def end(self, *, hangs: bool = False) -> str:
         """End it where it runs, at once where it `hangs`. Returns what became of it, as a predicate."""

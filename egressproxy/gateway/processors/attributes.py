@@ -87,10 +87,6 @@ def _lines(fields: Fields, shown: Shown) -> dict[str, str]:
     return {_text(name): _text(value) for name, value in fields if shown is None or shown.fullmatch(name)}
 
 
-def _host(x: Exchange) -> str:
-    return _text(x.request.host) or str(x.authority or "")
-
-
 def _port(address: str) -> int | None:
     port = address.rpartition(":")[2]
     return int(port) if port.isdigit() else None
@@ -100,7 +96,7 @@ _OF_REQUEST: Final[Mapping[str, Callable[[Exchange, Shown], Any]]] = {
     "request.path": lambda x, _: _text(x.request.path),
     "request.url_path": lambda x, _: _text(x.request.path.partition(b"?")[0]),
     "request.query": lambda x, _: _text(x.request.path.partition(b"?")[2]),
-    "request.host": lambda x, _: _host(x),
+    "request.host": lambda x, _: _text(x.request.host) or str(x.authority or ""),
     "request.scheme": lambda x, _: _text(x.scheme),
     "request.method": lambda x, _: _text(x.request.method),
     "request.headers": lambda x, shown: _lines(x.request.fields, shown),

@@ -12,7 +12,7 @@ import argon2
 import bcrypt
 import pytest
 
-from egressproxy.gateway.identity import authenticator, authenticators, checked_credentials, checks
+from egressproxy.gateway.identity import authenticator, authenticators, checked_credentials
 from egressproxy.gateway.identity.checked_credentials import GUESSES_S, MAX_GUESSES, MAX_OF_CLIENT, THREADS, WRONG_S
 from egressproxy.identity import passwords
 from egressproxy.identity.credentials import CredentialRefused
@@ -191,7 +191,7 @@ def test_who_guesses_passwords_has_to_wait(converse: Start, monkeypatch: pytest.
     other = talk.connect(address="10.0.0.77")
     other >> basic("alice", "wrong")
     assert other.answer()[0] == 407
-    monkeypatch.setattr(checks, "monotonic", lambda: time.monotonic() + GUESSES_S)
+    monkeypatch.setattr(checked_credentials, "monotonic", lambda: time.monotonic() + GUESSES_S)
     assert is_served(talk, basic("alice", "opensesame:é"), is_new=False)["identity"] == "agents/users#alice"
 
 
