@@ -7,7 +7,7 @@ said there leads to the next endpoint of a Failover that can, without blame for 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from egressproxy.ai_apis.apis import Api
@@ -88,18 +88,16 @@ class _Hindrance(NamedTuple):
     why: str
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AiCall:
     """`api` is the client's, None for a path of none; `backend_api` that of the attempt under way."""
 
-    __slots__ = ("_first", "_model", "_prefix", "_sent", "api", "backend_api")
-
-    def __init__(self, api: Api | None, path_prefix: bytes) -> None:
-        self.api = api
-        self.backend_api: Api | None = None
-        self._sent = _AS_IT_IS
-        self._model = ""  # that the client has asked for
-        self._first: _Hindrance | None = None  # of the first endpoint that cannot serve it
-        self._prefix = path_prefix
+    api: Api | None
+    _prefix: bytes
+    backend_api: Api | None = None
+    _sent: _Sent = _AS_IT_IS
+    _model: str = ""  # that the client has asked for
+    _first: _Hindrance | None = None  # of the first endpoint that cannot serve it
 
     @classmethod
     def begin(cls, x: Exchange) -> None:

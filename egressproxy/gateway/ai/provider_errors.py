@@ -8,6 +8,7 @@ backend has it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api, operation_of
@@ -22,13 +23,11 @@ from egressproxy.model.fields import media_type
 _OWN: Final = frozenset(("status", "message"))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProviderCall:
     """A request to an API of a provider, as far as its error needs it."""
 
-    __slots__ = ("api",)
-
-    def __init__(self, api: Api) -> None:
-        self.api = api
+    api: Api
 
     def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
         return told_in_shape(self.api, error, about)

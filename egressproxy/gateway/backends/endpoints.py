@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
@@ -263,15 +263,13 @@ class TargetGuard:
         return addresses
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EndpointWatch:
     """The watch of a target that is one endpoint."""
 
-    __slots__ = ("_detection", "_guard", "health")
-
-    def __init__(self, guard: TargetGuard, detection: OutlierDetection, health: EndpointHealth) -> None:
-        self._guard = guard
-        self._detection = detection
-        self.health = health
+    _guard: TargetGuard
+    _detection: OutlierDetection
+    health: EndpointHealth
 
     @property
     def is_usable(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
@@ -260,15 +261,13 @@ class Collector:
         self._client.driver.resume()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ShortBody:
     """A sink that keeps a whole body of SHORT_BODY bytes at most: they are few, however many pieces they come in."""
 
-    __slots__ = ("_driver", "body", "is_whole")
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self.body = b""
-        self.is_whole = False
+    _driver: Driver
+    body: bytes = b""
+    is_whole: bool = False
 
     def send_body(self, data: bytes) -> None:
         self.body += data

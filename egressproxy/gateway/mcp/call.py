@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
@@ -18,17 +19,15 @@ INTERNAL_ERROR: Final = -32603
 UNSUPPORTED_VERSION: Final = -32022
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class McpCall:
     """`body` is None until the request's body was looked at, and for requests without JSON-RPC.
 
     `supported` are the revisions that the backends of the rule speak, where they say it.
     """
 
-    __slots__ = ("body", "supported")
-
-    def __init__(self, supported: tuple[str, ...]) -> None:
-        self.body: RpcBody | None = None
-        self.supported = supported
+    supported: tuple[str, ...]
+    body: RpcBody | None = None
 
     @classmethod
     def begin(cls, x: Exchange, supported: tuple[str, ...]) -> McpCall:

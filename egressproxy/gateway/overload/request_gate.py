@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_network
 from typing import Final
@@ -39,16 +40,14 @@ RETRY_S: Final = (1, 3)
 _UNKNOWN: Final = "-"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tenant:
     """Who has requests in progress: a leaf of the tree, or what it is a part of."""
 
-    __slots__ = ("gate", "held", "key", "parent")
-
-    def __init__(self, gate: RequestGate, key: tuple[str, ...], parent: Tenant | None) -> None:
-        self.gate = gate
-        self.key = key
-        self.parent = parent
-        self.held = 0
+    gate: RequestGate
+    key: tuple[str, ...]
+    parent: Tenant | None
+    held: int = 0
 
     def leave(self) -> None:
         """A request of it has ended."""

@@ -6,7 +6,7 @@ Source: Envoy API v3, service/ext_proc/v3/external_processor.proto.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, ParamSpec
 
 from egressproxy.errors import Reason
@@ -35,13 +35,11 @@ _MAX_DETAILS: Final = 200
 _BUFFERED, _DUPLEX, _NONE = BodySendMode.BUFFERED, BodySendMode.FULL_DUPLEX_STREAMED, BodySendMode.NONE
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _MadeBody:
     """The body that a processor has given to a request without one, where the conductor looks for a body."""
 
-    __slots__ = ("body",)
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
+    body: bytes
 
 
 class ProcessorAnswers:
