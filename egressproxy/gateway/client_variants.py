@@ -59,7 +59,8 @@ class ClientVariants(Generic[T]):
         self._known: dict[str, int] = {}
         self._named_groups = {entry.group for _, entries in subjects for entry in entries}
         self._named_claims = {entry.claim for _, entries in subjects for entry in entries}
-        self.depends_on_more = any(_has_conditions(entry) for _, entries in subjects for entry in entries)
+        conditions = ((entry.group, entry.claim) for _, entries in subjects for entry in entries)
+        self.depends_on_more = any(group or claim is not None for group, claim in conditions)
 
     def of(self, identity: CallerIdentity) -> T:
         """What this client gets. Raises Denied (403) where more holds for it at once than there are variants for, and
@@ -125,7 +126,3 @@ def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
         f"policies here ask for the claim {shown}, which {whose} does not tell of this client",
         remedy="list it there, in identity.token.forwardClaims",
     )
-
-
-def _has_conditions(entry: SubjectIR) -> bool:
-    return bool(entry.group) or entry.claim is not None

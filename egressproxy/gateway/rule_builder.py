@@ -60,7 +60,9 @@ class RuleBuilder:
 
     def rule(self, attached: AttachedRoute, rule: HttpRuleIR) -> Cooperative[Route]:
         """One rule of a route. Stream routes, and what serves destinations without a route, have the same form."""
-        yield from self._blocking(rule)
+        for spec in extensions_of(rule):
+            if self.filters.blocks(spec):  # it is not to be built on the event loop; `chain` finds it then
+                yield partial(self.filters.place_or_close, spec)
         listener, name = attached.listener, attached.route
         extensions, policy, auth = rule.extensions, rule.policy, None
         if rule.auth is not None:
@@ -121,12 +123,6 @@ class RuleBuilder:
         )
         yield None
         return made
-
-    def _blocking(self, rule: HttpRuleIR) -> Cooperative[None]:
-        """Build those of its filters that are not to be built on the event loop; `chain` finds them then."""
-        for spec in extensions_of(rule):
-            if self.filters.blocks(spec):
-                yield partial(self.filters.place_or_close, spec)
 
     def _external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
         """The external authorization of one rule; without a client where its backend is denied or unusable."""

@@ -240,7 +240,8 @@ def decide_names(
 ) -> tuple[Route, bytes, Noted] | tuple[Route, Noted]:
     """What is decided of this request, or this CONNECT, on names alone. Raises as `route_request`, `route_tunnel`."""
     if head.method != b"CONNECT":
-        if not listener.is_forward and not _serves(listener, authority):
+        hostname = listener.spec.hostname
+        if not listener.is_forward and hostname and hostname not in patterns_of(authority.host):
             raise GatewayFault(Reason.NO_ROUTE, f"{authority.host} is not served on this listener", status=404)
         return route_request(listener, authority, head)
     return route_tunnel(listener, authority)
@@ -266,11 +267,6 @@ async def admit_again(x: Exchange, client: Client) -> None:
         if checking is not None:
             await checking
     decide_names(of_client(x, listener), x.authority, x.request)
-
-
-def _serves(listener: ActiveListener, authority: Authority) -> bool:
-    hostname = listener.spec.hostname
-    return not hostname or hostname in patterns_of(authority.host)
 
 
 def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:

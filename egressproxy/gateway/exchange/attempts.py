@@ -147,7 +147,9 @@ class Attempts:
         policy.count_request()
         while True:
             if ai is not None:
-                await self._prepare_for_provider(ai)
+                chosen = await ai.prepare(x, self._client, self._backend, self._body, self._course)
+                if chosen is not self._backend:
+                    self._backend, self._session = chosen, None
             self._begin()
             timer = None
             is_hedged = x.method in policy.hedged_methods and self._may_hedge(collected)
@@ -206,11 +208,6 @@ class Attempts:
         self._target = None
         if self._course is not None:
             self._course.begin(backend, self._client.wheel.now)
-
-    async def _prepare_for_provider(self, ai: AiCall) -> None:
-        chosen = await ai.prepare(self._x, self._client, self._backend, self._body, self._course)
-        if chosen is not self._backend:
-            self._backend, self._session = chosen, None
 
     async def _attempt(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         x, backend, session = self._x, self._backend, self._session
