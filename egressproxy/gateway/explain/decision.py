@@ -7,21 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.exchange.admission import (
-    HTTP_PORT,
-    admit_http,
-    connect_not_served,
-    default_route,
-    name_request,
-    name_stream,
-    opened_stream,
-    read_authority,
-    refuse_loops,
-    route_of_stream,
-    route_request,
-    route_tunnel,
-    ways_to_http_port,
-)
+from egressproxy.gateway.exchange import admission
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
@@ -94,13 +80,13 @@ def _decide_request(made: Decision) -> None:
     x.method = head.method
     server_name = ""
     if port.first.spec.protocol is ListenerProtocol.HTTPS and question.authority:
-        server_name = read_authority(question.authority.encode(), port.number).host
-    made.listener = name_request(x, port, server_name, None, head)
+        server_name = admission.read_authority(question.authority.encode(), port.number).host
+    made.listener = admission.name_request(x, port, server_name, None, head)
     if head.via or head.method == b"TRACE":
-        refuse_loops(head, b"")
+        admission.refuse_loops(head, b"")
     assert x.authority is not None
     _find_variant(made)
-    made.route, x.path_prefix, noted = route_request(made.listener, x.authority, head)
+    made.route, x.path_prefix, noted = admission.route_request(made.listener, x.authority, head)
     x.route, x.series = made.route.name, made.route.series
     x.note_denials(*noted)
 
@@ -112,20 +98,20 @@ def _decide_tunnel(made: Decision) -> None:
     x.method = head.method
     x.is_tunnel = True
     if not made.listener.is_forward:
-        raise connect_not_served()
-    x.authority = read_authority(head.target, None)
+        raise admission.connect_not_served()
+    x.authority = admission.read_authority(head.target, None)
     _find_variant(made)
     leaves = made.listener.leaves_for(x.authority.host)
     if leaves is not None:
         made.opened_by = leaves.policy
-        if x.authority.port != HTTP_PORT:
+        if x.authority.port != admission.HTTP_PORT:
             return
-    if x.authority.port == HTTP_PORT:
-        made.tls_route, reads_http = ways_to_http_port(made.listener, x.authority)
+    if x.authority.port == admission.HTTP_PORT:
+        made.tls_route, reads_http = admission.ways_to_http_port(made.listener, x.authority)
         if reads_http:
-            x.note_denials(*admit_http(made.listener, x.authority))  # mode Report notes what it would refuse
+            x.note_denials(*admission.admit_http(made.listener, x.authority))  # mode Report notes what it would refuse
             return
-    made.route, noted = route_tunnel(made.listener, x.authority)
+    made.route, noted = admission.route_tunnel(made.listener, x.authority)
     x.note_denials(*noted)
     x.route, x.series = made.route.name, made.route.series
 
@@ -134,19 +120,19 @@ def _decide_stream(made: Decision) -> None:
     """As `tunnel_stream` begins, with a ClientHello that names the host."""
     x, port = made.x, made.port
     x.method, x.is_tunnel = b"CONNECT", True
-    host = read_authority(made.question.authority.encode(), 443).host
+    host = admission.read_authority(made.question.authority.encode(), 443).host
     hello = None
     if port.first.spec.protocol is not ListenerProtocol.TCP:
         hello = ClientHello(host, (), (), has_ech=False)
-    made.listener = name_stream(x, port, hello)
+    made.listener = admission.name_stream(x, port, hello)
     _find_variant(made)
-    leaves = opened_stream(port, made.listener, x.authority)
+    leaves = admission.opened_stream(port, made.listener, x.authority)
     if leaves is None:
-        made.route, noted = route_of_stream(made.listener, x.authority)
+        made.route, noted = admission.route_of_stream(made.listener, x.authority)
     else:
         made.opened_by = leaves.policy
         assert x.authority is not None
-        made.route, noted = default_route(made.listener, x.authority)  # as of each request inside
+        made.route, noted = admission.default_route(made.listener, x.authority)  # as of each request inside
         x.is_tunnel, x.scheme, x.request = False, b"https", made.question.head(port)
     x.route = made.route.name
     x.note_denials(*noted)

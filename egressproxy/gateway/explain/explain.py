@@ -21,27 +21,10 @@ from egressproxy.gateway.backends.dial_targets import DialTarget, backend_origin
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.backends.parent_connect import is_socks
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.explain import render
 from egressproxy.gateway.explain.decision import Decision, decide
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.gateway.explain.notes import may_answer, notes
-from egressproxy.gateway.explain.render import (
-    BACKEND_PHASES,
-    REQUEST_PHASES,
-    TUNNEL_PHASES,
-    address_values,
-    backend_values,
-    describe_resolved,
-    entry_values,
-    error_values,
-    filter_values,
-    kept_values,
-    limit_values,
-    listener_values,
-    match_values,
-    secret_values,
-    timeout_values,
-    tls_values,
-)
 from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.backend import BackendTlsIR, Destination
@@ -77,19 +60,21 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
             "serviceAccount": question.service_account,
             "authority": str(x.authority) if x.authority is not None else "-",
         },
-        "listener": listener_values(decided.listener, decided.port),
+        "listener": render.listener_values(decided.listener, decided.port),
         "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "approvals": [],
         "backends": [],
-        "limits": limit_values(decided.listener),
-        "timeouts": timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
+        "limits": render.limit_values(decided.listener),
+        "timeouts": render.timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
         "notes": notes(decided),
     }  # fmt: skip
     made["route"], made["runnerUp"] = _routes(decided)
     error = None
     if decided.error is not None:
-        error = _remedied(decided, error_values(decided.error))
+        error = _remedied(decided, render.error_values(decided.error))
     elif route is not None and route.kind != SELF_SERVICE:
-        made["filters"] = filter_values(route.chain, TUNNEL_PHASES[:1] if x.is_tunnel else REQUEST_PHASES, x)
+        made["filters"] = render.filter_values(
+            route.chain, render.TUNNEL_PHASES[:1] if x.is_tunnel else render.REQUEST_PHASES, x
+        )
         backends = route.backends[:MAX_BACKENDS]
         found = [_backend(decided, route, backend, snapshot.filters) for backend in backends]
         made["backends"] = await asyncio.gather(*found)
@@ -99,7 +84,7 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str
             {"filter": spec.name, "from": spec.source, "says": says} for spec, says in approvals(route.chain, x)
         ]
         if route.auth is not None and not route.auth.is_usable:
-            error = error_values(route.auth.unusable())
+            error = render.error_values(route.auth.unusable())
     if error is not None:
         if error["reason"] in _OF_ADDRESSES and decided.error is None:
             allowed = made["policy"]["decision"].removesuffix(_DENIED_NOWHERE)
@@ -126,10 +111,10 @@ def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | 
     if listener.is_forward and authority is not None and not winner.payload.serves(authority.host, authority.port):
         why = f"{winner.origin.kind} {winner.origin.route} is for another port of {authority.host}: policy decides"
         return {"name": "-", "why": why}, None
-    shown = match_values(winner)
+    shown = render.match_values(winner)
     if len(matches) == 1:
         return {**shown, "why": "no other rule matches"}, None
-    return {**shown, "why": criterion(winner, matches[1])}, match_values(matches[1])
+    return {**shown, "why": criterion(winner, matches[1])}, render.match_values(matches[1])
 
 
 def _is_call(decided: Decision, error: dict[str, Any]) -> bool:
@@ -172,20 +157,22 @@ def _policy(decided: Decision) -> dict[str, Any]:
     if decided.error is not None and x.authority is None:
         made["decision"] = "not asked: the request is refused before"
     elif decided.error is not None:
-        made["decision"] = "denied" if error_values(decided.error)["denied"] else "not asked: nothing serves this"
+        made["decision"] = (
+            "denied" if render.error_values(decided.error)["denied"] else "not asked: nothing serves this"
+        )
     elif x.would_deny:
         made["decision"] = "allowed, because mode is Report: it would be denied"
         refused = _refusal(decided, x.authority) if x.authority is not None else None
-        made["wouldDeny"] = error_values(refused) if refused is not None else {"reason": x.would_deny[0].value}
+        made["wouldDeny"] = render.error_values(refused) if refused is not None else {"reason": x.would_deny[0].value}
     elif route is not None and not is_default:
         made["decision"] = _of_backends(route)
         if route.permission is not None and x.authority is not None and made["decision"] == _PERMITTED:
             made["decision"] = _of_permission(route.permission, x.authority)
-            made["entries"] = [entry_values(rule) for rule in route.permission.grounds(x.authority)]
+            made["entries"] = [render.entry_values(rule) for rule in route.permission.grounds(x.authority)]
     elif mode is Mode.OPEN:
         made["decision"] = "allowed: mode is Open, and it is denied nowhere"
     if is_default and x.authority is not None and decided.error is None and mode is not Mode.OPEN:
-        made["entries"] = [entry_values(rule) for rule in listener.destinations.grounds(x.authority)]
+        made["entries"] = [render.entry_values(rule) for rule in listener.destinations.grounds(x.authority)]
     if route is not None and is_default and decided.error is None:
         policy, entry = decided_by(route.series)
         made["counted"] = {"policy": policy, "entry": entry}
@@ -234,7 +221,7 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
     place = f"listener {listener.name} of Gateway {listener.gateway}"
     near = list(islice(listener.http.rules_of(x.authority.host), MAX_NEAR))
     if near:
-        error["near"] = [match_values(each) for each in near]
+        error["near"] = [render.match_values(each) for each in near]
         remedy = f"none of the rules for {x.authority.host} matches: add a match to one of them"
     else:
         kind = "a TLSRoute" if x.is_tunnel else "an HTTPRoute"
@@ -245,23 +232,25 @@ def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
 # --- backends --------------------------------------------------------------------------------------------------------
 async def _backend(decided: Decision, route: Route, backend: RouteBackend, filters: FilterInstances) -> dict[str, Any]:
     x = decided.x
-    made = backend_values(backend, route)
+    made = render.backend_values(backend, route)
     if backend.ai is not None and not x.is_tunnel:
         asked = api_of(x.request.path) if x.method == b"POST" else None
         made["ai"]["becomes"] = backend.ai.sentence(asked)
     x.backend = backend.name
-    made["filters"] = filter_values(backend.chain, TUNNEL_PHASES[1:] if x.is_tunnel else BACKEND_PHASES, x)
-    made["timeouts"] = timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
-    if backend.connector is not None and not x.is_tunnel and (kept := kept_values(backend.connector.spec.kept)):
+    made["filters"] = render.filter_values(
+        backend.chain, render.TUNNEL_PHASES[1:] if x.is_tunnel else render.BACKEND_PHASES, x
+    )
+    made["timeouts"] = render.timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
+    if backend.connector is not None and not x.is_tunnel and (kept := render.kept_values(backend.connector.spec.kept)):
         made["connections"] = kept
-    made["credentials"] = secret_values(backend.chain, filters) if not x.is_tunnel else []
+    made["credentials"] = render.secret_values(backend.chain, filters) if not x.is_tunnel else []
     if backend.denied is not None:
         place = backend.denied.authority
         made["host"], made["port"] = place.host, place.port
     if backend.connector is None:
-        return {**made, "error": error_values(backend.fault(route.name, route.rule))}
+        return {**made, "error": render.error_values(backend.fault(route.name, route.rule))}
     if backend.denied is not None:
-        made["wouldDeny"] = error_values(backend.denied.error())
+        made["wouldDeny"] = render.error_values(backend.denied.error())
     try:
         await _describe_way(made, decided, backend.connector)
         if not x.is_tunnel:
@@ -273,7 +262,7 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
         if refused is not None:
             made["error"] = refused
     except GatewayError as error:
-        made["error"] = error_values(error)
+        made["error"] = render.error_values(error)
     return made
 
 
@@ -291,7 +280,7 @@ async def _describe_way(made: dict[str, Any], decided: Decision, connector: Conn
                 policy.check_operator(endpoint.address, endpoint.port)
             else:
                 verdict, why = "refuse", policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)[1]
-            made["addresses"].append(address_values(endpoint.address, endpoint.port, verdict, why))
+            made["addresses"].append(render.address_values(endpoint.address, endpoint.port, verdict, why))
         _describe_endpoints(made, connector)
         if not connector.endpoints:
             connector.tunnel_target(x)  # says what is missing
@@ -354,12 +343,12 @@ async def _describe_addresses(
         made["dns"] = "not asked: the client named an address"
         policy = connector.opener.address_policy()
         may_be_dialled, why = policy.verdict(target.host, literal, target.port)
-        made["addresses"] = [address_values(literal, target.port, "dial" if may_be_dialled else "refuse", why)]
+        made["addresses"] = [render.address_values(literal, target.port, "dial" if may_be_dialled else "refuse", why)]
         policy.check(target.host, (literal,), target.port)
     elif not decided.question.asks_dns:
         made["dns"] = "not asked"
     else:
-        await describe_resolved(made, connector.opener, target.host, target.port)
+        await render.describe_resolved(made, connector.opener, target.host, target.port)
 
 
 def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:
@@ -375,7 +364,7 @@ def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] |
 
 def _tls_values(tls: BackendTlsIR, connector: Connector, host: str) -> dict[str, Any]:
     """How the server is verified, and why the latest handshake with it failed, where it did."""
-    values = tls_values(tls, host, connector.spec.backend.destination)
+    values = render.tls_values(tls, host, connector.spec.backend.destination)
     failure = connector.tls_failure(host)
     if failure is not None:
         values["latestFailure"] = {
@@ -394,14 +383,16 @@ def _forecast(steps: Steps | None, x: Exchange) -> dict[str, Any] | None:
         for step in steps or ():
             step.filter.forecast(x)
     except GatewayError as error:
-        return error_values(error)
+        return render.error_values(error)
     return None
 
 
 def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:
     """What ends every request of this rule; None if any of its backends can serve."""
     if not route.backends:
-        return error_values(GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.rule))
+        return render.error_values(
+            GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.rule)
+        )
     errors: list[dict[str, Any] | None] = [each.get("error") for each in made["backends"]]
     if None not in errors:
         return errors[0]
